@@ -1,17 +1,22 @@
 """Compare published peaks of prompts with images with memfit's, by trace of mlx-vlm's classes.
 
-Run from the checkout: ``python -m benchmarks.published_images DIRECTORY [--version 0.6.14]``. The
-directory has a file ``vlm_peaks.jsonl`` with a row per run; the configs of the models are in
-tests/published/images, with their sources. Classes are those of the installed mlx-vlm: to run the
-class that was measured, install that version into a folder of its own (``pip install --no-deps
---target FOLDER mlx-vlm==VERSION``) and put it before the others with PYTHONPATH.
+Run from the checkout: ``python -m benchmarks.published_images DIRECTORY`` with ``--page
+docs/published-image-peaks.md`` writes the table of that page: all rows, each with the class of the
+mlx-vlm that was measured, which is downloaded. With ``--version`` or ``--model`` it prints rows,
+with the classes of the installed mlx-vlm. The directory has a file ``vlm_peaks.jsonl`` with a row
+per run; the configs of the models are in tests/published/images, with their sources.
 """
 
 import argparse
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from memfit.estimators.base.errors import MemfitError
@@ -45,8 +50,9 @@ KERNELS["metal"].insert(
 )
 
 
+# Versions that cannot be installed, and the next one.
+INSTALLED = {"0.6.11": "0.6.12"}
 NOT_RUN = {
-    "diffusiongemma-26B-A4B-it-mxfp8": "generates by denoising, not by generate_step",
     "Step-3.7-Flash-oQ2e": "the bits of its layers are not known",
 }
 
@@ -79,29 +85,65 @@ class Compared(NamedTuple):
 
 
 def main() -> None:
-    """Print a row for each run, and how many are how near."""
+    """Print a row for each run, and how many are how near; or write the page of all rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--version", help="rows of this version of mlx-vlm alone")
     parser.add_argument("--model", default="", help="rows of models with this in their name")
+    parser.add_argument("--page", type=Path, help="write all rows to this file")
     arguments = parser.parse_args()
     lines = (arguments.directory / "vlm_peaks.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if arguments.model in row["model"]]
-    if arguments.version:
-        rows = [row for row in rows if row.get("mlx_vlm", "unknown") == arguments.version]
-    print("| model | image | tokens | mlx-vlm | published GB | traced GB | ratio | in |")
-    print("|---|---|--:|---|--:|--:|--:|---|")
-    found = []
-    for each in map(compared, rows):
-        found.append(each)
-        print(line(each), flush=True)
-    ratios = [each.ratio for each in found if each.traced]
-    if ratios:
-        near = sum(abs(ratio - 1) <= 0.05 for ratio in ratios)
-        print(
-            f"\n{len(ratios)} of {len(rows)} rows: median {median(ratios):.4f}, {near} within 5 %,"
-            f" from {min(ratios):.4f} to {max(ratios):.4f}"
+    if arguments.page:
+        versions = dict.fromkeys(map(_version, rows))
+        table = [line for each in versions for line in _run(arguments.directory, each)]
+        intro, titles, _ = arguments.page.read_text().partition("|--:|---|\n")
+        arguments.page.write_text("\n".join([intro + titles.rstrip(), *table, ""]))
+        print(totals(table))
+        return
+    table = []
+    for row in rows:
+        if arguments.version in (None, _version(row)):
+            table.append(line(compared(row)))
+            print(table[-1], flush=True)
+    print(f"\n{totals(table)}")
+
+
+def _version(row: dict[str, Any]) -> str:
+    return str(row.get("mlx_vlm", "unknown"))
+
+
+def _run(directory: Path, version: str) -> list[str]:
+    """Return the rows of a version of mlx-vlm, with the classes of that version."""
+    command = [sys.executable, "-m", "benchmarks.published_images", str(directory)]
+    with TemporaryDirectory() as folder:
+        if version != "unknown":
+            wanted = f"mlx-vlm=={INSTALLED.get(version, version)}"
+            install = ("pip", "install", "--quiet", "--no-deps", "--target", folder, wanted)
+            subprocess.run([sys.executable, "-m", *install], check=True)
+        done = subprocess.run(
+            [*command, "--version", version],
+            env={**os.environ, "PYTHONPATH": folder},
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
         )
+    return [line for line in done.stdout.splitlines() if line.startswith("| ")]
+
+
+def totals(table: Sequence[str]) -> str:
+    """Return how many rows of a table were traced, and how near they are."""
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
+    models = {row[0] for row in cells if row[6] != "-"}
+    ratios = [float(row[6]) for row in cells if row[6] != "-"]
+    if not ratios:
+        return f"None of {len(cells)} rows was traced."
+    one, five = (sum(abs(ratio - 1) <= error for ratio in ratios) for error in (0.01, 0.05))
+    return (
+        f"{len(ratios)} of {len(cells)} rows, {len(models)} models: median"
+        f" {median(ratios):.3f}, {one} within 1 %, {five} ({five * 100 // len(ratios)} %) within"
+        f" 5 %, from {min(ratios):.3f} to {max(ratios):.3f}"
+    )
 
 
 def development_version(text: str) -> Version:

@@ -109,6 +109,17 @@ def run(command: str, *, columns: int = 100, folder: Path = ROOT) -> tuple[str, 
     return "".join(f"{line.rstrip()}\n" for line in out), exit_.value.code
 
 
+def test_totals_of_published_images_are_those_of_their_page() -> None:
+    from benchmarks.published_images import totals
+
+    table = (ROOT / "docs" / "published-image-peaks.md").read_text().splitlines()
+    rows = [line for line in table if line.startswith("| ")][1:]
+    accuracy = " ".join((ROOT / "docs" / "accuracy.md").read_text().split())
+    counted, _, near = totals(rows).partition(": ")
+    assert counted in accuracy
+    assert near in accuracy
+
+
 @pytest.mark.parametrize(
     ("command", "shown"),
     [block for page in PAGES for block in blocks(page)],

@@ -10,6 +10,7 @@ from memfit.estimators.base.images import Images
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.families.crops import (
+    AyaVision,
     DeepseekVL2,
     InternVL,
     Llama4,
@@ -22,7 +23,9 @@ from memfit.estimators.images.families.patch_grids import PatchGrid
 from memfit.estimators.images.families.pixtral import Pixtral
 from memfit.estimators.images.families.squares import Clip, Expanded, Square
 from memfit.estimators.images.families.tiles import (
+    Idefics2,
     Idefics3,
+    KimiK25,
     KimiVL,
     Lfm2,
     LlavaNext,
@@ -48,8 +51,39 @@ _QWEN2 = PatchGrid(14, (56 * 56, 14 * 14 * 4 * 16384))
 _QWEN3 = PatchGrid(16, (256 * 256, 4096 * 4096), stamps_frames=True)
 _GLM = PatchGrid(14, (112 * 112, 28 * 28 * 12288), counts_frames=True, takes_videos=False)
 _GLM_OCR = PatchGrid(14, (112 * 112, 14 * 14 * 8 * 6144), counts_frames=True, takes_videos=False)
+_ERNIE = PatchGrid(
+    14,
+    (56 * 56, 28 * 28 * 1280),
+    temporal=1,
+    takes_videos=False,
+    is_fixed=True,
+    cuts_aspect=True,
+)
+_HUNYUAN = PatchGrid(
+    16, (512 * 512, 2048 * 2048), temporal=1, takes_videos=False, is_fixed=True, breaks_rows=True
+)
+_PADDLE = PatchGrid(
+    14, (147384, 2822400), temporal=1, takes_videos=False, enlarges=True, one_image=True
+)
 _FAST = Expanded(1024, 64, sizes=True)
+_BUNNY = Expanded(384, 14, one_image=True)
+_GRANITE = LlavaNext(384, 14, added=0, strategy="full")
 FAMILIES: Final[dict[str, Processor]] = {
+    "aya_vision": AyaVision(),
+    "bunny-llama": _BUNNY,
+    "ernie4_5_moe_vl": _ERNIE,
+    "gemma4_unified": Gemma4(is_unified=True),
+    "granite_vision": _GRANITE,
+    "granite4_vision": replace(_GRANITE, down="1/2"),
+    "hunyuan_vl": _HUNYUAN,
+    "idefics2": Idefics2(),
+    "kimi_k25": KimiK25(),
+    "lfm2-vl": Lfm2(),
+    "mimo_v2": _QWEN2,
+    "paddleocr_vl": _PADDLE,
+    "qwen3_omni_moe": PatchGrid(16, (56 * 56, 14 * 14 * 4 * 1280)),
+    "qwen4_exp": _QWEN3,
+    "zaya1_vl": PatchGrid(14, (56 * 56, 14 * 14 * 4 * 1280), takes_videos=False),
     "qwen2_vl": _QWEN2,
     "qwen2_5_vl": _QWEN2,
     "qwen3_vl": _QWEN3,
@@ -61,6 +95,7 @@ FAMILIES: Final[dict[str, Processor]] = {
     "glm4v_moe": _GLM,
     "glm_ocr": _GLM_OCR,
     "deepseek_vl_v2": DeepseekVL2(),
+    "diffusion_gemma": Gemma4(),
     "dots_ocr": PatchGrid(14, (56 * 56, 3360 * 3360), temporal=1, takes_videos=False),
     "gemma3": Square(896, 14, 256, "image_seq_length", before=2, after=2, crops=True),
     "gemma3n": Square(768, 16, 256, "image_seq_length", before=2, after=2),
@@ -71,7 +106,7 @@ FAMILIES: Final[dict[str, Processor]] = {
     "kimi_vl": KimiVL(),
     "lfm2_vl": Lfm2(),
     "llama4": Llama4(),
-    "llava-qwen2": Expanded(384, 14, most=1),
+    "llava-qwen2": _BUNNY,
     "llava_qwen2": _FAST,
     "llava": Clip(336, 14),
     "llava_next": LlavaNext(),

@@ -144,6 +144,18 @@ def reject_videos(files: ProcessorFiles, asked: Images) -> None:
         )
 
 
+def require_one_image(files: ProcessorFiles, asked: Images) -> None:
+    """Do nothing for one image.
+
+    Raises:
+        UnsupportedError: for several, which mlx-vlm does not take with these models.
+    """
+    if len(asked.each_image()) > 1:
+        raise UnsupportedError(
+            f"{files.config.reading.name}: mlx-vlm's processor of this model takes one image"
+        )
+
+
 def _section(checkpoint: Checkpoint, name: str) -> Settings:
     """The object of a file, empty where there is no such file."""
     path = PurePath(checkpoint.config_name).with_name(name)

@@ -87,8 +87,9 @@ def _require_language_model(
     text = f"{name}: mlx-vlm's class for model_type {kind}"
     if not hasattr(model, "language_model") or not hasattr(model, "get_input_embeddings"):
         raise UnsupportedError(f"{text} has no language model")
-    if library.load("mlx_vlm.generate.diffusion").is_diffusion_model(model):
-        raise UnsupportedError(f"{text} generates by diffusion, which is not described")
+    diffusion = library.load("mlx_vlm.generate.diffusion")
+    if diffusion.is_diffusion_model(model) and not hasattr(model, "diffusion_decoder_logits"):
+        raise UnsupportedError(f"{text} generates by its own diffusion, which is not described")
 
 
 def loaded(utils: Any, config: dict[str, Any], arrays: dict[str, Any]) -> Any:

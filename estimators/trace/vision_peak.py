@@ -75,7 +75,7 @@ class _VisionReplay(Replay):
 
     def __init__(self, run: VisionRun, device: Device, mlx: Version) -> None:
         super().__init__(device, mlx)
-        self._call, self._cuts = run.call, run.cuts
+        self._call, self._cuts, self._first_decode = run
         self._arrays: list[Array] = list(run.call.arrays)
         self._views: list[View] = [view_of(array) for array in self._arrays]
         self._makers = makers_of(run.call.nodes)
@@ -85,17 +85,17 @@ class _VisionReplay(Replay):
 
         # The towers and what puts their features among the embeddings of the text.
         self._towers = {out for node in self._needed(run.call.held) for out in node.outputs}
-        self._sampled = 0
+        self._decodes = False
 
     def moments(self) -> Iterator[tuple[Part, Highest]]:
         """Yield the highest moment of each evaluation; weights are not in it."""
         for position in self._call.of_role("tokens"):
             self._place(self._views[position], self._arrays[position])
-        for cut in self._cuts:
+        for index, cut in enumerate(self._cuts):
+            self._decodes = index >= self._first_decode
             if cut.kind == "clear_cache":
                 self._memory.clear_cache()
                 continue
-            self._sampled += cut.kind == "async_eval"
             yield self._evaluated(cut)
             if cut.kind == "eval":
                 self._stream.drain(self._memory)
@@ -132,8 +132,7 @@ class _VisionReplay(Replay):
             at = nodes[order[max(range(len(curve)), key=curve.__getitem__)]]
             if not self._towers.isdisjoint(at.outputs):
                 return "vision"
-        # The second token is the first of decoding.
-        return "decode" if self._sampled > 1 else "prefill"
+        return "decode" if self._decodes else "prefill"
 
     def _place(self, view: View, array: Array) -> None:
         if array.role == "constant" and not array.name:

@@ -7,7 +7,7 @@ placeholders. Pixels are real too, all alike, so that they take no memory.
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 from memfit.estimators.base.errors import UnsupportedError
@@ -26,6 +26,8 @@ from memfit.estimators.trace.undo_cse import unmerged
 
 # The first token and the one after it: all others are alike.
 _TOKENS = 2
+# Of a canvas: one from noise alone, one with the logits before it, and the last one.
+_DENOISING_STEPS = 3
 _TEXT_TOKEN = 1
 # At each end of a prompt: a first chunk and one after others, a whole last one and what is left.
 _RECORDED_CHUNKS = 2
@@ -60,6 +62,8 @@ class VisionRun(NamedTuple):
     call: Call
     """All nodes; ``held`` are the embeddings with the features of the images."""
     cuts: tuple[Cut, ...]
+    decodes: int
+    """The position of the first cut that belongs to decoding."""
 
 
 class _OpenCut(NamedTuple):
@@ -102,7 +106,7 @@ def record_vision(
     )
     pairs = zip(recorder.cuts, groups[::2], groups[1::2], strict=True)
     cuts = tuple(Cut(cut.kind, ends, tuple(dict.fromkeys(held))) for cut, ends, held in pairs)
-    return VisionRun(unmerged(call), cuts)
+    return VisionRun(unmerged(call), cuts, recorder.decodes)
 
 
 def _is_value(leaf: Leaf) -> bool:
@@ -119,7 +123,7 @@ def _is_value(leaf: Leaf) -> bool:
 
 
 class _Recorder:
-    """One call of mlx-vlm's generate_step."""
+    """One call of mlx-vlm's generate_step, or of its loop that denoises a canvas."""
 
     weights: Callable[[], set[int]]
     """Return the placeholders, which are never freed."""
@@ -135,9 +139,16 @@ class _Recorder:
         self._model, self._workload, self._target = model, workload, target
         self._caches = caches
         self._library = library_for(target.backend)
-        self._step = self._library.load("mlx_vlm.generate.ar").generate_step
+        diffusion = self._library.load("mlx_vlm.generate.diffusion")
+        self._denoises = diffusion.is_diffusion_model(model)
+        self._step = (
+            diffusion.stream_diffusion_generate
+            if self._denoises
+            else self._library.load("mlx_vlm.generate.ar").generate_step
+        )
         self.given = inputs(model, plan, workload)
         self.cuts: list[_OpenCut] = []
+        self.decodes = self._tokens = 0
         self.counts: list[int] = []
         self._embedded: list[Any] = []
         self._sampled: set[int] = set()
@@ -157,13 +168,19 @@ class _Recorder:
         core, kind, language = self._library.core, type(self._model), self._model.language_model
         methods = {name: self._computed(name) for name in ANSWERS}
         methods |= {name: self._apart(original(name)) for name in _AGAIN_BY_METHOD}
-        embed = {"get_input_embeddings": self._embed(kind.get_input_embeddings)}
+        # The loop that denoises has the prompt embedded by the encoder.
+        owner, embed = kind, "get_input_embeddings"
+        made = {}
+        if self._denoises:
+            made = {"make_cache": lambda _: self._caches}
+            owner, embed = type(self._model.model.encoder), "_embed_inputs"
         with (
             recorded(self._target),
             few_slices(),
             array_stubs(methods),
             changed(core, hooks | {name: self._apart(getattr(core, name)) for name in _AGAIN}),
-            changed(kind, embed),
+            changed(owner, {embed: self._embed(getattr(owner, embed))}),
+            changed(kind, made),
             changed(type(language), {"__call__": self._few_chunks(type(language).__call__)}),
         ):
             for _ in self._generate():
@@ -179,6 +196,8 @@ class _Recorder:
         workload = self._workload
         rest = {name: array for name, array in self.given.items() if name not in _BY_POSITION}
         ids, pixels, mask = map(self.given.get, _BY_POSITION)
+        if self._denoises:
+            return denoising(self._step, self._model, self.given, workload.prefill_step)
         steps: Iterator[Any] = self._step(
             ids,
             self._model,
@@ -201,6 +220,10 @@ class _Recorder:
                 self.cuts.append(_OpenCut(kind, [], []))
                 return
             self._sampled.update(map(id, _arrays(trees)))
+            if kind == "async_eval":
+                self._tokens += 1
+                if self._tokens == _TOKENS:
+                    self.decodes = len(self.cuts)
             held = [self.given, _variables(sys._getframe(1), self._step.__code__)]
             self.cuts.append(_OpenCut(kind, self._now(trees), self._now(held)))
 
@@ -266,6 +289,11 @@ class _Recorder:
             try:
                 return compute(array)
             except (RuntimeError, ValueError):
+                if self._denoises and self.cuts:
+                    # Of a canvas the loop reads what is accepted, which evaluates it.
+                    self.decodes = self.decodes or len(self.cuts)
+                    self._hook("eval")(array)
+                    return ANSWERS[name](array)
                 # The loop and some classes read the token that was sampled; any one will do.
                 if id(array) in self._sampled or (self._sampled and _is_token(array)):
                     return ANSWERS[name](array)
@@ -273,6 +301,27 @@ class _Recorder:
                 raise GraphError(text) from None
 
         return answer
+
+
+def denoising(
+    step: Callable[..., Iterator[Any]], model: Any, given: Mapping[str, Any], prefill_step: int
+) -> Iterator[Any]:
+    """Return a run of mlx-vlm's stream_diffusion_generate, which ends after a whole canvas."""
+    rest = {name: array for name, array in given.items() if name not in _BY_POSITION}
+    no_words = SimpleNamespace(reset=bool, finalize=bool, last_segment="")
+    return step(
+        model,
+        SimpleNamespace(detokenizer=no_words),
+        SimpleNamespace(stopping_criteria=lambda _: True),
+        *map(given.get, _BY_POSITION),
+        max_tokens=_TOKENS,
+        skip_special_token_ids=(),
+        temperature=0.0,
+        max_denoising_steps=_DENOISING_STEPS,
+        diffusion_full_canvas=True,
+        prefill_step_size=prefill_step,
+        **rest,
+    )
 
 
 def inputs(model: Any, plan: ImagePlan, workload: Workload) -> dict[str, Any]:
@@ -291,6 +340,9 @@ def inputs(model: Any, plan: ImagePlan, workload: Workload) -> dict[str, Any]:
     for name in dict.fromkeys(array.name for array in plan.arrays):
         found = [_input(array, plan) for array in plan.arrays if array.name == name]
         given[name] = found[0] if len(found) == 1 else found
+    if model.config.model_type == "diffusion_gemma":
+        # By it an image attends to all of itself.
+        given["mm_token_type_ids"] = (given["input_ids"] == _token(model, "image")).astype(mx.int32)
     if "images_spatial_crop" in given:
         # deepseek_vl_v2.py puts features where it is true.
         given["images_seq_mask"] = given["input_ids"] == _token(model, "image")

@@ -73,10 +73,21 @@ def loaded(directory: Path) -> Any:
     """Return the processor as mlx-vlm loads it."""
     from mlx_vlm.utils import get_model_and_args, load_config, load_processor
 
-    get_model_and_args(load_config(directory))  # its module installs the processor
+    config = load_config(directory)
+    get_model_and_args(config)  # its module installs the processor
+    if config["model_type"] == "ernie4_5_moe_vl":
+        # Its tokenizer has a SentencePiece file.
+        from mlx_vlm.models.ernie4_5_moe_vl import Ernie4_5_VLProcessor
+        from transformers import AutoTokenizer
+
+        return Ernie4_5_VLProcessor(tokenizer=AutoTokenizer.from_pretrained(directory))
     processor = load_processor(directory, add_detokenizer=False, trust_remote_code=False)
-    if "image_token_id" in vars(processor):
-        # That of dots.ocr has the id of its published tokenizer.
+    if config["model_type"] == "hunyuan_vl":
+        processor.image_token, processor.placeholder_token = "<image>", "<place>"
+        ids = processor.tokenizer.convert_tokens_to_ids(["<start>", "<end>"])
+        processor.im_start_token_id, processor.im_end_token_id = ids
+    if config["model_type"] in ("dots_ocr", "hunyuan_vl"):
+        # They have the ids of their published tokenizers.
         tokens = processor.tokenizer
         processor.image_token_id = tokens.convert_tokens_to_ids(processor.image_token)
     return processor

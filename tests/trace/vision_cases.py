@@ -143,10 +143,27 @@ CASES = (
     Case("Gemma 3", GEMMA3, square(448, 64)),
     Case("Gemma 3, three images", GEMMA3, square(448, 64, 3)),
 )
+DIFFUSION_GEMMA: dict[str, Any] = {
+    **{"model_type": "diffusion_gemma", "image_token_id": IMAGE_TOKEN, "canvas_length": 128},
+    "text_config": {
+        **_TEXT,
+        **{"model_type": "diffusion_gemma_text", "moe_intermediate_size": 128},
+        **{"num_global_key_value_heads": 1, "global_head_dim": 128, "num_experts": 4},
+        **{"top_k_experts": 2, "sliding_window": 128, "vocab_size": 20000},
+    },
+    "vision_config": {
+        **{"model_type": "gemma4_vision", "hidden_size": 32, "num_hidden_layers": 2},
+        **{"intermediate_size": 64, "num_attention_heads": 1, "num_key_value_heads": 1},
+        **{"head_dim": 32, "global_head_dim": 32, "patch_size": 16},
+        **{"position_embedding_size": 1024, "pooling_kernel_size": 3},
+        "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
+    },
+}
 TEXT = (
     # Chunks in the middle of the first two are not recorded.
     Case("Qwen3-VL, text", QWEN3_VL, ImagePlan((), ()), prefill_step=128, text_tokens=1500),
     Case("Gemma 3, text", GEMMA3, ImagePlan((), ()), prefill_step=128, text_tokens=1500),
+    Case("DiffusionGemma, text", DIFFUSION_GEMMA, ImagePlan((), ()), dtype="F32"),
     Case("Qwen2-VL, KV bits", QWEN2_VL, grid(448, 336, 14), text_tokens=700, kv_bits=4),
 )
 
@@ -372,6 +389,8 @@ WIDE = (
         640,
         480,
     ),
+    # Gathers of matrices are in float32 on the CPU.
+    _wide("DiffusionGemma", DIFFUSION_GEMMA, 640, 480, dtype="F32"),
     _wide(
         "nanoLLaVA",
         {

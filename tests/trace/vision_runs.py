@@ -6,7 +6,7 @@ from typing import Any
 
 from memfit.estimators.trace.libraries import PrivateLibrary
 from memfit.estimators.trace.vision_builder import made
-from memfit.estimators.trace.vision_recorder import inputs
+from memfit.estimators.trace.vision_recorder import denoising, inputs
 from tests.trace.vision_cases import Case
 
 
@@ -21,7 +21,6 @@ def measured(case: Case) -> int:
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    loop = library().load("mlx_vlm.generate.ar")
     utils, nn = library().load("mlx_vlm.utils"), library().load("mlx.nn")
     model = made(utils, nn, copy.deepcopy(case.config), case.dtype)
     mx.eval(model.parameters())
@@ -34,20 +33,32 @@ def measured(case: Case) -> int:
     weights = {id(array): array.nbytes for _, array in tree_flatten(model.parameters())}
     own = sum(weights.values()) + sum(array.nbytes for array in given.values())
     mx.reset_peak_memory()
-    steps = loop.generate_step(
-        given.pop("input_ids"),
-        model,
-        given.pop("pixel_values", None),
-        given.pop("attention_mask"),
-        max_tokens=2,
-        temperature=0.0,
-        prefill_step_size=case.prefill_step,
-        kv_bits=case.kv_bits,
-        quantized_kv_start=case.workload.quantized_kv_start,
-        **given,
-    )
+    if hasattr(model, "diffusion_decoder_logits"):
+        loop = library().load("mlx_vlm.generate.diffusion").stream_diffusion_generate
+        steps = denoising(loop, model, given, case.prefill_step)
+    else:
+        steps = _generating(model, given, case)
     for _ in steps:
         pass
     # Other tests' arrays may be alive in this process.
     peak: int = mx.get_peak_memory() - before + own
     return peak
+
+
+def _generating(model: Any, given: dict[str, Any], case: Case) -> Any:
+    return (
+        library()
+        .load("mlx_vlm.generate.ar")
+        .generate_step(
+            given.pop("input_ids"),
+            model,
+            given.pop("pixel_values", None),
+            given.pop("attention_mask"),
+            max_tokens=2,
+            temperature=0.0,
+            prefill_step_size=case.prefill_step,
+            kv_bits=case.kv_bits,
+            quantized_kv_start=case.workload.quantized_kv_start,
+            **given,
+        )
+    )

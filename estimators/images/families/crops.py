@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from memfit.estimators.base.errors import ConfigError, UnsupportedError
+from memfit.estimators.base.errors import ConfigError
 from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.images.families.fitting import best_resolution, closest_grid, unpadded
 from memfit.estimators.images.families.tiles import padded_tiles
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
-from memfit.estimators.images.settings import ProcessorFiles, reject_videos
+from memfit.estimators.images.settings import ProcessorFiles, reject_videos, require_one_image
 
 _ONE = TokenRun("text", 1)
 _MOST_FEATURES = 2**20
@@ -66,6 +66,27 @@ def _grid_by_area(image: ImageSize, least: int, most: int, side: int) -> tuple[i
         return abs(image.pixels - side**2 * count) < abs(image.pixels - side**2 * best)
 
     return closest_grid(image, least, most, is_nearer)
+
+
+class AyaVision(Struct, frozen=True):
+    """Up to 12 tiles in the ratio of the image, each after its number, and the whole image."""
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan of all images."""
+        reject_videos(files, asked)
+        side = files.image.edge("size", 364)
+        least = files.image.count("min_patches", 1, most=64)
+        most = files.image.count("max_patches", 12, most=64)
+        patch = files.processor.count("patch_size", 28, most=4096)
+        patch *= files.processor.count("downsample_factor", 1, most=64)
+        features = (files.processor.count("img_size", 364, most=4096) // patch) ** 2
+        images = []
+        for image in asked.each_image():
+            tiles = math.prod(_grid_by_area(image, least, most, side))
+            tiles += tiles > 1
+            tokens = (_ONE, *(_ONE, TokenRun("image", features)) * tiles, _ONE)
+            images.append(PlannedImage(side, side, tiles * (side // 14) ** 2, tokens, tiles))
+        return _one_array(images, (CHANNELS, side, side))
 
 
 class LlavaOnevision(Struct, frozen=True):
@@ -208,10 +229,7 @@ class Molmo(Struct, frozen=True):
             UnsupportedError: for several images, of which the processor makes a batch.
         """
         reject_videos(files, asked)
-        if len(asked.each_image()) > 1:
-            raise UnsupportedError(
-                f"{files.config.reading.name}: mlx-vlm's processor of this model takes one image"
-            )
+        require_one_image(files, asked)
         (image,) = asked.each_image()
         side = files.image.pair("base_image_input_size", self.side)[0]
         patch = files.image.count("image_patch_size", self.patch, most=256)

@@ -5,10 +5,12 @@ Source: mlx_vlm/models/gemma4/processing_gemma4.py.
 
 import math
 
+from msgspec import Struct
+
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.images import Images, VideoSize
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
-from memfit.estimators.images.settings import ProcessorFiles, Settings
+from memfit.estimators.images.settings import ProcessorFiles, Settings, reject_videos
 
 _IMAGE_TOKENS = 280
 _FRAME_TOKENS = 70
@@ -16,8 +18,11 @@ _FRAMES = 32
 _BORDER = TokenRun("text", 1)
 
 
-class Gemma4:
+class Gemma4(Struct, frozen=True):
     """The processor of all sizes of Gemma 4."""
+
+    is_unified: bool = False
+    """Whether the class is given patches, up to the budget, in place of pixels."""
 
     def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
         """Return the plan of all images and videos.
@@ -33,10 +38,14 @@ class Gemma4:
         shapes = [(CHANNELS, image.height, image.width) for image in still]
         # Images of one size are one array, others a list of arrays.
         pixels = [(len(still), *shapes[0])] if len(set(shapes)) == 1 else shapes
+        of_images = tuple(InputArray("pixel_values", shape, "float32") for shape in pixels)
+        if self.is_unified:
+            reject_videos(files, asked)
+            of_images = _patches(files.image, [image.feature_count for image in still])
         return ImagePlan(
             images=(*still, *moving),
             arrays=(
-                *(InputArray("pixel_values", shape, "float32") for shape in pixels),
+                *of_images,
                 *(array for image in moving for array in _video_arrays(files.video, image)),
             ),
             tokens_are_bound=bool(moving),
@@ -64,6 +73,16 @@ def _planned(settings: Settings, height: int, width: int, budget: int) -> Planne
         height=rows * unit,
         patches=found * pooled**2,
         tokens=(_BORDER, TokenRun("image", found), _BORDER),
+    )
+
+
+def _patches(settings: Settings, features: list[int]) -> tuple[InputArray, ...]:
+    """Source: mlx_vlm/models/gemma4_unified/processing_gemma4_unified.py."""
+    side = settings.edge("patch_size", 16) * settings.count("pooling_kernel_size", 3, most=64)
+    shape = (len(features), settings.count("max_soft_tokens", _IMAGE_TOKENS, most=2**20))
+    return (
+        InputArray("pixel_values", (*shape, CHANNELS * side**2), "float32"),
+        InputArray("image_position_ids", (*shape, 2), "int64"),
     )
 
 

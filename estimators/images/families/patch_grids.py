@@ -1,9 +1,10 @@
 """Processors that keep the aspect ratio and give the tower a grid of patches: Qwen-VL, GLM-V,
-GLM-OCR and dots.ocr.
+GLM-OCR, dots.ocr, PaddleOCR-VL, ERNIE 4.5 VL and Hunyuan-VL.
 
-Sources: mlx_vlm/models/qwen3_vl/processing_qwen3_vl.py (of Qwen2-VL, 2.5-VL, 3-VL and 3.5),
-mlx_vlm/models/glm4v/processing.py, glm_ocr/processing.py and dots_ocr/processing_dots_ocr.py;
-transformers' models/glm4v/image_processing_pil_glm4v.py.
+Sources: mlx_vlm/models/qwen3_vl/processing_qwen3_vl.py (of Qwen2-VL, 2.5-VL, 3-VL and 3.5; also of
+Qwen3-Omni, MiMo-V2 and Zaya1-VL), mlx_vlm/models/glm4v/processing.py, glm_ocr/processing.py and
+processing_*.py of dots_ocr, paddleocr_vl, ernie4_5_moe_vl and hunyuan_vl; transformers'
+models/glm4v/image_processing_pil_glm4v.py.
 """
 
 import math
@@ -13,8 +14,14 @@ from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.images import Images, ImageSize, VideoSize
+from memfit.estimators.base.units import ceil_div
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
-from memfit.estimators.images.settings import ProcessorFiles, Settings, reject_videos
+from memfit.estimators.images.settings import (
+    ProcessorFiles,
+    Settings,
+    reject_videos,
+    require_one_image,
+)
 
 MOST_ASPECT = 200
 _VIDEO_PIXELS = (128 * 32 * 32, 768 * 32 * 32)  # defaults of Qwen3VLVideoProcessor
@@ -33,6 +40,16 @@ class PatchGrid(Struct, frozen=True):
     """Frames of a patch."""
     stamps_frames: bool = False
     """Whether each group of frames has its time and its own borders in the prompt."""
+    is_fixed: bool = False
+    """Whether the processor reads no file."""
+    enlarges: bool = False
+    """Whether a short side becomes that of a patch first, one side after the other."""
+    cuts_aspect: bool = False
+    """Whether a side above 200 times the other is made shorter."""
+    breaks_rows: bool = False
+    """Whether features have a break after each row, a start and an end."""
+    one_image: bool = False
+    """Whether the processor takes one image, in an array with a batch."""
 
     def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
         """Return the plan of all images and videos.
@@ -43,7 +60,10 @@ class PatchGrid(Struct, frozen=True):
         """
         if not self.takes_videos:
             reject_videos(files, asked)
-        of_images = _read(files.image, self, self.pixels)
+        if self.one_image:
+            require_one_image(files, asked)
+        settings = Settings({}, files.image.reading) if self.is_fixed else files.image
+        of_images = _read(settings, self, self.pixels)
         video = files.video if files.video.values else files.image
         of_videos = _read(video, self, _VIDEO_PIXELS)
         still = [self._image(of_images, image) for image in asked.each_image()]
@@ -51,7 +71,7 @@ class PatchGrid(Struct, frozen=True):
         return ImagePlan(
             images=tuple(each.image for each in (*still, *moving)),
             arrays=(
-                *_arrays("pixel_values", "image_grid_thw", still, of_images),
+                *_arrays("pixel_values", "image_grid_thw", still, of_images, self.one_image),
                 *_arrays("pixel_values_videos", "video_grid_thw", moving, of_videos),
             ),
             tokens_are_bound=bool(moving) and self.stamps_frames,
@@ -63,9 +83,20 @@ class PatchGrid(Struct, frozen=True):
         if self.counts_frames and min(height, width) < settings.unit:
             scale = max(settings.unit / height, settings.unit / width)
             height, width = int(height * scale), int(width * scale)
-        height, width = resized(f"image {image}", height, width, settings, frames, frames)
+        if self.enlarges and height < settings.unit:
+            height, width = settings.unit, round(width * settings.unit / height)
+        if self.enlarges and width < settings.unit:
+            height, width = round(height * settings.unit / width), settings.unit
+        if self.cuts_aspect:
+            height, width = _cut(height, width, settings)
+        else:
+            height, width = resized(f"image {image}", height, width, settings, frames, frames)
         grid = (1, height // settings.patch, width // settings.patch)
-        return _Gridded(_planned(grid, settings, _framed(grid, settings, "image")), grid)
+        tokens = _framed(grid, settings, "image")
+        if self.breaks_rows:
+            rows, columns = grid[1] // settings.merge, grid[2] // settings.merge
+            tokens = (tokens[0], TokenRun("image", rows * (columns + 1) + 2), tokens[2])
+        return _Gridded(_planned(grid, settings, tokens), grid)
 
     def _video(self, settings: "_Settings", video: VideoSize) -> "_Gridded":
         if min(video.height, video.width) < settings.unit:
@@ -127,6 +158,22 @@ def resized(
     return rows, columns
 
 
+def _cut(height: int, width: int, settings: _Settings) -> tuple[int, int]:
+    """Return height and width as ERNIE 4.5 VL's processor has them."""
+    height, width = min(height, width * MOST_ASPECT), min(width, height * MOST_ASPECT)
+    unit = settings.unit
+    rows = max(unit, round(height / unit) * unit)
+    columns = max(unit, round(width / unit) * unit)
+    beta = math.sqrt(height * width / settings.most)
+    if rows * columns > settings.most:
+        rows, columns = int(height / beta) // unit * unit, int(width / beta) // unit * unit
+    elif rows * columns < settings.least:
+        beta = math.sqrt(settings.least / (height * width))
+        rows = ceil_div(int(height * beta), unit) * unit
+        columns = ceil_div(int(width * beta), unit) * unit
+    return max(unit, rows), max(unit, columns)
+
+
 def _read(settings: Settings, family: PatchGrid, pixels: tuple[int, int]) -> _Settings:
     least, most = settings.pixels(pixels)
     return _Settings(
@@ -173,13 +220,15 @@ def _stamped(
 
 
 def _arrays(
-    pixels: str, grid: str, found: list[_Gridded], settings: _Settings
+    pixels: str, grid: str, found: list[_Gridded], settings: _Settings, in_batch: bool = False
 ) -> tuple[InputArray, ...]:
     if not found:
         return ()
     patches = sum(each.image.patches for each in found)
-    width = CHANNELS * settings.temporal * settings.patch**2
+    shape: tuple[int, ...] = (patches, CHANNELS * settings.temporal * settings.patch**2)
+    if in_batch:
+        shape = (1, patches, CHANNELS, settings.patch, settings.patch)
     return (
-        InputArray(pixels, (patches, width), "float32"),
+        InputArray(pixels, shape, "float32"),
         InputArray(grid, (len(found), 3), "int64", tuple(each.grid for each in found)),
     )

@@ -11,10 +11,14 @@ import math
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.images import MOST_IMAGES, Images, ImageSize
+from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
-from memfit.estimators.images.settings import ProcessorFiles, Settings, reject_videos
+from memfit.estimators.images.settings import (
+    ProcessorFiles,
+    Settings,
+    reject_videos,
+    require_one_image,
+)
 
 
 class Square(Struct, frozen=True):
@@ -74,8 +78,8 @@ class Expanded(Struct, frozen=True):
     side: int
     patch: int
     """Pixels that become one feature, along an edge."""
-    most: int = MOST_IMAGES
-    """Images that the class takes."""
+    one_image: bool = False
+    """Whether the class takes one image."""
     sizes: bool = False
     """Whether the class is given the sizes of the images."""
 
@@ -83,10 +87,8 @@ class Expanded(Struct, frozen=True):
         """Return the plan of all images."""
         reject_videos(files, asked)
         count = len(asked.each_image())
-        if count > self.most:
-            raise UnsupportedError(
-                f"{files.config.reading.name}: mlx-vlm's class of this model takes one image"
-            )
+        if self.one_image:
+            require_one_image(files, asked)
         side = files.image.pair("crop_size" if "crop_size" in files.image else "size", self.side)
         features = (side[0] // self.patch) * (side[1] // self.patch)
         planned = _squares(side, self.patch, (TokenRun("image", 1),), [0] * count)

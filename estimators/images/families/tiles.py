@@ -2,16 +2,21 @@
 Llama 3.2 Vision and LFM2-VL; crops.py has more.
 
 Sources: mlx_vlm/models/*/processing_*.py of idefics3, smolvlm, llava_next, phi3_v, mllama and
-lfm2_vl; transformers' image_processing_pil_*.py of idefics3 (also of smolvlm), llava_next and
-mllama.
+lfm2_vl, granite_vision, granite4_vision, kimi_vl, kimi_k25 and idefics2; transformers'
+image_processing_pil_*.py of idefics3 (also of smolvlm), idefics2, llava_next and mllama.
 """
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
+from itertools import product
 
 from msgspec import Struct
 
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import short
 from memfit.estimators.base.images import Images, ImageSize
+from memfit.estimators.base.units import ceil_div
 from memfit.estimators.images.families.fitting import best_resolution, closest_grid, unpadded
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
 from memfit.estimators.images.settings import ProcessorFiles, Settings, reject_videos
@@ -103,30 +108,46 @@ class LlavaNext(Struct, frozen=True):
 
     side: int = 336
     patch: int = 14
+    added: int = 1
+    """Features of a tile besides those of its patches."""
+    strategy: str = "default"
+    """By default the first of them is left out."""
+    down: str = "1"
+    """The share of rows and columns of patches that become features."""
 
     def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
         """Return the plan; each image has as many tiles as the largest one."""
         reject_videos(files, asked)
         side = files.image.edge("crop_size" if "crop_size" in files.image else "size", self.side)
         patch = files.processor.count("patch_size", self.patch, most=256)
-        added = files.processor.count("num_additional_image_tokens", 1, least=0, most=64)
-        strategy = files.processor.text("vision_feature_select_strategy", "default")
+        added = files.processor.count("num_additional_image_tokens", self.added, least=0, most=64)
+        strategy = files.processor.text("vision_feature_select_strategy", self.strategy)
+        shapes = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
         points = files.image.sizes(
-            "image_grid_pinpoints",
-            [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+            "image_grid_pinpoints", [[self.side * h, self.side * w] for h, w in shapes]
         )
+        across = int(side // patch * self._share(files))
         images = []
         for image in asked.each_image():
             height, width = best_resolution(image, points)
             tiles = 1 + (height // side) * (width // side)
-            rows, columns = unpadded(image, height // side, width // side, side // patch)
-            features = (
-                rows * columns + rows + (side // patch) ** 2 + added - (strategy == "default")
-            )
+            rows, columns = unpadded(image, height // side, width // side, across)
+            features = rows * columns + rows + across**2 + added - (strategy == "default")
             patches = tiles * (side // patch) ** 2
             run = (TokenRun("image", features),)
             images.append(PlannedImage(side, side, patches, run, tiles))
         return padded_tiles(images, asked, side)
+
+    def _share(self, files: ProcessorFiles) -> Fraction:
+        place = files.processor if "downsample_rate" in files.processor else files.config
+        text = place.text("downsample_rate", self.down)
+        try:
+            share = Fraction(text)
+        except (ValueError, ZeroDivisionError):
+            share = Fraction(0)
+        if not 0 < share <= 1:
+            raise place.fail("downsample_rate", f"expected a share such as 4/8, got {short(text)}")
+        return share
 
 
 def padded_tiles(images: Sequence[PlannedImage], asked: Images, side: int) -> ImagePlan:
@@ -293,24 +314,107 @@ class KimiVL(Struct, frozen=True):
         section = files.config.sub("vision_config")
         patch = section.count("patch_size", 14, most=256)
         limit = section.count("in_token_limit", 4096, most=2**24)
-        down, across = section.pair("merge_kernel_size", 2)
-        images, grids = [], []
+        merge = section.pair("merge_kernel_size", 2)
+        grids = []
         for image in asked.each_image():
             width, height = image.width, image.height
             if (patches := (width // patch) * (height // patch)) > limit:
                 scale = math.sqrt(limit / patches)
                 width, height = int(width * scale), int(height * scale)
-            rows = height // (down * patch) * down
-            columns = width // (across * patch) * across
-            features = rows * columns // (down * across)
-            tokens = (TokenRun("image", features),)
-            images.append(PlannedImage(columns * patch, rows * patch, rows * columns, tokens))
-            grids.append((rows, columns))
-        patches = sum(image.patches for image in images)
+            unit = merge[0] * patch, merge[1] * patch
+            grids.append((height // unit[0] * merge[0], width // unit[1] * merge[1]))
+        return _patch_rows(grids, patch, merge)
+
+
+class KimiK25(Struct, frozen=True):
+    """Patches of the image as it is, filled to whole merged patches, within two limits."""
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan; the settings are a section of preprocessor_config.json."""
+        reject_videos(files, asked)
+        section = files.image.sub("media_proc_cfg")
+        patch = section.count("patch_size", 14, most=256)
+        limit = section.count("in_patch_limit", 16384, most=2**24)
+        longest = patch * section.count("patch_limit_on_one_side", 512, most=2**16)
+        merge = section.pair("merge_kernel_size", 2)
+        grids = []
+        for image in asked.each_image():
+            width, height = image.width, image.height
+            patches = max(1.0, width // patch) * max(1.0, height // patch)
+            scale = min(1.0, math.sqrt(limit / patches), longest / width, longest / height)
+            width, height = (min(max(1, int(side * scale)), longest) for side in (width, height))
+            rows = ceil_div(height, merge[0] * patch) * merge[0]
+            grids.append((rows, ceil_div(width, merge[1] * patch) * merge[1]))
+        return _patch_rows(grids, patch, merge)
+
+
+def _patch_rows(grids: Sequence[tuple[int, int]], patch: int, merge: tuple[int, int]) -> ImagePlan:
+    """Return the plan of images as rows and columns of patches, of which some become one token."""
+    images = tuple(
+        PlannedImage(
+            width=columns * patch,
+            height=rows * patch,
+            patches=rows * columns,
+            tokens=(TokenRun("image", rows * columns // math.prod(merge)),),
+        )
+        for rows, columns in grids
+    )
+    patches = sum(image.patches for image in images)
+    return ImagePlan(
+        images=images,
+        arrays=(
+            InputArray("pixel_values", (patches, CHANNELS, patch, patch), "float32"),
+            InputArray("image_grid_hws", (len(images), 2), "int32", tuple(grids)),
+        ),
+    )
+
+
+class Idefics2(Struct, frozen=True):
+    """The image and its four quarters, each as large as it is within two limits."""
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan; all arrays are as large as the largest image or quarter."""
+        reject_videos(files, asked)
+        size = files.image.sub("size")
+        limits = (
+            size.count("shortest_edge", 378, most=4096),
+            size.count("longest_edge", 980, most=4096),
+        )
+        features = files.processor.count("image_seq_len", 64, most=2**20)
+        splits = files.image.flag("do_image_splitting", default=True)
+        sizes = []
+        for image in asked.each_image():
+            if splits and min(image.height, image.width) < 2:
+                raise InputError(f"image {image}: the model's processor divides it to nothing")
+            tall, wide = image.height, image.width
+            parts = product((tall // 2, tall - tall // 2), (wide // 2, wide - wide // 2))
+            all_parts = ((tall, wide), *(parts if splits else ()))
+            sizes.append([_within(part, limits) for part in all_parts])
+        tall, wide = (max(size[i] for image in sizes for size in image) for i in (0, 1))
+        count = 5 if splits else 1
+        # A token is between images, and at both ends.
+        one = (TokenRun("image", features), _ONE) * count
+        patches = count * (tall // 14) * (wide // 14)
+        images = tuple(
+            PlannedImage(wide, tall, patches, (_ONE, *one) if number == 0 else one, count)
+            for number in range(len(sizes))
+        )
+        shape = (1, count * len(images))
         return ImagePlan(
-            images=tuple(images),
+            images=images,
             arrays=(
-                InputArray("pixel_values", (patches, CHANNELS, patch, patch), "float32"),
-                InputArray("image_grid_hws", (len(images), 2), "int32", tuple(grids)),
+                InputArray("pixel_values", (*shape, CHANNELS, tall, wide), "float32"),
+                InputArray("pixel_attention_mask", (*shape, tall, wide), "int64"),
             ),
         )
+
+
+def _within(size: tuple[int, int], limits: tuple[int, int]) -> tuple[int, int]:
+    """Return height and width with the longer side reduced, then each at least the shortest."""
+    (height, width), (least, most) = size, limits
+    aspect = width / height
+    if width >= height and width > most:
+        width, height = most, int(most / aspect)
+    elif height > width and height > most:
+        height, width = most, int(most * aspect)
+    return max(height, least), max(width, least)
