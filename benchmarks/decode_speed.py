@@ -53,7 +53,7 @@ class Run(NamedTuple):
 
 
 def runs(directory: Path) -> Iterator[Run]:
-    """Yield the runs whose model and bits their row names."""
+    """Yield the runs with the model and bits that their row names."""
     catalog, device = Catalog(), find_device(DEVICE)
     for line in (directory / "speeds.jsonl").read_text().splitlines():
         row: dict[str, Any] = json.loads(line)

@@ -51,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path, nargs="?", default=CASES)
     parser.add_argument("--only", default="")
-    parser.add_argument("--every", type=int, default=1, help="take one of so many")
+    parser.add_argument("--every", type=int, default=1, help="take one in N")
     arguments = parser.parse_args()
     outcomes: Counter[Outcome] = Counter()
     every = mutations(arguments.directory, arguments.only)

@@ -100,7 +100,7 @@ def predict(row: dict[str, Any], method: Method, configs: Path) -> int:
     }
     device = row.get("device") or _DEVICES.get(row["machine"], row["machine"])
     path, versions = configs / row["config"], versions_of(row)
-    # The trace runs the class of today.
+    # The trace runs the installed class.
     is_apart = method == "trace" and versions.has("product_after_silu")
     with silu_apart() if is_apart else nullcontext():
         sized = _sized(path, packing_of(row), device, method, versions)

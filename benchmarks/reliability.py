@@ -87,7 +87,7 @@ class Bench:
         self._answers = {command: self._finish(command) for command in COMMANDS}
 
     def kill(self, kills: int) -> None:
-        """Send SIGKILL at a random moment, until so many have hit."""
+        """Send SIGKILL at random moments, until enough have hit."""
         for command in COMMANDS:
             wanted = kills * command.share // 100
             while self.counts[f"killed: {command.arguments}"] < wanted:

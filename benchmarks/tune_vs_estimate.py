@@ -101,7 +101,7 @@ def _exactness(figure: Figure) -> str:
 def main() -> None:
     """Print one row per model, and every deviation."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="models whose name has this in it")
+    parser.add_argument("--only", default="", help="models with this in their name")
     only = parser.parse_args().only
     rows = []
     with tempfile.TemporaryDirectory() as directory:

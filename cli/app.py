@@ -141,8 +141,8 @@ def _leave_usage(error: typer.TyperException) -> NoReturn:
 
     path = context.command_path if context else "memfit"
     known = [name for each in context.command.params for name in each.opts] if context else []
-    told = advice(error, known, sys.argv[1:]) or f"{path} --help shows the options"
-    _leave(Exit.INPUT, f"{text.rstrip('.')}; {told}", slug="bad-input")
+    hint = advice(error, known, sys.argv[1:]) or f"{path} --help shows the options"
+    _leave(Exit.INPUT, f"{text.rstrip('.')}; {hint}", slug="bad-input")
 
 
 class _Output(io.FileIO):

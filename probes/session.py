@@ -62,7 +62,7 @@ class MeasurementSession(Struct):
     ) -> Point:
         """Run a workload; a point that fails keeps the figures it reached.
 
-        Repeats follow a run whose times do not count: as in mlx_lm.benchmark, it compiles kernels.
+        Repeats follow a run that is not timed: as in mlx_lm.benchmark, it compiles kernels.
 
         Raises:
             CheckpointError: when the weights do not match the config.
@@ -210,7 +210,7 @@ def new_measurement(
     caches: tuple[MeasuredCache, ...] = (),
     training: MeasuredTraining | None = None,
 ) -> Measurement:
-    """Return a measurement of now, with its id."""
+    """Return a new measurement, with its id."""
     key: dict[str, Any] = {
         **_run_by(checkpoint, device, versions),
         "workload": workload,

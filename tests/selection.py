@@ -17,7 +17,7 @@ QUICK_CONFIGS = frozenset(
 
 
 def quick(values: Iterable[Any], names: Container[Any] = QUICK_CONFIGS) -> list[Any]:
-    """Return parameters; those whose name, a path's stem, is not in ``names`` are exhaustive."""
+    """Return parameters; those not in ``names``, by the stem of a path, are exhaustive."""
     return [
         value
         if getattr(value, "stem", value) in names

@@ -135,7 +135,7 @@ class Shim:
 def main() -> None:
     """Run every fault of every command, or every nth of them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--every", type=int, default=1, help="run one fault of so many")
+    parser.add_argument("--every", type=int, default=1, help="run one fault in N")
     arguments = parser.parse_args()
     if "LD_PRELOAD" not in os.environ:
         _restart()

@@ -30,7 +30,7 @@ class CacheOptions(OptionGroup, frozen=True, kw_only=True):
     ] = "16,8,4"
     dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep the files here, and restore those of before."),
+        typer.Option(metavar="DIR", help="Keep the files here, and restore those that are there."),
     ] = None
     max_tokens: Annotated[str, typer.Option(help="Tokens to generate and compare.")] = "32"
     prefill_step: Annotated[int, typer.Option(min=1, help="Tokens in a prefill chunk.")] = 2048

@@ -26,7 +26,7 @@ class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
     prompts: Annotated[
         str,
         typer.Option(
-            metavar="FILE|TEXT", help="Prompts whose routing is counted: a file with one on a line."
+            metavar="FILE|TEXT", help="Prompts to count the routing of: a file with one on a line."
         ),
     ]
     held_out: Annotated[

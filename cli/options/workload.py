@@ -24,7 +24,7 @@ DEFAULT_CONTEXT = 4096
 CONTEXT = ("context", "ctx_size", "max_model_len")
 """The options that set the context, by the names of three programs."""
 IMAGES = ("image", "video")
-"""The options of what a prompt has besides text."""
+"""The options of what a prompt has in addition to text."""
 _MODEL_LEN = re.compile(r"([0-9]{1,12})([kKmM]?)|([0-9]{1,12}\.[0-9]{1,6})([km])")
 _MODEL_LEN_UNITS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
 
@@ -108,7 +108,7 @@ class WorkloadOptions(OptionGroup, frozen=True, kw_only=True):
         list[str] | None,
         Option(
             metavar="FxWxH|DIR",
-            help="A video of so many frames, such as 16x448x448, or a folder of its frames.",
+            help="A video as FRAMESxHEIGHTxWIDTH, such as 16x448x448, or a folder of its frames.",
         ),
     ] = None
 

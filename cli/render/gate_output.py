@@ -9,7 +9,7 @@ from memfit.cli.render.views.gate import GateView, MistakesView
 from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.results.gate import GateReport
 
-# The file whose Markdown GitHub shows on the page of a run (docs.github.com, "Workflow commands").
+# GitHub shows this Markdown on the page of a run (docs.github.com, "Workflow commands").
 SUMMARY = "GITHUB_STEP_SUMMARY"
 
 

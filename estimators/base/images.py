@@ -60,7 +60,7 @@ class VideoSize(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Images(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a prompt has besides text.
+    """What a prompt has in addition to text.
 
     Raises:
         InputError: when there are none or too many.

@@ -55,7 +55,7 @@ class SmallFiles(Protocol):
 class Checkpoint(Struct, frozen=True):
     """A model's config and, where there are weight files, their tensors.
 
-    ``tensors`` is None when no header could be read: a bare config, or only files whose
+    ``tensors`` is None when no header could be read: a bare config, or only files in which the
     content is not described by a header (``weight_bytes_bound`` then holds their size).
     """
 

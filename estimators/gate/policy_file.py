@@ -98,9 +98,9 @@ class TargetKeys(Struct, frozen=True, kw_only=True):
     runtime: Annotated[str, one_of(*runtime_names())] | UnsetType = UNSET
     """The runtime that sets the allocation rules; by default the checkpoint's own runtime."""
     mlx_version: str | UnsetType = UNSET
-    """The version of MLX whose rules apply; by default the newest that is described."""
+    """The version of MLX with the rules that apply; by default the newest that is described."""
     mlx_lm_version: str | UnsetType = UNSET
-    """The version of mlx-lm whose rules apply; by default the newest that is described."""
+    """The version of mlx-lm with the rules that apply; by default the newest that is described."""
     allow_stale: bool | UnsetType = UNSET
     """Accept a cached answer when the Hub was not asked, or did not answer."""
     allow_beyond_context: bool | UnsetType = UNSET

@@ -137,7 +137,7 @@ def takes_images(checkpoint: Checkpoint) -> bool:
 
 
 def with_image_tokens(checkpoint: Checkpoint, workload: Workload) -> Workload:
-    """Return a workload whose prompt has the tokens of its images besides those of text.
+    """Return a workload with the tokens of its images added to those of its text.
 
     Raises:
         MemfitError: as `image_plan`.

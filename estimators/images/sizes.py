@@ -1,4 +1,4 @@
-"""The sizes of images and videos as a user gives them: numbers, or a file whose header is read."""
+"""The sizes of images and videos as a user gives them: numbers, or a file with a header to read."""
 
 import os
 import re

@@ -72,7 +72,7 @@ def working_set_by_rule(memory_bytes: int, rules: list[dict[str, int]]) -> int:
 def stock_max_buffer(working_set_bytes: int) -> int:
     """Return the largest single allocation: 3/4 of the stock working set, down to a page.
 
-    Exact on every machine whose ``max_buffer_length`` was published: 8, 16, 36, 48, 64, 128, 192
+    Exact on every machine with a published ``max_buffer_length``: 8, 16, 36, 48, 64, 128, 192
     and 256 GB.
 
     >>> stock_max_buffer(115448725504)

@@ -18,7 +18,7 @@ def merges_caches(model: Model) -> bool:
 
 
 def require_batch(model: Model, batch: int) -> None:
-    """Do nothing when the model's class runs so many sequences.
+    """Do nothing when the model's class runs a batch of this size.
 
     Raises:
         UnsupportedError: when it fails on them.

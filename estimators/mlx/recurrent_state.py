@@ -16,7 +16,7 @@ def state_bytes(model: Model, batch: int) -> int:
 
 
 def view_elements(states: Iterable[StateBuffer], *, decoding: bool) -> int:
-    """Return the elements per token of a chunk that states keep alive besides their own.
+    """Return the elements per token of a chunk that states keep alive in addition to their own.
 
     A slice shares the buffer of the array it was cut from (mlx slicing.cpp), so that its nbytes
     are less than it holds; right to within one token. ``decoding`` is for what is left once single
@@ -27,7 +27,7 @@ def view_elements(states: Iterable[StateBuffer], *, decoding: bool) -> int:
 
 
 def view_bytes(model: Model, tokens: int) -> int:
-    """Return what the states of a sequence keep alive besides their own after a call on tokens."""
+    """Return what the states of a sequence keep alive after a call, in addition to their own."""
     return (
         tokens * view_elements(model.states(), decoding=tokens == 1) * dtypes.nbytes(1, model.dtype)
     )

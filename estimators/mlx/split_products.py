@@ -13,7 +13,7 @@ from memfit.estimators.mlx.versions import MlxVersions
 
 PART_ITEM_BYTES = 4
 """Parts of a product with a plain weight are float32, those with a packed one as its results."""
-# Packed: the parts make about so many blocks of 32 x 32 results.
+# Packed: the parts make about this many blocks of 32 x 32 results.
 _BLOCKS = 512
 _SIDE = 32
 # Fewer rows take a vector kernel; MLX's limit is 6 to 33 by GPU and shape.

@@ -138,4 +138,4 @@ class ContextPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-context/1"
     assumptions: tuple[str, ...]
     notes: tuple[Note, ...]
     images: ImageAdvice | UnsetType = UNSET
-    """What the device has room for besides the text of a prompt with images."""
+    """What the device has room for in addition to the text of a prompt with images."""

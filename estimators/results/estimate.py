@@ -136,7 +136,7 @@ class ModelSummary(Struct, frozen=True):
 
 
 class RuntimeSummary(Struct, frozen=True):
-    """The runtime whose allocation rules were applied."""
+    """The runtime with the allocation rules that were applied."""
 
     name: str
     version: str

@@ -1,4 +1,4 @@
-"""What a machine has room for besides a text: larger images, more of them, smaller ones."""
+"""What a machine has room for in addition to a text: larger images, more of them, smaller ones."""
 
 from msgspec import Struct
 

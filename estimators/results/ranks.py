@@ -61,7 +61,7 @@ class Placement(Struct, frozen=True, kw_only=True):
 
 
 class Leftover(Struct, frozen=True, kw_only=True):
-    """What is left of machines that are alike and equally used."""
+    """What is left of machines that are equal and equally used."""
 
     device: str
     machines: Count

@@ -79,7 +79,7 @@ class Subject(Struct, frozen=True):
     traced: "TracedPeak | None" = None
     """The workspace on MLX of a model with operations that no formula has."""
     rank: Rank | None = None
-    """The rank whose part of the model it is, None: the whole model."""
+    """The rank that has this part of the model, None: it is the whole model."""
     by_trace: bool | None = None
     """Whether the trace is asked for, where there is one; None: where no formula is."""
 
@@ -127,7 +127,7 @@ class RuntimeModel(Struct, frozen=True):
 
     @property
     def classes(self) -> str:
-        """The library with the class of the model whose operations the workspace follows."""
+        """The library with the class of the model; the workspace follows its operations."""
         return "mlx-lm"
 
     @classmethod
@@ -259,7 +259,7 @@ class RuntimeModel(Struct, frozen=True):
         return ()
 
     def drafted(self, workload: Workload, draft: "RuntimeModel", tokens: int) -> DraftFigures:
-        """Return what a draft model adds that proposes so many tokens in each step.
+        """Return what a draft model adds that proposes ``tokens`` in each step.
 
         Raises:
             UnsupportedError: when the runtime cannot run it.

@@ -58,7 +58,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
     """Whether formulas know the model too: they find what needs many workloads."""
     adapter: "Adapter | None" = None
     rank: Rank | None = None
-    """The rank whose part of the class it is, None: the whole."""
+    """The rank that has this part of the class, None: it is the whole."""
     _built: dict[Backend, "TracedModel"] = {}
     _runs: dict[tuple[Workload, Any, MlxVersions], "TracedRun"] = {}
     """By workload, `Device.gpu` and versions."""

@@ -52,7 +52,7 @@ class ModelTrace(Protocol):
 
     @property
     def rank(self) -> Rank | None:
-        """Return the rank whose part of the class it is, None: the whole."""
+        """Return the rank that has this part of the class, None: it is the whole."""
 
     def moment(
         self, workload: Workload, device: Device | None, versions: MlxVersions

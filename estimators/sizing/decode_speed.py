@@ -103,6 +103,6 @@ def _head(footprint: WeightFootprint, model: Model) -> int:
 
 
 def kind(model: Model) -> str:
-    """Return the group of models whose measured share applies."""
+    """Return the group of models with the measured share that applies."""
     mixture = "moe" if model.experts() else "dense"
     return f"hybrid {mixture}" if any(True for _ in model.states()) else mixture

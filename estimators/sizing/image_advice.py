@@ -15,7 +15,7 @@ from memfit.estimators.sizing.sized_model import SizedModel
 MOST_IMAGES = 256
 # Each number of images is a trace of its own where no formula has the tower's work.
 _MOST_TRACED = 4
-# Classes compute with pixels that a trace has in memory: 600 MB for so many tokens (Idefics 3).
+# Classes compute with pixels that a trace has in memory: 600 MB for this many tokens (Idefics 3).
 _MOST_TRACED_TOKENS = 10_000
 LONGEST_SIDE = 16384
 SIDE_STEP = 32
@@ -67,7 +67,7 @@ def with_images(sized: SizedModel, workload: Workload, images: Images) -> Worklo
 
 
 def _one(first: ImageSize, steps: int) -> Images:
-    """One image in the ratio of the first, with a longer side of so many steps."""
+    """One image in the ratio of the first, with a longer side of ``steps``."""
     longest = max(first.width, first.height)
     sides = (max(1, side * steps * SIDE_STEP // longest) for side in (first.width, first.height))
     return Images((ImageSize(*sides),))

@@ -228,7 +228,7 @@ class _Parts:
         return best
 
     def _with_room(self, least: int, workload: Workload) -> tuple[int, ...] | None:
-        """Return a split that leaves every rank so much, from the first layers on; None: none."""
+        """Return a split that leaves every rank this room, from the first layers on, or None."""
         size, left = self._ranks.size, len(self._sized.model.layers)
         split = [0] * size
         start = 0

@@ -406,7 +406,7 @@ def _model_of(checkpoint: Checkpoint, device: Device | None) -> Model:
     if not checkpoint.config:
         raise CheckpointError(
             f"{checkpoint.id}: its config is missing or empty; its {_known_bytes(checkpoint)}"
-            " bytes of tensors are exact, caches and workspace need a config.json beside it"
+            " bytes of tensors are exact, caches and workspace need a config.json next to it"
         )
     try:
         assumed = checkpoint.assumed_from is not None

@@ -1,4 +1,4 @@
-"""What can be said of a model whose architecture nothing describes."""
+"""What can be said of a model with an architecture that nothing describes."""
 
 from memfit.estimators.arch.registry import FAMILIES
 from memfit.estimators.base.errors import UnknownArchitectureError, UnsupportedError
@@ -11,7 +11,7 @@ from memfit.estimators.machine.device import Device
 def unknown_architecture(
     checkpoint: Checkpoint, fault: UnsupportedError, device: Device | None
 ) -> UnknownArchitectureError:
-    """Return the fault, with what is known of the weights and the ways on."""
+    """Return the fault, with what is known of the weights and what can be done."""
     kind = str(checkpoint.config.get("model_type"))
     like = kind if kind in FAMILIES else nearest(kind, FAMILIES, most=1) or "TYPE"
     ways = (

@@ -167,7 +167,7 @@ def _fill(cache: Any, buffer: KVBuffer, length: int, position: int, last: int) -
     else:
         cache.offset = position
     if buffer.growth is Growth.ROTATING:
-        # The index of the next write, which it keeps besides the offset.
+        # The index of the next write, which it keeps in addition to the offset.
         keep = getattr(cache, "keep", 0)
         cache._idx = _rotated(length, position, last, cache.max_size, keep)
         cache.rotated = last == 1 and position > cache.max_size

@@ -29,7 +29,7 @@ _MAX_KEPT = 40_000
 
 
 class KeptCalls:
-    """Recorded calls of a model: runs of other prompts begin alike, other GPUs get the same."""
+    """Recorded calls of a model: runs of other prompts share the first, other GPUs get the same."""
 
     def __init__(self) -> None:
         self._calls: dict[Hashable, Call] = {}

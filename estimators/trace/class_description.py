@@ -274,7 +274,7 @@ def _listed(path: str, module: Any, listed: list[Any]) -> MixtureOfExperts:
 def _with_shared(
     experts: MixtureOfExperts | None, modules: list[Module], hidden: int
 ) -> MixtureOfExperts | None:
-    """Return the experts with the width of the shared ones beside them."""
+    """Return the experts with the width of the shared ones added."""
     shared = (m.shape for m in modules if m.part is Part.SHARED_EXPERTS)
     widths = [shape[-1] for shape in shared if len(shape) > 1 and shape[0] == hidden]
     return replace(experts, shared_intermediate=max(widths)) if experts and widths else experts

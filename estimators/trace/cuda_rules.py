@@ -62,7 +62,7 @@ def rope(op: Operation) -> None:
 
 
 def attention(op: Operation) -> None:
-    """Fused attention by cuDNN, whose result lies as the queries, or by the vector kernel."""
+    """Fused attention by cuDNN, with a result laid out as the queries, or by the vector kernel."""
     query, key, out = *op.inputs[:2], op.outputs[0]
     op.kernels = 1
     for source in op.inputs[:4]:

@@ -29,7 +29,7 @@ def _binary_output(op: Operation, a: View, b: View, out: View) -> None:
     if a.data_size == 1 and b.data_size == 1:
         out.copy_layout(a)
         op.allocate(out, out.itemsize)
-    # Vector with scalar: the output lies as the vector does.
+    # Vector with scalar: the output has the layout of the vector.
     elif a.data_size == 1 and b.dense:
         vector(op, b, out)
     elif b.data_size == 1 and a.dense:
@@ -59,7 +59,7 @@ def select(op: Operation) -> None:
         out.copy_layout(b)
         op.allocate(out, out.itemsize)
         return
-    # All three lie the same way, so one loop goes over their elements as they are.
+    # All three have one layout, so one loop goes over their elements as they are.
     rows, columns = a.row and b.row and c.row, a.column and b.column and c.column
     if rows or columns:
         donor = next((x for x in (a, b, c) if is_donatable(x, out)), None)
@@ -98,7 +98,7 @@ def compiled(op: Operation) -> None:
             if is_flat:
                 out.copy_layout(source)
             op.share(out, source)
-    # New outputs lie as the first input of their size.
+    # New outputs have the layout of the first input of their size.
     like = next((x for x in arrays if x.size == first.size), None)
     for out in left:
         if is_flat and like:

@@ -31,7 +31,7 @@ _UNUSED = (
 )
 # Packages of mlx_vlm with an __init__ that imports servers, audio and the making of images.
 _BARE = ("mlx_vlm.generate", "mlx_vlm.speculative")
-# What mlx-vlm uses besides Python's own modules; for the rest it gets `Absent`: processors,
+# What mlx-vlm uses apart from Python's own modules; for the rest it gets `Absent`: processors,
 # tokenizers and downloads, which a trace has none of.
 _USED = frozenset({"numpy", "tqdm"})
 

@@ -14,7 +14,7 @@ from memfit.estimators.trace.operation import Operation, copied
 # Winograd's tiles: 8 by 8 products make 6 by 6 results.
 _TILE, _PRODUCTS = 6, 64
 _LARGE_INPUT, _LARGE_OUTPUT, _MANY_CHANNELS = 4096, 256, 256
-# Channels are read in blocks of so many.
+# Channels are read in blocks of this size.
 _BLOCK = 16
 _FEW_CHANNELS = 4
 _DEEP_KERNEL = 7

@@ -200,7 +200,7 @@ def _reject_many_layers(config: Mapping[str, Any], name: str) -> None:
 
 def _too_many_modules(name: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{name}: num_hidden_layers and the like make more than {MAX_MODULES} modules;"
+        f"{name}: num_hidden_layers and similar keys make more than {MAX_MODULES} modules;"
         " a trace builds no larger model"
     )
 

@@ -87,7 +87,7 @@ def is_donatable(source: View, out: View | None = None) -> bool:
 
 
 def vector(op: Operation, source: View, out: View) -> None:
-    """Lie as the input, in its buffer when it can be donated, in a new one otherwise."""
+    """Take the input's layout, in its buffer when it can be donated, in a new one otherwise."""
     out.copy_layout(source)
     if is_donatable(source, out):
         op.share(out, source)
@@ -97,7 +97,7 @@ def vector(op: Operation, source: View, out: View) -> None:
 
 
 def over_or_new(op: Operation, source: View, out: View) -> None:
-    """Lie as an input of the same type, in its buffer when no other holds it."""
+    """Take the layout of an input of the same type, in its buffer when no other holds it."""
     out.copy_layout(source)
     if is_donatable(source):
         op.share(out, source)

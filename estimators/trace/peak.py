@@ -201,7 +201,7 @@ class Replay:
         self._labels: Mapping[int, str] = {}
         self._samples: list[list[View]] = []
 
-    def beside(self) -> "Replay":
+    def alongside(self) -> "Replay":
         """Return the calls of another model on the same device."""
         other = copy(self)
         other._begin()
@@ -359,7 +359,7 @@ class Replay:
         return view
 
     def _place_inputs(self, call: Call, views: list[View]) -> None:
-        """Give buffers to the other arrays of before the call: tokens, constants, weights."""
+        """Give buffers to the other arrays from before the call: tokens, constants, weights."""
         for view, array in zip(views, call.arrays, strict=True):
             # Caches have their buffers from the call before.
             if array.role != "computed" and view.buffer is None:

@@ -52,7 +52,7 @@ def _moments(
     target: Trace, draft: Trace, rounds: tuple[DraftRound, ...], device: Device
 ) -> Iterator[Highest]:
     checking = Replay(device, target.mlx_version)
-    drafting = checking.beside()
+    drafting = checking.alongside()
     for run, trace in ((drafting, draft), (checking, target)):
         yield from _prompt(run, trace)
     checked, drafted = (iter(_after_prompt(trace)) for trace in (target, draft))

@@ -73,7 +73,7 @@ def record_training(
     """Return the steps of a run on batches of ``tokens`` tokens; call it inside `tracing`.
 
     ``validated`` is the length of the longest batch of the validation, None without one. The steps
-    until the first update are there if it ``is_whole``: they are hardly larger, without a loop.
+    until the first update are there if it ``is_whole``: they are almost the same, without a loop.
     A class that ``loops`` over tokens is traced with fewer of its frozen layers, of which only one
     is computed at a time. The model has to be restored afterwards.
 

@@ -135,7 +135,7 @@ def _packed(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def unread_format(config: Mapping[str, Any]) -> str | None:
-    """Return the declared quantisation method whose packed layout is not MLX's, or None."""
+    """Return the declared quantisation method if its packed layout is not MLX's, or None."""
     block = config.get("quantization_config")
     method = block.get("quant_method") if isinstance(block, Mapping) else None
     return None if method is None or _packed(config) else str(method)

@@ -28,7 +28,7 @@ class Conversion(NamedTuple):
     temporary: int = 0
     """Bytes that each read takes on the way."""
     operations: int = 2
-    """Of each read, besides the read: a view and a copy where arrays are stacked."""
+    """Of each read, in addition to the read: a view and a copy where arrays are stacked."""
     outputs: int = 1
     """Arrays that are made of it: weights, scales and biases."""
 

@@ -16,7 +16,7 @@ from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.weights.loading import CutArray
 from memfit.estimators.weights.parts import part_of
 
-# MLX packs integers of few bits into words of so many bytes (mlx ops.cpp, quantize).
+# MLX packs integers of few bits into words of this many bytes (mlx ops.cpp, quantize).
 _WORD = 4
 
 

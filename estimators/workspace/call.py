@@ -29,7 +29,7 @@ class BackendTraits(Struct, frozen=True):
     def joins_fused_heads(self) -> bool:
         """Whether the heads of fused attention are copied to be joined.
 
-        cuDNN's result lies as the queries do, which rope wrote head by head (cuda/rope.cu).
+        cuDNN's result has the layout of the queries, which rope wrote head by head (cuda/rope.cu).
         """
         return self.backend == "cuda" and not self.versions.has("cuda_rope_in_place")
 

@@ -25,7 +25,7 @@ from memfit.estimators.weights.loading import Conversion, CutArray
 _WIDTH = 20
 # Tasks under way, and the open one; each read of a file is a dispatch (mlx common/load.cpp).
 _DISPATCHES = (MAX_ACTIVE_TASKS + 1) * CPU_DISPATCHES_PER_TASK + 3 * _WIDTH
-# As many batches of a large GPU, each closed above so many elements, of four bytes.
+# As many batches of a large GPU, each closed above this many elements, of four bytes.
 _LIMITS = command_buffer_limits("s")
 _GPU_TEMPORARIES = (MAX_ACTIVE_TASKS + 1) * (_LIMITS.max_mebi_elements << 20) * 4
 

@@ -44,7 +44,7 @@ class RunMoment(Struct, frozen=True):
 
 
 class _Followed(NamedTuple):
-    """What a call holds besides what was there before it."""
+    """What a call holds in addition to what was there before it."""
 
     layers: Counter[int]
     """How many layers of each plan were followed operation by operation."""

@@ -28,7 +28,7 @@ def norm(tape: Tape, x: int, elements: int, *, shared: bool) -> int:
 def rope(tape: Tape, x: int, elements: int, *, rows: int, dim: int) -> int:
     """Rotary embedding of transposed heads, so that the result is a new array."""
     if tape.backend != "cpu":
-        # Only an input whose rows follow one another can be written over (backend/metal/rope.cpp).
+        # Only an input in rows without gaps can be written over (backend/metal/rope.cpp).
         return tape.allocate((x,), elements)
     angles = rows * dim // 2
     # Every layer computes its own tables of cosines and sines, in float32.

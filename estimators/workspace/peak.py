@@ -42,7 +42,7 @@ class PeakMoment(Struct, frozen=True):
     """The most in use after that."""
 
     def raised(self, more: int) -> "PeakMoment":
-        """Return the moment with so many bytes more, which are in use all the time."""
+        """Return the moment with ``more`` bytes, which are in use all the time."""
         prefill, decode = self.prefill_bytes, self.decode_bytes
         return replace(
             self,

@@ -123,7 +123,7 @@ class RunCaches:
         return total
 
     def packed_bytes(self, call: CallShape, simulated: Counter[int], *, decoding: bool) -> int:
-        """Return what values that are a view of one packed product keep alive besides their own.
+        """Return what values that view one packed product keep alive in addition to their own.
 
         A first chunk that becomes the buffer is such a view until the buffer grows: in the layers
         that have run in that chunk, and in the call after it in those that have not run.
@@ -152,7 +152,7 @@ class RunCaches:
         return total * self._width * call.batch
 
     def view_bytes(self, call: CallShape, simulated: Counter[int], *, decoding: bool) -> int:
-        """Return what states that are slices keep alive besides their own bytes."""
+        """Return what states that are slices keep alive in addition to their own bytes."""
         workload, total = self._workload, 0
         chunk = min(workload.prompt_tokens - 1, workload.prefill_step)
         for number, layers in self._prepared.layers.items():

@@ -44,7 +44,7 @@ def transient_peak(layers: Iterable[tuple[Step, ...]], limits: BatchLimits | Non
                 elements += sum([count for count, ago in repeated if ago > in_batch])
             done = submit(released, dispatches, elements)
             if done:
-                # A buffer whose last use is recorded is free only after its batch has run.
+                # After its last use is recorded, a buffer is free only once its batch has run.
                 alive -= sum(done)
     return peak
 

@@ -42,9 +42,9 @@ def speculative_moments(
     yield from RunMoments(target.prepared, workload, both + draft.caches(prompt)).prefill()
     # The caller holds a row of the log-probabilities of the step before, which keeps all of them.
     checked = drafted + 1 if workload.max_tokens > 1 else 0
-    beside = both + target.caches(workload) + checked * target.sample()
+    held = both + target.caches(workload) + checked * target.sample()
     # After a step with every draft accepted, the next begins with two tokens; each finds the
     # log-probabilities of the draft before it.
-    yield from RunMoments(draft.prepared, workload, beside).decode(2, min(1, drafted - 1))
-    beside = both + draft.caches(workload)
-    yield from RunMoments(target.prepared, workload, beside).decode(drafted + 1, checked)
+    yield from RunMoments(draft.prepared, workload, held).decode(2, min(1, drafted - 1))
+    held = both + draft.caches(workload)
+    yield from RunMoments(target.prepared, workload, held).decode(drafted + 1, checked)

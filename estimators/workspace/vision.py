@@ -69,7 +69,7 @@ class VisionWork(NamedTuple):
     kept: int
     """From the start to the end of the prompt: pixels, embeddings, features of deep stacks."""
     transient: int
-    """While the tower runs, besides what is kept."""
+    """While the tower runs, in addition to what is kept."""
     largest: int
     """The largest single allocation."""
     largest_name: str

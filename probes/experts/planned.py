@@ -46,7 +46,7 @@ class Plan(NamedTuple):
     """The stated error of a peak."""
 
     def at(self, capacities: Sequence[int]) -> PlannedBytes:
-        """Return the bytes with so many experts of each layer."""
+        """Return the bytes with these numbers of experts, one a layer."""
         experts = self.experts
         weights = experts.non_expert_bytes + experts.held_bytes(capacities)
         less = experts.non_expert_bytes + experts.expert_bytes - weights

@@ -156,7 +156,7 @@ def _fault(manifest: Manifest) -> tuple[str, str] | None:
 
 
 def require_layers(directory: Path, manifest: Manifest, experts: Sequence[int]) -> None:
-    """Require that the kept experts are of layers with so many experts each.
+    """Require that the kept experts are of layers with these numbers of experts.
 
     Raises:
         InputError: when they are not.

@@ -142,7 +142,7 @@ def _differences(conversations: Sequence[Conversation]) -> Iterator[str]:
             what = f"{each.tokens} tokens in {file.bits} bits"
             if file.planned_held_bytes not in (None, file.held_bytes):
                 yield f"{what}: planned {file.planned_held_bytes} bytes, held {file.held_bytes}"
-            # A file of before may have been stored after other prefill steps.
+            # An older file may have been stored with other prefill steps.
             for restore in file.restores if file.write_ns is not None else ():
                 planned, peak = restore.planned_peak_bytes, restore.peak_bytes
                 if planned is not None and peak is not None and peak > planned:

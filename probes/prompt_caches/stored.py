@@ -97,15 +97,15 @@ def checked_sha256(path: Path) -> str:
         CheckpointError: when it is cut short, was changed, or was not stored by memfit.
     """
     remedy = "remove it, or name another directory with --dir"
-    beside = _checksum_path(path)
-    if not is_there(beside):
+    checksum = _checksum_path(path)
+    if not is_there(checksum):
         raise CheckpointError(
-            f"{printable(path)}: was not stored by memfit tune cache: {printable(beside.name)} is"
+            f"{printable(path)}: was not stored by memfit tune cache: {printable(checksum.name)} is"
             f" missing; {remedy}"
         )
-    line = _CHECKSUM.fullmatch(read_whole(beside, limit=_CHECKSUM_BYTES))
+    line = _CHECKSUM.fullmatch(read_whole(checksum, limit=_CHECKSUM_BYTES))
     if line is None:
-        raise CheckpointError(f"{printable(beside)}: is not a checksum; {remedy}")
+        raise CheckpointError(f"{printable(checksum)}: is not a checksum; {remedy}")
     digest = sha256_of(path)
     if digest != line[1].decode():
         raise CheckpointError(

@@ -46,7 +46,7 @@ def _load(case: Path) -> dict[str, Any]:
 class Built:
     """A case as memfit and as mlx-lm build it, once for all tests of it.
 
-    The figures are of before the first call: a call may add arrays to the modules (gemma3n).
+    The figures are those before the first call: a call may add arrays to the modules (gemma3n).
     """
 
     config: dict[str, Any]

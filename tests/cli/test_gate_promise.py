@@ -107,7 +107,7 @@ BASELINES: dict[str, Callable[[Path], object]] = {
 }
 
 
-# Most targets are well: else hardly any run would pass.
+# Most targets are in order, or almost no run would pass.
 FAULT = st.one_of(st.just("nothing"), st.just("nothing"), st.sampled_from(sorted(FAULTS)))
 
 

@@ -195,7 +195,7 @@ def test_data_keeps_every_text(text: str) -> None:
 
 
 class OneTable(View):
-    """A view of one table, whose rows have two names."""
+    """A view of one table; its rows have two names."""
 
     def document(self) -> Document:
         headings = ("Tokens", "Bits", "Peak", "Planned")

@@ -24,7 +24,7 @@ class Case(Struct, frozen=True):
     named: dict[str, str] = {}
     """Special tokens that the tokenizer has under a name, such as image_token."""
     others: int = 0
-    """Tokens that the processor adds besides those of images."""
+    """Tokens that the processor adds in addition to those of images."""
     takes_one: bool = False
     """Whether a prompt has one image at most."""
     one_mark: bool = False

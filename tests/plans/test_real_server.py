@@ -97,7 +97,7 @@ CASES: dict[str, tuple[ServerSettings, tuple[tuple[int, int], ...]]] = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model whose caches are larger than its weights."""
+    """A small model with caches that are larger than its weights."""
     return saved(tmp_path_factory.mktemp("served") / "model", CONFIG)
 
 

@@ -17,7 +17,7 @@ VERSIONS = {"mlx": "0.32.4", "mlx_lm": "0.32.2", "backend": "cpu", "device": "a 
 
 
 def report(path: Path, name: str, percent: int) -> tuple[str, ...]:
-    """The report when one figure is so much larger than its estimate."""
+    """The report when one figure is larger than its estimate."""
     sized: SizedModel = size(open_checkpoint(str(path)), device=None)
     estimates = estimated_figures(sized, WORKLOAD)
     measured = {n: [estimate.nbytes] for n, estimate in estimates.items()}

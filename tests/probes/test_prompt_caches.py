@@ -128,18 +128,18 @@ def test_the_caches_of_every_kind_of_layer_are_stored_and_restored(
 def test_a_file_that_is_not_what_was_stored_is_refused_by_name(
     dense: Store, tmp_path: Path
 ) -> None:
-    path, beside = tmp_path / "cache.safetensors", tmp_path / "cache.safetensors.sha256"
+    path, checksum = tmp_path / "cache.safetensors", tmp_path / "cache.safetensors.sha256"
     content, line = dense.file(16).read_bytes(), dense.file(16).name + ".sha256"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"cache\.safetensors: was not stored by memfit"):
         stored.checked_sha256(path)
-    shutil.copy(dense.directory / line, beside)
-    assert stored.checked_sha256(path) in beside.read_text()
+    shutil.copy(dense.directory / line, checksum)
+    assert stored.checked_sha256(path) in checksum.read_text()
     for changed in (content[:-1], content[:-1] + bytes([content[-1] ^ 1]), b""):
         path.write_bytes(changed)
         with pytest.raises(CheckpointError, match=r"cache\.safetensors: is cut short or was"):
             stored.checked_sha256(path)
-    beside.write_text("none")
+    checksum.write_text("none")
     with pytest.raises(CheckpointError, match=r"\.sha256: is not a checksum"):
         stored.checked_sha256(path)
 

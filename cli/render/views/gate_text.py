@@ -126,7 +126,7 @@ def broken(check: LimitCheck) -> str:
 def remedy(check: LimitCheck) -> str:
     """The changes that would make a broken limit pass, in one line."""
     if check.limit == "basis":
-        return "give a checkpoint whose shard headers can be read"
+        return "give a checkpoint with shard headers that can be read"
     if check.limit == "model_context":
         return "the model has no longer context; allow_beyond_context: true in the target allows it"
     if check.limit == "expert_capacity" and check.figure is None:

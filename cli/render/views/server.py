@@ -101,7 +101,7 @@ def _advice(result: ServerPlan, units: Units) -> Iterator[str]:
     if result.bound_bytes:
         bound = format_bytes(result.bound_bytes, units)
         yield (
-            "The requests are alike, and end one after the other: no order of such requests takes"
+            "The requests are equal, and end one after the other: no order of such requests takes"
             f" more than {bound}. --traffic has yours."
         )
     if not result.commands:

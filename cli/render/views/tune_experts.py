@@ -87,11 +87,11 @@ def _facts(result: ExpertsTuneResult, units: Units) -> Iterator[str]:
     yield (
         f"routers alone: {format_bytes(found.peak_bytes, units)} to load, no expert is read{share}"
     )
-    whose = "the full model" if result.profile_of_full_model else "the routers alone"
+    source = "the full model" if result.profile_of_full_model else "the routers alone"
     held_out = result.held_out_prompts
     measured = f"held-out prompts: {held_out}" if held_out else "the same prompts are measured"
     yield (
-        f"profile of {whose}: {result.profiled_prompts} prompts, {result.profiled_tokens} tokens,"
+        f"profile of {source}: {result.profiled_prompts} prompts, {result.profiled_tokens} tokens,"
         f" {result.universal_experts} universal experts; {measured}"
     )
 

@@ -22,7 +22,7 @@ from memfit.cli.render.escape import visible
 from memfit.cli.render.plot import plain
 
 _MARKS = str.maketrans({mark: f"\\{mark}" for mark in "\\|<`*_["})
-# GitHub notifies the person whose name follows; a space without width prevents it.
+# GitHub notifies the person named after it; a space without width prevents it.
 _MENTION = re.compile(r"(?<![A-Za-z0-9])@(?=[A-Za-z0-9])")
 _BULLETS = {"-": "- ", "!": "- ⚠️ "}
 _CHART_WIDTH = 80

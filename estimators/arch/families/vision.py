@@ -1,4 +1,4 @@
-"""What a multimodal checkpoint holds besides its text model: counted on disk, never loaded."""
+"""What a multimodal checkpoint has in addition to its text model: counted on disk, not loaded."""
 
 from collections.abc import Iterator
 

@@ -74,7 +74,7 @@ def _whole(text: bytes, inside: str | None) -> dict[str, Any] | None:
 
 
 def _names(window: "_Window") -> Iterator[str]:
-    """Yield the names of an object, each with the window before its value, to be gone beyond."""
+    """Yield the names of an object, each with the window before its value, to skip."""
     window.expect("{")
     if window.peek() == "}":
         window.step()

@@ -143,7 +143,7 @@ class DeepseekVL2(Struct, frozen=True):
     down: int = 2
 
     def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
-        """Return the plan; more than two images have one tile each besides the whole."""
+        """Return the plan; more than two images have one tile each in addition to the whole."""
         reject_videos(files, asked)
         published = [[w * self.side, h * self.side] for w, h in _DEEPSEEK]
         points = files.processor.sizes("candidate_resolutions", published)

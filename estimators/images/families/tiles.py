@@ -78,7 +78,7 @@ def _added_tags(tokenizer: Settings) -> set[str]:
 
 
 def _rows_and_columns(image: ImageSize, longest: int, tile: int) -> tuple[int, int]:
-    """Tiles of an image whose longer edge is scaled to ``longest``, and to 4096 at most."""
+    """Tiles of an image with its longer edge scaled to ``longest``, and to 4096 at most."""
     aspect = image.width / image.height
     most = 4096
     if image.width >= image.height:
@@ -151,7 +151,7 @@ class LlavaNext(Struct, frozen=True):
 
 
 def padded_tiles(images: Sequence[PlannedImage], asked: Images, side: int) -> ImagePlan:
-    """Return a plan whose images all have as many tiles as the largest, with their own sizes."""
+    """Return a plan in which all images have as many tiles as the largest, with their own sizes."""
     most = max(image.tiles for image in images)
     sizes = tuple((image.height, image.width) for image in asked.each_image())
     return ImagePlan(

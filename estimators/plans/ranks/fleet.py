@@ -28,7 +28,7 @@ _MAX_BYTES = 4 << 20
 
 
 class FleetMachine(Struct, frozen=True):
-    """Machines that are alike."""
+    """Machines that are equal."""
 
     name: str
     device: Device
@@ -137,7 +137,7 @@ def _placed(model: FleetModel, needs: "_Needs", rooms: "_Rooms") -> Placement:
         machines=(),
         parallel=None,
         needed_bytes=alone,
-        reason=f"no machine and no {SIZES[-1]} alike have the room that is left for it",
+        reason=f"no machine and no {SIZES[-1]} equal ones have the room that is left for it",
     )
 
 
@@ -163,7 +163,7 @@ class _Needs:
         return self._faults.get(model, "")
 
     def over(self, model: FleetModel, device: Device, size: int) -> list[_Need]:
-        """Return what each of so many machines needs, by the way they share it."""
+        """Return what each machine needs, by the number of them and the way they share it."""
         key = model, device.name, size
         if key not in self._kept:
             self._kept[key] = list(self._computed(model, device, size))

@@ -19,7 +19,7 @@ WAYS: tuple[Parallel, ...] = ("tensor", "pipeline")
 
 
 def plan_ranks(sized: SizedModel, device: Device, workload: Workload) -> RanksPlan:
-    """Return what a model needs on one machine and on several alike.
+    """Return what a model needs on one machine and on several equal ones.
 
     Raises:
         UnsupportedError: when the runtime cannot run the workload.

@@ -20,8 +20,8 @@ from memfit.estimators.base.units import round_up
 from memfit.estimators.results.server import ServerSettings
 
 NAMED_BUFFERS = 6
-"""The most buffers besides those of the prompt cache: the last prefix, responses, two parts of the
-decoding batch, the prompts and what they joined (`BatchSchedule`)."""
+"""The most buffers apart from those of the prompt cache: the last prefix, responses, two parts of
+the decoding batch, the prompts and what they joined (`BatchSchedule`)."""
 
 
 class Request(Struct, frozen=True):

@@ -51,7 +51,7 @@ class BlockLayout(Struct, frozen=True):
         return max((g.block_tokens * g.blocks_for(tokens) for g in self.groups), default=0)
 
     def longest(self, nbytes: int, most: int) -> int:
-        """Return the most tokens of one request, full blocks, that so many bytes hold."""
+        """Return the most tokens of one request, in full blocks, that ``nbytes`` hold."""
         step = max((group.block_tokens for group in self.groups), default=0)
         if not step:
             return most
