@@ -109,6 +109,7 @@ class MlxVlm(MlxLm, frozen=True):
         Raises:
             UnsupportedError: when no formula has the work of the tower, or there is none.
         """
+        reject_batch_windows(workload)
         figures, subject = MlxLm.figures(self, workload), self.subject
         if workload.images:
             self.require_tower()
@@ -207,6 +208,16 @@ class MlxVlm(MlxLm, frozen=True):
 
 # Classes with a head that ``sanitize`` makes of the embedding (mlx_vlm/models/gemma3/language.py).
 _TIED_HEADS = frozenset({"gemma3"})
+
+
+def reject_batch_windows(workload: Workload) -> None:
+    """Check that a batch has no rotating caches (mlx_vlm/generate/ar.py, _make_cache).
+
+    Raises:
+        UnsupportedError: when it has.
+    """
+    if workload.batch > 1 and workload.max_kv_size is not None:
+        raise UnsupportedError("mlx-vlm's batches keep all tokens: leave out max_kv_size, or batch")
 
 
 def _with_embeddings(text: PeakMoment, subject: Subject, workload: Workload) -> PeakMoment:

@@ -30,7 +30,7 @@ from memfit.estimators.runtimes.by_class import (
     unquantised,
 )
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
-from memfit.estimators.runtimes.mlx_vlm import MlxVlm
+from memfit.estimators.runtimes.mlx_vlm import MlxVlm, reject_batch_windows
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.workspace.peak import PeakMoment, with_load
@@ -100,10 +100,7 @@ class VisionTrace(Struct, frozen=True, eq=False):
         from memfit.estimators.trace.kernel_stubs import TraceTarget
         from memfit.estimators.trace.vision_peak import vision_peak
 
-        if workload.batch > 1:
-            raise UnsupportedError(
-                "several prompts at a time are not traced with mlx-vlm: leave out batch"
-            )
+        reject_batch_windows(workload)
         target = TraceTarget(
             backend=machine.backend,
             nax=has_nax(machine),
@@ -337,4 +334,5 @@ def _last_decode(peak: "VisionPeak", model: Model, workload: Workload) -> int:
         capacity_at(buffer, workload, tokens) * buffer_token_bytes(model, buffer, workload, tokens)
         for buffer in set(kv_buffers(model, workload.max_kv_size))
     )
-    return peak.parts["decode"] + max(0, ended.nbytes - begun.nbytes) + max(copied, default=0)
+    grown = max(0, ended.nbytes - begun.nbytes)
+    return peak.parts["decode"] + grown + workload.batch * max(copied, default=0)

@@ -10,6 +10,8 @@ from copy import copy
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
+from msgspec.structs import replace
+
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
@@ -19,7 +21,7 @@ from memfit.estimators.trace.graph_format import Array, Call
 from memfit.estimators.trace.isolation import ANSWERS, array_stubs, original
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
 from memfit.estimators.trace.leaves import Leaf, Modules
-from memfit.estimators.trace.libraries import changed
+from memfit.estimators.trace.libraries import Absent, Silent, changed
 from memfit.estimators.trace.loop_guard import LoopError, few_slices
 from memfit.estimators.trace.recording import GraphError, record_call
 from memfit.estimators.trace.undo_cse import unmerged
@@ -64,6 +66,15 @@ class VisionRun(NamedTuple):
     cuts: tuple[Cut, ...]
     decodes: int
     """The position of the first cut that belongs to decoding."""
+
+
+class _NoDraft(Silent):
+    """mlx-vlm's SpeculativePrefill without a draft model, which keeps nothing."""
+
+    kwargs: Mapping[str, Any] = {}
+
+    def finish(self, output: Any) -> Any:
+        return output
 
 
 class _OpenCut(NamedTuple):
@@ -141,11 +152,11 @@ class _Recorder:
         self._library = library_for(target.backend)
         diffusion = self._library.load("mlx_vlm.generate.diffusion")
         self._denoises = diffusion.is_diffusion_model(model)
-        self._step = (
-            diffusion.stream_diffusion_generate
-            if self._denoises
-            else self._library.load("mlx_vlm.generate.ar").generate_step
-        )
+        if self._denoises and workload.batch > 1:
+            raise GraphError("mlx-vlm denoises one prompt at a time: leave out batch")
+        self._loop = self._library.load("mlx_vlm.generate.ar")
+        one = self._loop.generate_step if workload.batch == 1 else self._loop._generate_batch
+        self._step = diffusion.stream_diffusion_generate if self._denoises else one
         self.given = inputs(model, plan, workload)
         self.cuts: list[_OpenCut] = []
         self.decodes = self._tokens = 0
@@ -194,10 +205,12 @@ class _Recorder:
 
     def _generate(self) -> Iterator[Any]:
         workload = self._workload
-        rest = {name: array for name, array in self.given.items() if name not in _BY_POSITION}
-        ids, pixels, mask = map(self.given.get, _BY_POSITION)
         if self._denoises:
             return denoising(self._step, self._model, self.given, workload.prefill_step)
+        if workload.batch > 1:
+            return batch_generating(self._loop, self._model, self.given, workload)
+        rest = {name: array for name, array in self.given.items() if name not in _BY_POSITION}
+        ids, pixels, mask = map(self.given.get, _BY_POSITION)
         steps: Iterator[Any] = self._step(
             ids,
             self._model,
@@ -220,10 +233,6 @@ class _Recorder:
                 self.cuts.append(_OpenCut(kind, [], []))
                 return
             self._sampled.update(map(id, _arrays(trees)))
-            if kind == "async_eval":
-                self._tokens += 1
-                if self._tokens == _TOKENS:
-                    self.decodes = len(self.cuts)
             held = [self.given, _variables(sys._getframe(1), self._step.__code__)]
             self.cuts.append(_OpenCut(kind, self._now(trees), self._now(held)))
 
@@ -264,12 +273,18 @@ class _Recorder:
 
         def called(language: Any, *args: Any, **named: Any) -> Any:
             nonlocal left_out
-            if "n_to_process" not in named or language is not self._model.language_model:
+            if language is not self._model.language_model:
+                return call(language, *args, **named)
+            if "n_to_process" not in named:
+                self._tokens += 1
+                if self._tokens == _TOKENS and not self._denoises:
+                    self.decodes = len(self.cuts)
                 return call(language, *args, **named)
             self._chunks += 1
             chunk = self._chunks - 1
             if left_out and chunk == left_out[0]:
                 try:
+                    self._stepper.caches = named["cache"]  # the loop's own, of a batch
                     self._stepper.learn()
                 except UnsupportedError:  # how a cache goes on is not known
                     left_out = range(0)
@@ -324,18 +339,44 @@ def denoising(
     )
 
 
+def batch_generating(
+    loop: Any, model: Any, given: Mapping[str, Any], workload: Workload
+) -> Iterator[Any]:
+    """Run mlx-vlm's batch_generate until its second token, on what its processor would give."""
+    replaced = {
+        "prepare_inputs": lambda *_, **__: given,
+        "apply_chat_template": lambda *_, **__: "",
+        "should_add_special_tokens": lambda *_: False,
+        "SpeculativePrefill": _NoDraft,
+        "wired_limit": Silent,
+    }
+    with changed(loop, replaced):
+        texts, _ = loop._generate_batch(
+            model,
+            Absent,  # it stops at the first token, when the second is computed
+            [""] * workload.batch,
+            max_tokens=_TOKENS,
+            prefill_step_size=workload.prefill_step,
+            kv_bits=workload.kv_bits,
+            kv_group_size=workload.kv_group_size,
+            quantized_kv_start=workload.quantized_kv_start,
+        )
+    return iter(texts)
+
+
 def inputs(model: Any, plan: ImagePlan, workload: Workload) -> dict[str, Any]:
     """Return the arrays of a prompt that begins with its images."""
     import mlx.core as mx
 
     ids: list[int] = []
+    rows, plan = workload.batch, replace(plan, arrays=tuple(_of_rows(plan, workload.batch)))
     for image in plan.images:
         for run in image.tokens:
             ids += [_token(model, run.kind)] * run.count
     ids += [_TEXT_TOKEN] * max(1, workload.prompt_tokens - plan.added - len(ids))
     given: dict[str, Any] = {
-        "input_ids": mx.array([ids]),
-        "attention_mask": mx.ones((1, len(ids)), mx.int32),
+        "input_ids": mx.array([ids] * rows),
+        "attention_mask": mx.ones((rows, len(ids)), mx.int32),
     }
     for name in dict.fromkeys(array.name for array in plan.arrays):
         found = [_input(array, plan) for array in plan.arrays if array.name == name]
@@ -351,6 +392,17 @@ def inputs(model: Any, plan: ImagePlan, workload: Workload) -> dict[str, Any]:
         given["images_spatial_crop"] = mx.pad(crops, [(0, 0), (0, tiles - crops.shape[1]), (0, 0)])
     mx.eval(given)
     return given
+
+
+def _of_rows(plan: ImagePlan, rows: int) -> Iterator[InputArray]:
+    """Yield the arrays of prompts with the same images: longer ones, or a longer list of them."""
+    names = [array.name for array in plan.arrays]
+    if len(set(names)) < len(names):
+        yield from plan.arrays * rows
+        return
+    for array in plan.arrays:
+        first, *others = array.shape
+        yield replace(array, shape=(first * rows, *others), values=array.values * rows)
 
 
 def _input(array: InputArray, plan: ImagePlan) -> Any:

@@ -50,14 +50,25 @@ def test_a_screenshot_is_traced_and_below_the_bound() -> None:
 
 
 def test_what_is_not_traced_is_bounded_and_says_so() -> None:
-    sized, one = by_trace(QWEN3_VL)
-    workload = replace(one, batch=2)
+    sized, workload = by_trace(QWEN3_VL, Images(images=(ImageSize(28, 28, 1000),)))
     figures = sized.figures_for(workload)
     assert sized.workspace_basis(workload)[0] == "bound"
     notes = {
         note.code: note.message for note in sized.runtime_model.notes(workload, figures, Units.GB)
     }
-    assert "several prompts" in notes["not-traced"]
+    assert "the class loops" in notes["not-traced"]
+
+
+def test_a_batch_is_traced_and_below_the_bound() -> None:
+    sized, one = by_trace(QWEN3_VL)
+    batch = replace(one, batch=3, max_tokens=700)
+    figures, bound = sized.figures_for(batch), sized.formula_view().figures_for(batch)
+    assert sized.workspace_basis(batch)[0] == "traced"
+    assert figures.kv == bound.kv
+    single = sized.figures_for(one).moment.nbytes
+    assert single < figures.moment.nbytes < bound.moment.nbytes
+    with pytest.raises(UnsupportedError, match="leave out max_kv_size, or batch"):
+        sized.figures_for(replace(batch, max_kv_size=512))
 
 
 def test_a_model_without_a_tower_is_refused() -> None:
@@ -102,10 +113,10 @@ def test_between_traced_prompts_the_images_are_counted_too() -> None:
     assert traced <= between < traced + (traced - sized.resident_bytes) // 8
 
 
-def test_a_batch_without_a_formula_is_refused_once() -> None:
+def test_a_prompt_without_trace_or_formula_is_refused_once() -> None:
     sized = size(Checkpoint("model", "local", IDEFICS, "config.json"), device=None)
-    with pytest.raises(UnsupportedError, match=r"^several prompts [^;]*leave out batch$"):
-        sized.figures_for(Workload(prompt_tokens=100, batch=2))
+    with pytest.raises(UnsupportedError, match=r"^mlx-vlm's batches [^;]*leave out max_kv_size"):
+        sized.figures_for(Workload(prompt_tokens=100, batch=2, max_kv_size=64))
 
 
 def test_mlx_lm_has_no_class_for_it() -> None:

@@ -21,7 +21,7 @@ from tests.trace.vision_runs import measured
 HOST = Device("this host", "cpu", 0, 0, None, "flag")
 # A run frees arrays early where the CPU is quicker than Python: the trace may be higher.
 LOWEST, HIGHEST = 0.96, 1.15
-QUICK = ("Qwen2-VL", "Gemma 3", "Gemma 3, text")
+QUICK = ("Qwen2-VL", "Gemma 3", "Gemma 3, text", "Qwen3-VL, text, batch of 3")
 
 
 def traced(case: Case) -> VisionPeak:
@@ -40,7 +40,14 @@ def _marked(case: Case) -> Any:
 MORE = [case for case in WIDE if case.name in ("LLaVA-NeXT", "nanoLLaVA")]
 
 
-@pytest.mark.parametrize("case", [*map(_marked, (*CASES, *TEXT, *MORE))])
+# Of mlx-vlm's batch_generate; the last takes the most while its text is prefilled.
+BATCHES = [
+    case._replace(name=f"{case.name}, batch of 3", batch=3)
+    for case in (CASES[0], CASES[5], TEXT[0])
+]
+
+
+@pytest.mark.parametrize("case", [*map(_marked, (*CASES, *TEXT, *MORE, *BATCHES))])
 def test_a_prompt_takes_what_mlx_vlm_takes(case: Case) -> None:
     assert LOWEST < traced(case).nbytes / measured(case) < HIGHEST
 

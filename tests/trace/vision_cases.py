@@ -48,6 +48,7 @@ class Case(NamedTuple):
     dtype: str = "BF16"
     text_tokens: int = 30
     kv_bits: int | None = None
+    batch: int = 1
 
     @property
     def workload(self) -> Workload:
@@ -56,6 +57,7 @@ class Case(NamedTuple):
             prefill_step=self.prefill_step,
             kv_bits=self.kv_bits,
             quantized_kv_start=0,
+            batch=self.batch,
         )
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 
 from memfit.estimators.trace.libraries import PrivateLibrary
 from memfit.estimators.trace.vision_builder import made
-from memfit.estimators.trace.vision_recorder import denoising, inputs
+from memfit.estimators.trace.vision_recorder import batch_generating, denoising, inputs
 from tests.trace.vision_cases import Case
 
 
@@ -46,19 +46,18 @@ def measured(case: Case) -> int:
 
 
 def _generating(model: Any, given: dict[str, Any], case: Case) -> Any:
-    return (
-        library()
-        .load("mlx_vlm.generate.ar")
-        .generate_step(
-            given.pop("input_ids"),
-            model,
-            given.pop("pixel_values", None),
-            given.pop("attention_mask"),
-            max_tokens=2,
-            temperature=0.0,
-            prefill_step_size=case.prefill_step,
-            kv_bits=case.kv_bits,
-            quantized_kv_start=case.workload.quantized_kv_start,
-            **given,
-        )
+    loop = library().load("mlx_vlm.generate.ar")
+    if case.batch > 1:
+        return batch_generating(loop, model, given, case.workload)
+    return loop.generate_step(
+        given.pop("input_ids"),
+        model,
+        given.pop("pixel_values", None),
+        given.pop("attention_mask"),
+        max_tokens=2,
+        temperature=0.0,
+        prefill_step_size=case.prefill_step,
+        kv_bits=case.kv_bits,
+        quantized_kv_start=case.workload.quantized_kv_start,
+        **given,
     )
