@@ -95,6 +95,7 @@ CHUNK_PRODUCTS = OperationCount(1, 4, "mlx-lm models/ssm.py, ssm_attn: C times B
 CHUNK_REPEATED = OperationCount(1, 2, "mlx-lm models/ssm.py, ssm_attn: repeated for each head")
 CHUNK_WEIGHTS = OperationCount(4, 9, "mlx-lm models/ssm.py, ssm_attn: lower triangle")
 CHUNK_OUTPUT = OperationCount(1, 3, "mlx-lm models/ssm.py, ssm_attn: weights times inputs")
+OLD_OUTPUT = OperationCount(3, 8, "mlx-lm models/ssm.py, ssm_attn: state times C, decays of dt * A")
 CHUNKS_OUTPUT = OperationCount(2, 4, "mlx-lm models/ssm.py, ssm_attn: D times x, chunks joined")
 REPEATED_INPUT = OperationCount(1, 4, "mlx-lm models/ssm.py, next_state: B repeated")
 DECAYED_INPUT = OperationCount(1, 4, "mlx-lm models/ssm.py, next_state: dt and last decays")

@@ -76,6 +76,8 @@ class CallShape(Struct, frozen=True):
     """Whether caches are those of the batch generator, which mask the padding of each sequence."""
     copies_states: bool = False
     """Whether the call first copies the states: the first step of a batch."""
+    has_states: bool = True
+    """Whether a call before it has made the states."""
 
     @property
     def rows(self) -> int:

@@ -158,9 +158,14 @@ class RunMoments:
             (layers - simulated[number]) * programs[number].deferred_bytes
             for number, layers in prepared.layers.items()
         )
+        absent_bytes = sum(
+            simulated[number] * programs[number].absent_bytes
+            + layers * programs[number].deferred_absent_bytes
+            for number, layers in prepared.layers.items()
+        )
         return _Followed(
             simulated,
-            deferred_bytes + transient_peak(steps, prepared.limits),
+            deferred_bytes + transient_peak(steps, prepared.limits) - absent_bytes,
             max((program.largest, program.largest_name) for program in followed),
         )
 
@@ -176,6 +181,7 @@ class RunMoments:
             previous=0 if decoding else chunk,
             is_batched=self.caches.is_batched,
             copies_states=self.caches.copies(planned),
+            has_states=planned.position > 0,
         )
 
     def _conversion(self, phase: Phase, call: PlannedCall) -> Iterator[RunMoment]:

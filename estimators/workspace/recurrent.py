@@ -45,7 +45,7 @@ def record_gated_delta(
     # Values are a strided part, which a custom kernel reads only after a copy.
     copied = tape.allocate((mixed,), values)
     state = spec.value_heads * spec.value_dim * spec.key_dim * call.batch
-    old = tape.existing(state, state * width)
+    old = tape.old_state(state, state * width, exists=call.has_states)
     # Without Metal gated_delta_update takes gated_delta_ops, a loop over tokens in Python.
     if call.target.backend == "cpu":
         repeated = rows * spec.value_heads * spec.key_dim
@@ -75,18 +75,19 @@ def record_recurrent(tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call:
     state_buffer = max(spec.state, key=lambda s: s.elements, default=StateBuffer(0))
     state = state_buffer.elements * call.batch
     width = _FLOAT32 if state_buffer.float32 else call.width
-    old = tape.existing(state, state * width)
     # One token is one step, whatever form a class has for many.
     scan = spec.scan if call.tokens > 1 else Scan.KERNEL
     match scan:
         case Scan.STACKED:
             output = _stacked_states(tape, mixed, state_buffer, inner, call)
         case Scan.TOKEN_LOOP:
+            old = tape.old_state(state, state * width, exists=call.has_states)
             output = _token_loop(tape, (mixed,), old, state, inner, call)
             _all_states(tape, output, state, call.width, call)
         case Scan.MATRIX:
-            output = _ssm_chunks(tape, mixed, spec, old, call, width)
+            output = _ssm_chunks(tape, mixed, spec, call, width)
         case Scan.KERNEL:
+            old = tape.old_state(state, state * width, exists=call.has_states)
             output = tape.allocate((mixed, old), inner)
             _kept(tape, (output, old), state, state * width)
         case _:
@@ -184,15 +185,15 @@ def _kept(tape: Tape, inputs: tuple[int, ...], elements: int, nbytes: int | None
     tape.retain(tape.allocate(inputs, elements, nbytes=nbytes))
 
 
-def _ssm_chunks(
-    tape: Tape, mixed: int, spec: Recurrent, old: int, call: CallShape, width: int
-) -> int:
+def _ssm_chunks(tape: Tape, mixed: int, spec: Recurrent, call: CallShape, width: int) -> int:
     """Mamba-2 in its matrix form: decays of every pair of tokens in a chunk; return its output.
 
     ``width`` are the bytes of an element of the state.
     """
     inner = call.rows * spec.inner_dim
     step = call.tokens if call.target.versions.has("whole_ssm") else _SSM_CHUNK
+    state = call.batch * spec.state[1].elements
+    old = tape.existing(state, state * width) if call.has_states else None
     # dt is of the state's type, float32 since mlx-lm 0.31.2, so dt * x is too.
     wide = tape.allocate((mixed,), inner, nbytes=inner * width, counts=ops.TIME_STEPS)
     outputs = []
@@ -210,39 +211,63 @@ def _ssm_chunks(
             tape.inplace(decays, counts=counts)
         tape.inplace(decays, counts=counts)
         product = tape.allocate((mixed,), pairs * spec.groups, counts=ops.CHUNK_PRODUCTS)
-        weights = tape.allocate((product,), cells, counts=ops.CHUNK_REPEATED)
         # CB * decay: the half-precision product is cast to float32, where the decays are.
-        if width != call.width:
-            weights = tape.allocate((weights,), cells, nbytes=cells * width)
+        weights = _repeated(tape, product, cells, spec, width, ops.CHUNK_REPEATED)
         tape.inplace(weights, decays)
         tape.inplace(weights, counts=ops.CHUNK_WEIGHTS)
         output = tape.allocate((weights, wide), part, nbytes=part * width, counts=ops.CHUNK_OUTPUT)
+        if old is not None:
+            earlier = tape.allocate((old, mixed), part, nbytes=part * width, counts=ops.OLD_OUTPUT)
+            tape.inplace(output, earlier)
         if width != call.width:
             output = tape.allocate((output,), part)
         outputs.append(output)
+        arrays = (mixed, wide, decays, old)
+        if start + tokens < call.tokens:
+            old = _next_state(tape, arrays, spec, tokens, call, width)
     # Only the next call needs the last state, so MLX runs it after all layers.
-    tape.defer(lambda: _last_state(tape, (mixed, wide, decays, old), spec, tokens, call, width))
+    tape.defer(lambda: _last_state(tape, arrays, spec, tokens, call, width))
     skipped = tape.allocate((mixed,), inner, counts=ops.CHUNKS_OUTPUT)
     return tape.inplace(skipped, *outputs)
 
 
+_Arrays = tuple[int, int, int, int | None]
+
+
 def _last_state(
-    tape: Tape,
-    arrays: tuple[int, int, int, int],
-    spec: Recurrent,
-    tokens: int,
-    call: CallShape,
-    width: int,
+    tape: Tape, arrays: _Arrays, spec: Recurrent, tokens: int, call: CallShape, width: int
 ) -> None:
-    """The state after the last chunk of Mamba-2 (mlx-lm models/ssm.py, next_state)."""
+    state = tape.retain(_next_state(tape, arrays, spec, tokens, call, width))
+    if not call.has_states:
+        tape.absent += tape.nbytes[state]
+
+
+def _next_state(
+    tape: Tape, arrays: _Arrays, spec: Recurrent, tokens: int, call: CallShape, width: int
+) -> int:
+    """The state after a chunk of Mamba-2 (mlx-lm models/ssm.py, next_state)."""
     mixed, wide, decays, old = arrays
     state = call.batch * spec.state[1].elements
     spread = state // spec.inner_dim * spec.heads * tokens
-    repeated = tape.allocate((mixed,), spread, counts=ops.REPEATED_INPUT)
-    if tape.width != width:
-        repeated = tape.allocate((repeated,), spread, nbytes=spread * width)
+    repeated = _repeated(tape, mixed, spread, spec, width, ops.REPEATED_INPUT)
     part = call.batch * tokens * spec.inner_dim
-    decayed = tape.allocate((wide, decays), part, nbytes=part * width, counts=ops.DECAYED_INPUT)
-    product = tape.retain(tape.allocate((decayed, repeated), state, nbytes=state * width))
-    scaled = tape.allocate((old, decays), state, nbytes=state * width)
-    tape.inplace(product, scaled)
+    if tokens == call.tokens:
+        # Nothing else reads dt * x of a call that is one chunk.
+        decayed = tape.inplace(wide, decays, counts=ops.DECAYED_INPUT)
+    else:
+        decayed = tape.allocate((wide, decays), part, nbytes=part * width, counts=ops.DECAYED_INPUT)
+    product = tape.allocate((decayed, repeated), state, nbytes=state * width)
+    if old is not None:
+        scaled = tape.allocate((old, decays), state, nbytes=state * width)
+        tape.inplace(product, scaled)
+    return product
+
+
+def _repeated(
+    tape: Tape, array: int, cells: int, spec: Recurrent, width: int, counts: ops.OperationCount
+) -> int:
+    """mx.repeat of each group for its heads, a view of the only group, and a cast."""
+    is_cast = width != tape.width
+    if spec.groups > 1 or not is_cast:
+        array = tape.allocate((array,), cells, counts=counts)
+    return tape.allocate((array,), cells, nbytes=cells * width) if is_cast else array

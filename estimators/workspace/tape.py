@@ -44,6 +44,10 @@ class Program(Struct, frozen=True):
     """The steps that wait for the end of the call."""
     deferred_bytes: int
     """What those free."""
+    absent_bytes: int
+    """States that the steps make, and that were not there before."""
+    deferred_absent_bytes: int
+    """Those that the deferred steps make."""
 
 
 class _Operation(NamedTuple):
@@ -74,6 +78,8 @@ class Tape(Struct):
     retained: set[int] = field(default_factory=set)
     """Arrays that outlive the layer."""
     deferred: list[Callable[[], object]] = field(default_factory=list)
+    absent: int = 0
+    """Bytes of states that no call before this one has made."""
     largest: int = 0
     largest_name: str = ""
     _operations: list[_Operation] = field(default_factory=list)
@@ -121,6 +127,13 @@ class Tape(Struct):
             return self.allocate((target, *inputs), self.elements[target])
         return self.inplace(target, *inputs)
 
+    def old_state(self, elements: int, nbytes: int, *, exists: bool) -> int:
+        """Number a state as it was before the call: zeros where there was no call before."""
+        if exists:
+            return self.existing(elements, nbytes)
+        self.absent += nbytes
+        return self.allocate((), elements, nbytes=nbytes)
+
     def retain(self, array: int) -> int:
         """Mark an array as outliving the layer: a cache, or the layer's output."""
         self.retained.add(array)
@@ -139,7 +152,7 @@ class Tape(Struct):
 
         With ``state_only``, nothing that only the layer's output needs.
         """
-        early = len(self._operations)
+        early, absent = len(self._operations), self.absent
         for record_deferred in self.deferred:
             record_deferred()
         run, deferred = self._operations[:early], self._operations[early:]
@@ -154,6 +167,8 @@ class Tape(Struct):
             self.largest_name,
             tuple(steps[len(run) :]),
             deferred_bytes,
+            absent,
+            self.absent - absent,
         )
 
     def _steps(
