@@ -80,6 +80,7 @@ CPU_CONVOLUTION = OperationCount(6, 0, "mlx/backend/cpu/conv.cpp, explicit_gemm_
 REPEATED_HEADS = OperationCount(1, 3, "mlx-lm models/gated_delta.py: mx.repeat")
 TOKEN_PRODUCT = OperationCount(2, 6, "mlx-lm models/gated_delta.py, loop: slices of a token")
 TOKEN_SUM = OperationCount(2, 0, "mlx-lm models/gated_delta.py, loop: product, sum")
+TOKEN_INPUTS = OperationCount(6, 8, "mlx-lm models/mamba.py, ssm_step: x_proj, dt_proj, softplus")
 TOKEN_STATE = OperationCount(2, 2, "mlx-lm models/gated_delta.py, loop: decayed, updated")
 TOKEN_OUTPUT = OperationCount(2, 4, "mlx-lm models/mamba.py, loop: product with C")
 STACKED_OUTPUT = OperationCount(2, 0, "mlx-lm models/gated_delta.py: mx.stack of the loop")

@@ -20,6 +20,8 @@ class Need(Struct, frozen=True):
     budgeted_bytes: int = 0
     """The part that the runtime's own budget has to hold."""
     budget: Budget | None = None
+    error_bytes: int = 0
+    """By how much the peak may be too low."""
 
 
 def judge(need: Need, device: Device | None) -> tuple[Verdict, tuple[LimitName, ...]]:
@@ -43,5 +45,9 @@ def judge(need: Need, device: Device | None) -> tuple[Verdict, tuple[LimitName, 
         # It takes its share in any case, and leaves the rest free.
         return "fits", ()
     share, whole = COMFORTABLE
-    tight = need.peak_bytes * whole > device.working_set_bytes * share
+    # A peak that may be above the limit is never said to fit without reserve.
+    tight = (
+        need.peak_bytes * whole > device.working_set_bytes * share
+        or need.peak_bytes + need.error_bytes > device.working_set_bytes
+    )
     return ("tight" if tight else "fits"), ()

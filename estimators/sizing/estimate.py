@@ -6,7 +6,7 @@ from msgspec import UNSET, convert
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import Units, ceil_div, format_bytes
+from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import (
@@ -80,11 +80,9 @@ def estimate(
 def _peak_range(
     sized: SizedModel, workload: Workload, figures: MemoryFigures, peak_bytes: int
 ) -> tuple[int, int]:
-    workspace = figures.moment.workspace_bytes
-    basis, percent = sized.workspace_basis(workload)
-    if basis == "bound":
-        return peak_bytes - workspace, peak_bytes
-    error = ceil_div(workspace * percent, 100)
+    if sized.workspace_basis(workload)[0] == "bound":
+        return peak_bytes - figures.moment.workspace_bytes, peak_bytes
+    error = sized.error_bytes(workload)
     return peak_bytes - error, peak_bytes + error
 
 

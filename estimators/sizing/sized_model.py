@@ -18,6 +18,7 @@ from memfit.estimators.base.errors import (
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.ranks import Rank
+from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.other_kinds import kind_of_config
@@ -144,11 +145,17 @@ class SizedModel(Struct):
             figures.moment.largest_buffer_bytes,
             runtime_model.budgeted_bytes(figures) + (0 if budget.for_cache else draft),
             budget,
+            self.error_bytes(workload),
         )
 
     def workspace_basis(self, workload: Workload) -> tuple[Basis, int]:
         """Return what a workload's workspace rests on, and by how many percent it may be wrong."""
         return self.runtime_model.basis("workspace", workload)
+
+    def error_bytes(self, workload: Workload) -> int:
+        """Return by how much the peak may be wrong: the stated error of its workspace."""
+        workspace = self.figures_for(workload).moment.workspace_bytes
+        return ceil_div(workspace * self.workspace_basis(workload)[1], 100)
 
     def on(self, device: Device | None) -> "SizedModel":
         """Return the same model on another device; nothing is read again."""

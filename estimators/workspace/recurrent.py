@@ -11,8 +11,11 @@ from memfit.estimators.workspace.projections import project, project_each
 from memfit.estimators.workspace.tape import Tape
 
 _FLOAT32 = 4
-# A loop over tokens in Python repeats itself; more tokens than these are never in flight at once.
-_LOOPED_TOKENS = 40
+# A loop over tokens in Python repeats itself; more tokens than these are never in flight at once:
+# each has three kernels or more, and there are eleven batches (mlx/data/scheduling.py).
+_LOOPED_TOKENS = {"cpu": 40, "metal": 190, "cuda": 380}
+# Metal's kernel of gated delta nets takes keys of multiples of this width.
+_KERNEL_KEYS = 32
 # Chunk of the matrix form of Mamba-2 (mlx-lm models/ssm.py, ssm_attn).
 _SSM_CHUNK = 256
 
@@ -46,14 +49,15 @@ def record_gated_delta(
     copied = tape.allocate((mixed,), values)
     state = spec.value_heads * spec.value_dim * spec.key_dim * call.batch
     old = tape.old_state(state, state * width, exists=call.has_states)
-    # Without Metal gated_delta_update takes gated_delta_ops, a loop over tokens in Python.
-    if call.target.backend == "cpu":
+    # gated_delta_update takes gated_delta_ops, a loop over tokens in Python.
+    if call.target.backend != "metal" or spec.key_dim % _KERNEL_KEYS:
         repeated = rows * spec.value_heads * spec.key_dim
-        queries, keys = (
-            tape.allocate((a,), repeated, counts=ops.REPEATED_HEADS) for a in (queries, keys)
-        )
-        output = _token_loop(tape, (queries, keys, copied, gates), old, state, values, call)
-        _all_states(tape, output, state, width, call)
+        if spec.value_heads > spec.key_heads:
+            queries, keys = (
+                tape.allocate((a,), repeated, counts=ops.REPEATED_HEADS) for a in (queries, keys)
+            )
+        inputs = (queries, keys, copied, gates)
+        output = _token_loop(tape, inputs, old, (state, width), values, call, ops.TOKEN_SUM)
     else:
         # One kernel has two outputs: the values of all tokens and the new state.
         output = tape.allocate((queries, keys, copied, gates, old), values)
@@ -82,8 +86,7 @@ def record_recurrent(tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call:
             output = _stacked_states(tape, mixed, state_buffer, inner, call)
         case Scan.TOKEN_LOOP:
             old = tape.old_state(state, state * width, exists=call.has_states)
-            output = _token_loop(tape, (mixed,), old, state, inner, call)
-            _all_states(tape, output, state, call.width, call)
+            output = _token_loop(tape, (mixed,), old, (state, width), inner, call, ops.TOKEN_INPUTS)
         case Scan.MATRIX:
             output = _ssm_chunks(tape, mixed, spec, call, width)
         case Scan.KERNEL:
@@ -107,7 +110,7 @@ def _stacked_states(tape: Tape, mixed: int, state: StateBuffer, inner: int, call
         (mixed, old), cells, counts=ops.FIRST_STATES, name="states of all tokens"
     )
     decays = tape.allocate((mixed,), cells, counts=ops.STATE_DECAYS, name="states of all tokens")
-    for _ in range(min(call.tokens, _LOOPED_TOKENS)):
+    for _ in _looped(call):
         step = tape.allocate((states, decays), state.elements * call.batch, counts=ops.STEP_STATE)
         states = tape.allocate(
             (states, step), cells, counts=ops.STATES_WRITTEN, name="states of all tokens"
@@ -156,29 +159,40 @@ def _convolve(
 
 
 def _token_loop(
-    tape: Tape, inputs: tuple[int, ...], old: int, state: int, output: int, call: CallShape
+    tape: Tape,
+    inputs: tuple[int, ...],
+    old: int,
+    state: tuple[int, int],
+    output: int,
+    call: CallShape,
+    counts: ops.OperationCount,
 ) -> int:
-    for _ in range(min(call.tokens, _LOOPED_TOKENS)):
+    """One step for each token; ``state`` are the elements of one and the bytes of each element.
+
+    A loop's outputs hang off its chain, so every token's state waits for the end of it. ``counts``
+    are of what a step makes besides states.
+    """
+    elements, width = state
+    states = []
+    for _ in _looped(call):
         product = tape.allocate(
-            (*inputs, old), state, nbytes=state * _FLOAT32, counts=ops.TOKEN_PRODUCT
+            (*inputs, old), elements, nbytes=elements * width, counts=ops.TOKEN_PRODUCT
         )
-        tape.allocate((product,), 1, counts=ops.TOKEN_SUM)
-        old = tape.allocate((product,), state, nbytes=state * _FLOAT32, counts=ops.TOKEN_STATE)
+        tape.allocate((product,), 1, counts=counts)
+        old = tape.allocate((product,), elements, nbytes=elements * width, counts=ops.TOKEN_STATE)
+        states.append(old)
         tape.allocate((old,), 1)
     tape.retain(old)
     # The outputs of all tokens are alive until mx.stack has joined them.
     ahead = tape.allocate((), output)
-    return tape.allocate((*inputs, ahead), output, counts=ops.STACKED_OUTPUT)
-
-
-def _all_states(tape: Tape, output: int, state: int, width: int, call: CallShape) -> None:
-    """A loop's outputs hang off its chain, so every token's state waits for the end of it."""
-    elements, name = state * call.tokens, "states of all tokens"
-    states = tape.allocate((), elements, nbytes=elements * width, name=name)
+    made = tape.allocate((*inputs, ahead), output, counts=ops.STACKED_OUTPUT)
+    others = elements * (call.tokens - len(states))
+    name = "states of all tokens"
     # One output after another is made of its state, before any further layer.
-    tape.inplace(output, states)
-    for _ in range(min(call.tokens, _LOOPED_TOKENS)):
-        tape.inplace(output, counts=ops.TOKEN_OUTPUT)
+    tape.inplace(made, tape.allocate((), others, nbytes=others * width, name=name))
+    for each in states:
+        tape.inplace(made, each, counts=ops.TOKEN_OUTPUT)
+    return made
 
 
 def _kept(tape: Tape, inputs: tuple[int, ...], elements: int, nbytes: int | None = None) -> None:
@@ -271,3 +285,7 @@ def _repeated(
     if spec.groups > 1 or not is_cast:
         array = tape.allocate((array,), cells, counts=counts)
     return tape.allocate((array,), cells, nbytes=cells * width) if is_cast else array
+
+
+def _looped(call: CallShape) -> range:
+    return range(min(call.tokens, _LOOPED_TOKENS[call.target.backend]))

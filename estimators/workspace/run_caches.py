@@ -175,7 +175,7 @@ class RunCaches:
         mlx-lm's loop, which runs without Metal, no output needs the choice, so that both are held
         until the next step makes it (gated_delta.py, _gated_delta_step_ops).
         """
-        is_loop = self._prepared.traits.backend == "cpu"
+        is_loop = self._prepared.traits.backend != "metal"
         if not (is_loop and self.is_batched and planned.phase in ("decode", "last_token")):
             return 0
         states = (

@@ -110,6 +110,17 @@ def test_exactly_the_budget_is_within_it() -> None:
     assert judge(Need(2000, 0, 1001, budget), MAC) == ("exceeds", ("cache_budget",))
 
 
+def test_what_its_error_takes_above_the_limit_is_tight(memfit: Memfit) -> None:
+    budget = get_runtime("mlx-lm").budget
+    room = MAC.working_set_bytes // 5
+    need = Need(MAC.working_set_bytes - room, 0, 0, budget, error_bytes=room)
+    assert judge(need, MAC) == ("fits", ())
+    assert judge(replace(need, error_bytes=room + 1), MAC) == ("tight", ())
+    # Attention over a quantised cache holds its scores: a workspace of two thirds of the peak.
+    model = ("qwen3-4b-4bit", "--context", "24k", "--kv-bits", "8", "--memory", "16GB")
+    assert "tight (11.2 GB of 12.7 GB); with its stated error" in memfit("estimate", *model).out
+
+
 def test_python_and_the_command_line_keep_the_same_margin_free(memfit: Memfit) -> None:
     device = find_device("m4-max-64", os_regime=DEFAULT_REGIME)
     sized = size(open_checkpoint(str(LLAMA)), device=device)

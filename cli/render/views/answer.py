@@ -17,6 +17,14 @@ SETTINGS = {"weight_bits": "{} bits", "kv_bits": "KV {} bits", "prefill_step": "
 """How an action's settings are called; memory is a machine's."""
 
 
+def _tightness(result: Estimate, units: Units) -> str:
+    most = result.needed_bytes + result.peak_range_bytes[1] - result.peak_bytes
+    # Within nine tenths it is tight because of its error alone.
+    if result.device and 10 * result.needed_bytes <= 9 * result.device.working_set_bytes:
+        return f"with its stated error up to {size(most, units)}"
+    return "above nine tenths it can be slow"
+
+
 def headline(result: Estimate, units: Units) -> str:
     """The verdict, with what has to change."""
     name = result.model.id.rstrip("/").rpartition("/")[2]
@@ -30,7 +38,7 @@ def headline(result: Estimate, units: Units) -> str:
         part = percent(result.needed_bytes, result.device.working_set_bytes)
         return f"{start} fits ({share}, {part}). Nothing to change."
     if result.verdict == "tight":
-        return f"{start} tight ({share}); above nine tenths it can be slow. {_remedy(result)}"
+        return f"{start} tight ({share}); {_tightness(result, units)}. {_remedy(result)}"
     label = result.grid.rows[0].label if result.grid.rows else ""
     at = f" at {label}" if label[:1].isdigit() else ""
     return f"{start} does not fit{at} ({_excess(result, share)}). {_remedy(result)}"

@@ -99,7 +99,7 @@ def verdict_sentence(verdict: Verdict, exceeded: tuple[str, ...], share: str) ->
     if verdict == "fits":
         return f"Fits: {share}."
     if verdict == "tight":
-        return f"Tight: {share}; above nine tenths of the working set it can be slow or fail."
+        return f"Tight: {share}; it can be slow or fail."
     if "working_set" in exceeded:
         return f"Does not fit: {share}."
     return f"Does not fit: one allocation is larger than the device allows ({share} in all)."

@@ -29,7 +29,6 @@ from memfit.estimators.sizing.actions import converted
 from memfit.estimators.sizing.estimate import assumption_notes, device_summary
 from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.estimators.workspace.peak import PeakMoment
 
 MAX_SIMULATED = 2000
 
@@ -63,7 +62,7 @@ def plan_server(
         is_recorded=bool(traffic),
     )
     worst, idle, waited = evaluation.run(settings)
-    verdict, _ = judge(Need(worst.peak_bytes, 0), sized.device)
+    verdict, _ = judge(_need(worst), sized.device)
     better = None
     if sized.device and verdict in ("exceeds", "tight"):
         better = first_fitting(tuple(cheaper(settings)), evaluation.fits)
@@ -174,7 +173,7 @@ class _Evaluation:
         return True
 
     def _is_roomy(self, moment: ServerMoment) -> bool:
-        return judge(Need(moment.peak_bytes, 0), self._sized.device)[0] == "fits"
+        return judge(_need(moment), self._sized.device)[0] == "fits"
 
     def _schedule(self, settings: ServerSettings) -> BatchSchedule:
         return BatchSchedule(
@@ -264,7 +263,7 @@ class _Evaluation:
         stored = min(settings.prompt_cache_size, len(self._requests))
         kept = stored * (figures.kv.nbytes + figures.ssm_bytes)
         run = figures.moment.nbytes + sized.draft_bytes(workload) - sized.resident_bytes
-        error = self._error_bytes(workload, figures.moment)
+        error = sized.error_bytes(workload)
         moment = self._answer(kept, (run, error), Moment((), 1, longest.prompt_tokens, 0, stored))
         return moment, sized.resident_bytes + kept
 
@@ -290,13 +289,14 @@ class _Evaluation:
         workload = replace(self._batch(rows, tokens + 1), prefill_step=step)
         moment = self._sized.figures_for(workload).moment
         most = moment.nbytes if moment.prefill_bytes is None else moment.prefill_bytes
-        return most - self._sized.resident_bytes, self._error_bytes(workload, moment)
-
-    def _error_bytes(self, workload: Workload, moment: PeakMoment) -> int:
-        return moment.workspace_bytes * self._sized.workspace_basis(workload)[1] // 100
+        return most - self._sized.resident_bytes, self._sized.error_bytes(workload)
 
     def _batch(self, rows: int, tokens: int) -> Workload:
         return replace(self._workload, prompt_tokens=tokens, max_tokens=0, batch=rows)
+
+
+def _need(moment: ServerMoment) -> Need:
+    return Need(moment.peak_bytes, 0, error_bytes=moment.prefill_error_bytes)
 
 
 def _check_lengths(sized: SizedModel, requests: Iterable[Request]) -> None:
