@@ -42,8 +42,8 @@ def versions() -> dict[str, str]:
     Raises:
         MachineError: when one of them is not.
     """
-    missing = [name for name in _COPIED if find_spec(name) is None]
-    if missing:
+    # mlx-vlm is copied where it is installed; only prompts with images need it.
+    if find_spec("mlx") is None or find_spec("mlx_lm") is None:
         raise MachineError(
             "a trace needs MLX and mlx-lm, which are not installed here;"
             " install memfit[mlx] or use --method formula"

@@ -18,9 +18,10 @@ ARGUMENTS = ("--method", "trace", "--context", "1k", "--device", "m4-max-64", "-
 
 
 def traced(*folders: Path) -> dict[str, object]:
-    """Return an estimate by trace, with packages of these folders before the installed ones."""
+    """Return an estimate by trace, with packages of these folders and without mlx-vlm, if any."""
     code = (
         f"import sys; sys.path[:0] = {[str(folder) for folder in folders]!r};"
+        f" sys.modules.update({{'mlx_vlm': None}} if {bool(folders)} else {{}});"
         f" sys.argv[1:] = {['estimate', str(CONFIG), *ARGUMENTS]!r};"
         " from memfit.cli.app import main; main()"
     )
