@@ -121,35 +121,6 @@ def test_a_figure_missing_in_the_first_model_has_no_percent(
     assert back[1]["difference"] == {"amount": -77_266_944, "percent": -100.0}
 
 
-@pytest.mark.exhaustive
-def test_every_cell_equals_the_verdict_of_the_estimate(
-    memfit: Memfit, four_bit: Path, hybrid: Path
-) -> None:
-    axes = {
-        "context": ["4k", "32k"],
-        "device": ["m4-pro-24", "m4-max-64"],
-        "kv-bits": ["none", "8"],
-        "batch": ["1", "4"],
-    }
-    options = [f"--matrix={name}={','.join(values)}" for name, values in axes.items()]
-    run = memfit("compare", four_bit, hybrid, *options, "--json")
-    cells = iter(run.json["matrix"]["cells"])
-    assert run.json["matrix"]["axes"]["kv-bits"] == [None, 8]
-    for combination in itertools.product(*axes.values()):
-        for model in (four_bit, hybrid):
-            cell = next(cells)
-            given = dict(zip(axes, combination, strict=True))
-            arguments = [f"--{name}={value}" for name, value in given.items() if value != "none"]
-            alone = memfit("estimate", model, *arguments, "--json").json
-            assert cell["model"] == str(model)
-            assert cell["settings"]["device"] == given["device"]
-            assert cell["peak_bytes"] == alone["peak_bytes"]
-            assert cell["needed_bytes"] == alone["peak_bytes"] + 64_000_000
-            assert (cell["verdict"], cell["exceeded"]) == (alone["verdict"], alone["exceeded"])
-            assert cell["working_set_bytes"] == alone["device"]["working_set_bytes"]
-    assert next(cells, None) is None
-
-
 def test_the_figures_are_those_of_the_first_combination(memfit: Memfit, four_bit: Path) -> None:
     run = memfit(
         "compare", four_bit, "--matrix=memory=16GB,8GB", "--matrix=prefill-step=512,2k", "--json"

@@ -155,6 +155,7 @@ def test_init_writes_a_policy_that_passes_once_it_has_a_baseline(
     schema = json.loads((SCHEMAS / "policy.schema.json").read_text())
     jsonschema.validate(yaml.safe_load(text), schema)
     assert text.count("#") > 10
+    assert 'path: "./model"' in text
     assert memfit("gate").code == 2
     assert memfit("gate", "--update").code == 0
     assert memfit("gate").code == 0
@@ -234,9 +235,3 @@ def test_a_workload_beyond_the_models_context_does_not_pass(memfit: Memfit, fold
 def test_a_target_has_one_model(memfit: Memfit, folder: Path, keys: dict[str, str]) -> None:
     write_policy(folder, chat={**target({"peak": "90%"}, path="model"), **keys})
     assert_one_line(memfit("gate"), 2, "give one of model, hub, path")
-
-
-def test_a_first_policy_names_its_model_by_path(memfit: Memfit, folder: Path) -> None:
-    (folder / "memfit.yaml").unlink(missing_ok=True)
-    assert memfit("gate", "init", "model", "--device", "m4-pro-24").code == 0
-    assert 'path: "./model"' in (folder / "memfit.yaml").read_text()

@@ -13,15 +13,6 @@ TRAFFIC = SAMPLES / "plans" / "traffic.csv"
 TOKEN = 147_456
 
 
-def test_the_plan_and_the_estimate_agree(memfit: Memfit) -> None:
-    plan = memfit("plan", "context", DENSE, "--memory", "16GB", "--json").json
-    alone = memfit("estimate", DENSE, "--memory", "16GB", "--json").json
-    assert plan["longest_context"] == alone["recommendation"]["context_tokens"]["value"]
-    assert plan["fit"]["required_bytes"] == alone["peak_bytes"] + 64_000_000
-    (cell,) = (c for c in plan["matrix"] if (c["context_tokens"], c["requests"]) == (4096, 1))
-    assert cell["needed_bytes"] == plan["fit"]["required_bytes"]
-
-
 def test_the_largest_context_fits_and_one_more_token_does_not(memfit: Memfit) -> None:
     plan = memfit("plan", "context", DENSE, "--memory", "8GB", "--json").json
     tokens, budget = plan["unified"]["tokens"], plan["unified"]["budget_bytes"]
@@ -120,26 +111,6 @@ def test_without_a_device_there_is_no_verdict(memfit: Memfit) -> None:
     assert "name a device" in memfit("plan", "context", DENSE).out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--contexts", "4k,many"), "--contexts: 'many' is not a count"),
-        (("--contexts", "0"), "must be at least 1"),
-        (("--requests", "5000"), "at most 4096"),
-        (("--traffic", "none.csv"), "none.csv"),
-        (("--ceiling", "0"), "--ceiling"),
-        (("--runtime", "other"), "no runtime is called 'other'"),
-    ],
-)
-def test_bad_input_gives_a_one_line_error(
-    memfit: Memfit, arguments: tuple[str, ...], message: str
-) -> None:
-    run = memfit("plan", "context", DENSE, *arguments)
-    assert run.code == 2
-    assert message in run.err
-    assert run.err.count("\n") == 1
-
-
 @pytest.mark.parametrize("command", ["context", "growth"])
 def test_markdown_is_a_section(memfit: Memfit, command: str) -> None:
     run = memfit("plan", command, DENSE, "--memory", "16GB", "--format", "markdown", "--plot")
@@ -175,27 +146,6 @@ def test_growth_uses_the_budget_left_on_the_device(memfit: Memfit) -> None:
     nine_tenths = alone["device"]["working_set_bytes"] * 9 // 10
     weights = alone["components"]["weights"]["resident_bytes"]
     assert data["budget_bytes"] == nine_tenths - weights
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--tokens", "4k", "--turns", "2"), "give --tokens, or --turns with --turn-tokens"),
-        (("--turns", "2"), "give --tokens, or --turns with --turn-tokens"),
-        (("--tokens", "4k", "--prefix", "4k"), "must be below the session's 4096 tokens"),
-        (("--sessions", "0"), "sessions 0: must be from 1"),
-        (("--tokens", "8k", "--context", "4k"), "exceed the context of 4096"),
-        (("--budget", "64G"), "is not a size"),
-        (("--runtimes", "vllm,other"), "no runtime is called 'other'"),
-    ],
-)
-def test_bad_growth_options_give_a_one_line_error(
-    memfit: Memfit, arguments: tuple[str, ...], message: str
-) -> None:
-    run = memfit("plan", "growth", DENSE, *arguments)
-    assert run.code == 2
-    assert message in run.err
-    assert run.err.count("\n") == 1
 
 
 def test_kv_bits_rejected_for_longer_contexts_still_give_a_plan(memfit: Memfit) -> None:

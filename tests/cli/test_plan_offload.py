@@ -1,4 +1,4 @@
-"""``memfit plan experts``, ``offload`` and ``static`` as commands."""
+"""``memfit plan experts``, ``offload`` and ``static`` as commands, and bad input to all plans."""
 
 from pathlib import Path
 
@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 SAMPLES, EXAMPLES = ROOT / "sample_configs", ROOT / "docs" / "examples"
 NEXT = SAMPLES / "qwen3-next-80b-a3b-4bit.yaml"
 LITE = SAMPLES / "deepseek-v2-lite.yaml"
+DENSE = SAMPLES / "qwen3-8b-4bit.yaml"
 LLAMA = SAMPLES / "llama-3.1-8b.yaml"
 PROFILE = SAMPLES / "plans" / "experts-deepseek-v2-lite.json"
 AGENTS = SAMPLES / "plans" / "agents.csv"
@@ -158,6 +159,27 @@ def test_a_static_plan_is_a_readable_table(memfit: Memfit, form: str) -> None:
         (("offload", LLAMA, "--prefill-speed", "0"), "prefill"),
         (("offload", LLAMA, "--prefill-speed", "-4"), "prefill"),
         (("offload", LLAMA, "--requests", PROFILE), "a request trace is a .csv"),
+        (("context", DENSE, "--contexts", "4k,many"), "--contexts: 'many' is not a count"),
+        (("context", DENSE, "--contexts", "0"), "must be at least 1"),
+        (("context", DENSE, "--requests", "5000"), "at most 4096"),
+        (("context", DENSE, "--traffic", "none.csv"), "none.csv"),
+        (("context", DENSE, "--ceiling", "0"), "--ceiling"),
+        (("context", DENSE, "--runtime", "other"), "no runtime is called 'other'"),
+        (("growth", DENSE, "--tokens", "4k", "--turns", "2"), "give --tokens, or --turns with"),
+        (("growth", DENSE, "--turns", "2"), "give --tokens, or --turns with --turn-tokens"),
+        (("growth", DENSE, "--tokens", "4k", "--prefix", "4k"), "below the session's 4096 tokens"),
+        (("growth", DENSE, "--sessions", "0"), "sessions 0: must be from 1"),
+        (("growth", DENSE, "--tokens", "8k", "--context", "4k"), "exceed the context of 4096"),
+        (("growth", DENSE, "--budget", "64G"), "is not a size"),
+        (("growth", DENSE, "--runtimes", "vllm,other"), "no runtime is called 'other'"),
+        (("server", DENSE, "--prompt-concurrency", "0"), "--prompt-concurrency 0"),
+        (("server", DENSE, "--decode-concurrency", "2000"), "--decode-concurrency 2000"),
+        (("server", DENSE, "--prompt-cache-size", "-1"), "--prompt-cache-size -1"),
+        (("server", DENSE, "--prompt-cache-bytes", "lots"), "--prompt-cache-bytes"),
+        (("server", DENSE, "--clients", "0"), "--clients 0"),
+        (("server", DENSE, "--max-tokens", "many"), "--max-tokens"),
+        (("server", DENSE, "--context", "100k"), "model's context"),
+        (("server", DENSE, "--traffic", "none.csv"), "none.csv"),
         (("static", TINY, "--trace", TINY), "tiny-qwen3.json: schema: expected memfit.trace"),
         (("static", TINY, "--trace", "none.json"), "none.json: no such file"),
         (("static", LLAMA, "--trace", TRACE), "the trace is of qwen3"),

@@ -2,10 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.cli.running import Memfit
-from tests.cli.test_bad_input import assert_one_line
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 DENSE = SAMPLES / "qwen3-8b-4bit.yaml"
@@ -44,20 +41,3 @@ def test_recorded_requests_set_the_lengths(memfit: Memfit) -> None:
     rows = [line.split(",") for line in TRAFFIC.read_text().splitlines()[1:]]
     assert run.json["requests"] == len(rows)
     assert run.json["longest_prompt_tokens"] == max(int(row[0]) for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        (("--prompt-concurrency", "0"), "--prompt-concurrency 0"),
-        (("--decode-concurrency", "2000"), "--decode-concurrency 2000"),
-        (("--prompt-cache-size", "-1"), "--prompt-cache-size -1"),
-        (("--prompt-cache-bytes", "lots"), "--prompt-cache-bytes"),
-        (("--clients", "0"), "--clients 0"),
-        (("--max-tokens", "many"), "--max-tokens"),
-        (("--context", "100k"), "model's context"),
-        (("--traffic", "none.csv"), "none.csv"),
-    ],
-)
-def test_bad_options_are_reported(memfit: Memfit, options: tuple[str, ...], word: str) -> None:
-    assert_one_line(memfit("plan", "server", DENSE, *options), 2, word)

@@ -110,17 +110,3 @@ def test_every_row_has_its_source_and_allocation() -> None:
         assert runtime.source
         assert runtime.allocates
         assert runtime.keeps
-
-
-def test_the_documentation_lists_the_runtimes() -> None:
-    assert [runtime.name for runtime in list_runtimes()] == [
-        "mlx-lm",
-        "mlx-swift-lm",
-        "mlx-vlm",
-        "mlx-moe",
-        "agent-memory",
-        "zinc",
-        "foundry",
-        "llama.cpp",
-        "vllm",
-    ]

@@ -155,8 +155,9 @@ def sized_for(
 
 
 def estimated(question: Question, path: str) -> Estimate:
-    runtime = runtime_of(question, path)
-    return estimate(sized_for(question, path, runtime), question.partial.under(runtime))
+    sized = sized_for(question, path, runtime_of(question, path))
+    # On its machine: vLLM's defaults depend on the memory.
+    return estimate(sized, question.partial.under(sized.runtime_model.runtime))
 
 
 def policy_of(question: Question, path: str) -> dict[str, Any]:
@@ -217,7 +218,7 @@ def planned(question: Question, path: str) -> ContextPlan:
     runtime = runtime_of(question, path)
     native = versioned(question, catalog().native_runtime(path))
     sized = sized_for(question, path, native, method="formula").with_runtime(runtime)
-    work = question.partial.under(runtime)
+    work = question.partial.under(sized.runtime_model.runtime)
     asked = ContextQuestion(contexts=(work.prompt_tokens,), requests=(work.batch,))
     return plan_context(sized, work, asked)
 
@@ -236,6 +237,15 @@ def test_every_command_gives_the_figures_of_an_estimate(
 def test_every_command_gives_the_figures_of_an_estimate_in_many_examples(
     gguf: Path, adapter: Path, folder: Path, question: Question
 ) -> None:
+    check_every_command(gguf, adapter, folder, question)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_every_command_gives_the_figures_of_each_runtime(
+    gguf: Path, adapter: Path, folder: Path, runtime: str
+) -> None:
+    work = {"prompt_tokens": 9000, "max_tokens": 128, "batch": 2}
+    question = Question("qwen3-30b-a3b-4bit", "128GB", runtime, None, work, MARGIN_BYTES)
     check_every_command(gguf, adapter, folder, question)
 
 
