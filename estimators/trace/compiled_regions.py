@@ -1,6 +1,6 @@
 """From a graph with the borders of compiled functions to the graph that MLX evaluates."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from memfit.estimators.trace.fusion import broadcast_all, fuse
 from memfit.estimators.trace.graph_format import Array, Node
@@ -19,20 +19,23 @@ def without_borders(
 
     Arrays that fusion makes are appended to ``arrays``; those that no node makes stay there.
     """
+    borders = {i: node for i, node in enumerate(nodes) if node.name.startswith(_BORDER)}
     # A border gives its arrays new numbers; without borders they have their first ones.
-    same = _aliases(nodes)
-    inside = _functions(nodes)
-    apart = inside.keys() - _read_outside(nodes, inside)
-    kept = [node for i, node in enumerate(nodes) if i not in apart and not _is_border(node)]
+    same = _aliases(borders.values())
+    makers = {output: i for i, node in enumerate(nodes) for output in node.outputs}
+    inside = _functions(nodes, borders, makers)
+    apart = inside.keys() - _read_outside(nodes, borders, makers, inside)
     # compile replaces a function by its fused nodes and leaves all other nodes alone.
-    made = [_renamed(node, same) for node in kept]
+    made = [
+        _renamed(node, same) for i, node in enumerate(nodes) if i not in apart and i not in borders
+    ]
     functions: dict[str, list[Node]] = {}
     for index, labels in inside.items():
         for label in labels:
             functions.setdefault(label, []).append(_renamed(nodes[index], same))
     results = {
         node.name.removeprefix(ENDS): [same.get(a, a) for a in node.inputs]
-        for node in nodes
+        for node in borders.values()
         if node.name.startswith(ENDS)
     }
     for label, tape in functions.items():
@@ -43,28 +46,24 @@ def without_borders(
     return depth_first(makers_of(made), ends), ends
 
 
-def _is_border(node: Node) -> bool:
-    return node.name[: len(_BORDER)] == _BORDER
-
-
-def _aliases(nodes: Sequence[Node]) -> dict[int, int]:
+def _aliases(borders: Iterable[Node]) -> dict[int, int]:
     """Return for the outputs of every border the array that passed it."""
     same: dict[int, int] = {}
-    for node in nodes:
-        if _is_border(node):
-            for before, after in zip(node.inputs, node.outputs, strict=True):
-                same[after] = same.get(before, before)
+    for node in borders:
+        for before, after in zip(node.inputs, node.outputs, strict=True):
+            same[after] = same.get(before, before)
     return same
 
 
-def _functions(nodes: Sequence[Node]) -> dict[int, list[str]]:
+def _functions(
+    nodes: Sequence[Node], borders: Mapping[int, Node], makers: Mapping[int, int]
+) -> dict[int, list[str]]:
     """Return the labels of the compiled calls that each node inside one belongs to.
 
     Export merges what calls do to equal scalars, so a node can be in several.
     """
-    makers = {output: i for i, node in enumerate(nodes) for output in node.outputs}
     inside: dict[int, list[str]] = {}
-    for node in nodes:
+    for node in borders.values():
         if not node.name.startswith(ENDS):
             continue
         label = node.name.removeprefix(ENDS)
@@ -73,7 +72,7 @@ def _functions(nodes: Sequence[Node]) -> dict[int, list[str]]:
         waiting = list(node.inputs)
         while waiting:
             index = makers.get(waiting.pop())
-            if index is not None and index not in seen and not _is_border(nodes[index]):
+            if index is not None and index not in seen and index not in borders:
                 seen.add(index)
                 inside.setdefault(index, []).append(label)
                 waiting += nodes[index].inputs
@@ -81,17 +80,21 @@ def _functions(nodes: Sequence[Node]) -> dict[int, list[str]]:
     return dict(sorted(inside.items()))
 
 
-def _read_outside(nodes: Sequence[Node], inside: Container[int]) -> set[int]:
+def _read_outside(
+    nodes: Sequence[Node],
+    borders: Mapping[int, Node],
+    makers: Mapping[int, int],
+    inside: Container[int],
+) -> set[int]:
     """Return the nodes inside compiled functions that make what nodes outside read.
 
     Export merges what both do to equal scalars; results of a function pass its border.
     """
-    makers = {output: i for i, node in enumerate(nodes) for output in node.outputs}
     found: set[int] = set()
     waiting = [
         array
         for i, node in enumerate(nodes)
-        if i not in inside and not node.name.startswith(ENDS)
+        if i not in inside and not (i in borders and node.name.startswith(ENDS))
         for array in node.inputs
     ]
     while waiting:
@@ -124,16 +127,15 @@ def depth_first(
     order: list[Node] = []
     seen: set[int] = set()
     # A stack of its own: a graph can be deeper than Python's recursion limit.
-    waiting = [(array, False) for array in reversed(outputs)]
+    waiting = list(outputs[::-1])
     while waiting:
-        array, is_ready = waiting.pop()
-        node = makers.get(array)
-        if node is None or array in computed:
-            continue
-        if is_ready:
-            order.append(node)
-        elif array not in seen:
+        array = waiting.pop()
+        # Below zero is an array with all inputs in the order.
+        if array < 0:
+            order.append(makers[~array])
+        elif array in makers and array not in seen and array not in computed:
+            node = makers[array]
             seen.update(node.outputs)
-            waiting.append((array, True))
-            waiting += [(taken, False) for taken in reversed(node.inputs)]
+            waiting.append(~array)
+            waiting += node.inputs[::-1]
     return order

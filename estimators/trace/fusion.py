@@ -98,7 +98,7 @@ class _Fusion(Struct):
         result = node.outputs[0]
         inside: set[int] = set()
         # A kernel that ends in a broadcast would write it out in full.
-        if node.name in _ELEMENTWISE - {_BROADCAST}:
+        if node.name in _ELEMENTWISE and node.name != _BROADCAST:
             self._collect(result, 0, inside, set())
         # A single operation has a kernel of its own already.
         return self._compiled(result, inside) if len(inside) > 1 else self.makers[result]

@@ -50,12 +50,16 @@ class View:
         self.nbytes = size * itemsize
         self.references = 0
         self.buffer: Allocation | None = None
-        self.fresh()
+        # As `fresh`, which would be a call for each of the many arrays.
+        self._strides: Strides | None = None
+        self.data_size = size
+        self.row = self.dense = True
+        self.column = size <= 1 or size == max(shape)
 
     def fresh(self) -> None:
         """Set the layout of a new array: row by row without gaps."""
         # Computed when asked for: most arrays are read in order, and nothing looks at the strides.
-        self._strides: Strides | None = None
+        self._strides = None
         self.data_size = size = self.size
         self.row = self.dense = True
         # An array with one axis longer than 1 is both (mlx array.cpp, array::set_data).

@@ -271,25 +271,28 @@ class Replay:
         memory.clock += 1
         memory.operation = op.name = node.name
         op.arguments = node.arguments
-        op.inputs = [views[i] for i in node.inputs]
-        op.outputs = [views[i] for i in node.outputs]
+        op.inputs = inputs = [views[i] for i in node.inputs]
+        op.outputs = outputs = [views[i] for i in node.outputs]
         op.temporaries = []
         op.temporary_elements = 0
         op.kernels = 0
         # The rule sees the references before any input is dropped, as eval_cpu and eval_gpu do.
         rule_of(memory.backend, node.name)(op)
-        for i, view in zip(node.outputs, op.outputs, strict=True):
-            if i in self._labels and view.buffer is not None:
-                view.buffer.operation = self._labels[i]
+        if self._labels:
+            for i, view in zip(node.outputs, outputs, strict=True):
+                if i in self._labels and view.buffer is not None:
+                    view.buffer.operation = self._labels[i]
         # Outputs exist and no input is dropped yet: the most during this operation.
         most = memory.active
         # First the device takes its references, then MLX detaches the array (transforms.cpp).
         self._stream.after(op, _held_by_device(op), memory)
-        for view in op.inputs:
+        unmade = self._unmade
+        for view in inputs:
             drop_user(view, memory)
-            self._release(self._unmade.pop(id(view), ()))
+            if unmade:
+                self._release(unmade.pop(id(view), ()))
         # A second output that nothing uses, such as a last state, is dropped at once.
-        for view in op.outputs:
+        for view in outputs:
             if not view.references:
                 free(view, memory)
         return most

@@ -202,6 +202,7 @@ class _Recorder:
         self._room = room
         self._positions: dict[str, int] = {}
         self._arrays: list[Array] = []
+        self._alike: dict[tuple[Any, ...], Array] = {}
         self._nodes: list[Node] = []
         self._outputs: list[Any] = []
 
@@ -232,23 +233,23 @@ class _Recorder:
         name, arguments = message["name"], message["arguments"]
         if name == "CustomKernel":
             name, arguments = kernel_name(arguments[0]), ()
-        positions = self._positions
-        inputs = tuple(
-            [
-                positions[array[0]] if array[0] in positions else self._made(array)
-                for array in message["inputs"]
-            ]
-        )
+        inputs = tuple(map(self._made, message["inputs"]))
         outputs = tuple(map(self._made, message["outputs"]))
         values = tuple(chain.from_iterable(map(_plain, arguments))) if arguments else ()
         self._nodes.append(Node(name, inputs, outputs, values))
 
     def _made(self, described: tuple[str, Any, Any]) -> int:
         """Return the position of an array, a new one where a node computes it."""
-        key, shape, dtype = described
-        known = self._positions.get(key)
+        position = self._positions.get(described[0])
+        if position is not None:
+            return position
         # An array that no message has named before is the output of this node.
-        return self._add(key, Array(tuple(shape), _name(dtype))) if known is None else known
+        key, shape, dtype = described
+        kind = *shape, dtype
+        # Layers repeat: one object for all arrays that are alike.
+        if kind not in self._alike:
+            self._alike[kind] = Array(tuple(shape), _name(dtype))
+        return self._add(key, self._alike[kind])
 
     def _add(self, key: str, array: Array) -> int:
         position = self._positions[key] = len(self._arrays)

@@ -26,9 +26,10 @@ def unmerged(call: Call) -> Call:
     promoted = _promoted(call)
     for node in call.nodes:
         inputs = node.inputs
-        if made_by.keys() & inputs:
+        changed = node
+        if not made_by.keys().isdisjoint(inputs):
             inputs = tuple(map(copies.own, inputs))
-        changed = node if inputs == node.inputs else node._replace(inputs=inputs)
+            changed = node._replace(inputs=inputs)
         nodes.append(changed)
         # What was made from an array stays one node: MLX runs it once.
         stretches = node.name in _STRETCHES and _is_scalar(node.inputs, arrays, made_by)
