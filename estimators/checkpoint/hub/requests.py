@@ -5,7 +5,9 @@ they read a body whole even when a server ignores Range, refuse headers above 25
 the digest is computed from (docs/hub.md).
 """
 
+import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -35,6 +37,7 @@ _AGAIN = frozenset((408, 429, 500, 502, 503, 504))
 # "bytes first-last/size"; a star for a size that the server does not know (RFC 9110).
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 # "ratelimit" of the Hub: r requests left, t seconds until more (huggingface_hub _http.py).
+_TOKEN_VARIABLE = re.compile("HF_TOKEN|HF_OIDC|HUGGING_?FACE")
 _RATE_LIMIT = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*([0-9]{1,9})")
 
 
@@ -280,12 +283,14 @@ class Client:
 
 
 def _authorization() -> dict[str, str]:
-    from huggingface_hub import constants, get_token
-    from huggingface_hub.errors import OIDCError
+    from huggingface_hub import constants
 
     # huggingface_hub: the user wants no stored token to be sent.
-    if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
+    if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN or not _may_have_token(constants.HF_TOKEN_PATH):
         return {}
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import OIDCError
+
     try:
         token = get_token()
     except (OIDCError, OSError, ValueError) as error:
@@ -296,6 +301,20 @@ def _authorization() -> dict[str, str]:
     if not token.isascii() or not token.isprintable():
         raise InputError("the Hugging Face token has characters no token has; see HF_TOKEN")
     return {"authorization": f"Bearer {token}"}
+
+
+def _may_have_token(path: str) -> bool:
+    """Whether get_token can find a token: its imports take longer than a request.
+
+    Source: huggingface_hub/utils/_auth.py: variables, the file at ``path``, a notebook's secrets.
+    """
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return "google.colab" in sys.modules or any(map(_TOKEN_VARIABLE.match, os.environ))
+    except (OSError, ValueError):
+        pass  # get_token says what is wrong
+    return True
 
 
 def _asked_pause(response: "httpx2.Response") -> float | None:
