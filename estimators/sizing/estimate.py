@@ -23,12 +23,12 @@ from memfit.estimators.results.estimate import (
     Weights,
     Workspace,
 )
+from memfit.estimators.results.images import ImageAdvice
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.sizing.advise import NO_ADVICE, advise
 from memfit.estimators.sizing.decode_speed import decode_speed
-from memfit.estimators.sizing.image_advice import image_advice
 from memfit.estimators.sizing.search import longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -73,8 +73,17 @@ def estimate(
         pool=runtime_model.pool(workload) or UNSET,
         memories=runtime_model.memories(workload) or UNSET,
         files=tuple(_files(sized, workload, need)) or UNSET,
-        images=(image_advice(sized, workload) if advises else None) or UNSET,
+        images=(_image_advice(sized, workload) if advises else None) or UNSET,
     )
+
+
+def _image_advice(sized: SizedModel, workload: Workload) -> ImageAdvice | None:
+    if not workload.images:
+        return None
+    # The rules of all image processors, which other prompts need not.
+    from memfit.estimators.sizing.image_advice import image_advice
+
+    return image_advice(sized, workload)
 
 
 def _peak_range(
