@@ -1,4 +1,4 @@
-"""The fixture that runs the command line."""
+"""Fixtures of the command line."""
 
 from pathlib import Path
 
@@ -14,6 +14,13 @@ def memfit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     for name in ("MEMFIT_DEBUG", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"):
         monkeypatch.delenv(name, raising=False)
     return Memfit(monkeypatch, capsys)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of this test's measurements; it is not there yet."""
+    monkeypatch.setenv("MEMFIT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
 
 
 @pytest.fixture(autouse=True)

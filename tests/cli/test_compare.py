@@ -3,7 +3,6 @@
 import csv
 import io
 import itertools
-import json
 import os
 import re
 import subprocess
@@ -329,13 +328,6 @@ def test_markdown_tables_have_the_same_cells_in_every_row(
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
         assert len(widths) == 1
     assert "+88.87 %" in out
-
-
-def test_the_answer_goes_to_a_file(memfit: Memfit, four_bit: Path, tmp_path: Path) -> None:
-    output = tmp_path / "answer.json"
-    run = memfit("compare", four_bit, four_bit, "--json", "-o", output)
-    assert run.out == ""
-    assert json.loads(output.read_text())["schema"] == "memfit.compare/1"
 
 
 def test_each_checkpoint_is_read_once(memfit: Memfit, tmp_path: Path) -> None:

@@ -32,15 +32,10 @@ from tests.gguf.writing import recorded, write
 from tests.selection import quick
 
 pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
+pytestmark = pytest.mark.usefixtures("home")
 SHORT = ("--prompt-tokens", "70", "--prefill-step", "32", "--max-tokens", "3")
 TO_THE_BYTE = ("weights", "kv", "kv_held", "ssm", "prefill_kv", "prefill_kv_held", "prefill_ssm")
 PEAK_ERROR_PERCENT = 10  # docs/accuracy.md
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MEMFIT_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 @pytest.fixture

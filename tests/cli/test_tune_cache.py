@@ -24,13 +24,9 @@ from tests.cli.running import Memfit
 from tests.cli.test_bad_input import assert_one_line
 
 pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
+pytestmark = pytest.mark.usefixtures("home")
 ROOT = Path(__file__).parents[2]
 SHORT = ("--max-tokens", "2", "--timeout", "60", "--agreement", "0")
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMFIT_HOME", str(tmp_path / "home"))
 
 
 @pytest.mark.exhaustive

@@ -11,14 +11,9 @@ from tests.cli.running import Memfit
 from tests.cli.test_bad_input import assert_one_line
 
 pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
+pytestmark = pytest.mark.usefixtures("home")
 PROMPTS = ("--prompts", SENTENCES[0])
 SHORT = ("--max-tokens", "2", "--timeout", "60")
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MEMFIT_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 @pytest.mark.exhaustive

@@ -20,17 +20,12 @@ from tests.cli.running import Memfit
 from tests.cli.test_bad_input import assert_one_line
 
 pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
+pytestmark = pytest.mark.usefixtures("home")
 SHORT = ("--prompt-tokens", "70", "--prefill-step", "32", "--max-tokens", "3")
 # Points long enough to be interrupted; no tokenizer, so that a process starts soon.
 LONG = ("--prompt-tokens", "300", "--prefill-step", "16", "--max-tokens", "3")
 LONG_SWEEP = ("--sweep", "context=301,302,303,304,305")
 PATIENCE_SECONDS = 60
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MEMFIT_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 @pytest.fixture

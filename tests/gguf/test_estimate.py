@@ -252,17 +252,6 @@ def test_a_projector_adds_its_weights(memfit: Memfit, qwen: Path, tmp_path: Path
     assert (run.code, "a projector belongs to a GGUF file" in run.err) == (3, True)
 
 
-def test_comparing_gguf_files_gives_the_estimated_figures(memfit: Memfit, qwen: Path) -> None:
-    one = memfit("estimate", qwen, "--json").json
-    run = memfit("compare", qwen, qwen, "--json")
-    assert run.code == 0
-    assert run.json["runtime"]["name"] == "llama.cpp"
-    assert run.json["workload"] == one["workload"]
-    needed = one["peak_bytes"] + one["components"]["margin"]["bytes"]
-    assert [model["needed_bytes"] for model in run.json["models"]] == [needed, needed]
-    assert memfit("compare", qwen, qwen, "--runtime", "llama.cpp", "--json").json == run.json
-
-
 def test_models_of_two_runtimes_are_compared_each_under_its_own(
     memfit: Memfit, qwen: Path, tmp_path: Path
 ) -> None:

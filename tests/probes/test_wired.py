@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -22,8 +22,9 @@ def manager() -> WiredMemoryManager:
     return WiredMemoryManager(backend=SimulatedBackend(supported=True))
 
 
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 20))
+def in_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test in an event loop."""
+    return lambda: asyncio.run(asyncio.wait_for(test(), 20))
 
 
 async def settled() -> None:
@@ -32,136 +33,116 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_ticket_is_active_during_its_block() -> None:
-    async def test() -> None:
-        wired = manager()
-        await wired.start(Ticket(POLICY, 30, "reservation"))
-        async with wired.holding(Ticket(POLICY, 50)) as limit:
-            assert limit == wired.limit_bytes == 80
-        assert wired.limit_bytes == 0
-
-    run(test())
+@in_a_loop
+async def test_a_ticket_is_active_during_its_block() -> None:
+    wired = manager()
+    await wired.start(Ticket(POLICY, 30, "reservation"))
+    async with wired.holding(Ticket(POLICY, 50)) as limit:
+        assert limit == wired.limit_bytes == 80
+    assert wired.limit_bytes == 0
 
 
-def test_a_ticket_is_ended_when_its_block_fails() -> None:
-    async def test() -> None:
-        wired = manager()
-        with contextlib.suppress(RuntimeError):
-            async with wired.holding(Ticket(POLICY, 50)):
-                raise RuntimeError
-        assert wired.held == ()
-
-    run(test())
+@in_a_loop
+async def test_a_ticket_is_ended_when_its_block_fails() -> None:
+    wired = manager()
+    with contextlib.suppress(RuntimeError):
+        async with wired.holding(Ticket(POLICY, 50)):
+            raise RuntimeError
+    assert wired.held == ()
 
 
-def test_a_waiting_task_continues_when_there_is_room() -> None:
-    async def test() -> None:
-        wired, first, second = manager(), Ticket(POLICY, 80), Ticket(POLICY, 90)
-        await wired.start(first)
-        waiting = asyncio.create_task(wired.start(second))
-        await settled()
-        assert not waiting.done()
-        assert wired.waiting == (second,)
-        wired.end(first)
-        assert await waiting == 90
-
-    run(test())
+@in_a_loop
+async def test_a_waiting_task_continues_when_there_is_room() -> None:
+    wired, first, second = manager(), Ticket(POLICY, 80), Ticket(POLICY, 90)
+    await wired.start(first)
+    waiting = asyncio.create_task(wired.start(second))
+    await settled()
+    assert not waiting.done()
+    assert wired.waiting == (second,)
+    wired.end(first)
+    assert await waiting == 90
 
 
-def test_a_ticket_that_can_never_start_is_rejected_immediately() -> None:
-    async def test() -> None:
-        with pytest.raises(InputError, match="101 bytes are more than its policy can admit"):
-            await manager().start(Ticket(POLICY, 101))
-
-    run(test())
+@in_a_loop
+async def test_a_ticket_that_can_never_start_is_rejected_immediately() -> None:
+    with pytest.raises(InputError, match="101 bytes are more than its policy can admit"):
+        await manager().start(Ticket(POLICY, 101))
 
 
-def test_a_cancelled_task_leaves_nothing_and_unblocks_others() -> None:
-    async def test() -> None:
-        wired, runs = manager(), Ticket(POLICY, 60)
-        await wired.start(runs)
-        large = asyncio.create_task(wired.start(Ticket(POLICY, 70)))
-        small = asyncio.create_task(wired.start(Ticket(POLICY, 10, name="small")))
-        await settled()
-        large.cancel()
-        assert await small == 70
-        assert wired.waiting == ()
-        assert {ticket.name for ticket in wired.held} == {runs.name, "small"}
-
-    run(test())
+@in_a_loop
+async def test_a_cancelled_task_leaves_nothing_and_unblocks_others() -> None:
+    wired, runs = manager(), Ticket(POLICY, 60)
+    await wired.start(runs)
+    large = asyncio.create_task(wired.start(Ticket(POLICY, 70)))
+    small = asyncio.create_task(wired.start(Ticket(POLICY, 10, name="small")))
+    await settled()
+    large.cancel()
+    assert await small == 70
+    assert wired.waiting == ()
+    assert {ticket.name for ticket in wired.held} == {runs.name, "small"}
 
 
-def test_a_task_cancelled_at_its_admission_releases_its_memory() -> None:
-    async def test() -> None:
-        wired, first = manager(), Ticket(POLICY, 100)
-        await wired.start(first)
-        waiter = asyncio.create_task(wired.start(Ticket(POLICY, 100)))
-        next_one = asyncio.create_task(wired.start(Ticket(POLICY, 100, name="next")))
-        await settled()
-        wired.end(first)
-        waiter.cancel()
-        await next_one
-        assert waiter.cancelled()
-        assert [ticket.name for ticket in wired.held] == ["next"]
-
-    run(test())
+@in_a_loop
+async def test_a_task_cancelled_at_its_admission_releases_its_memory() -> None:
+    wired, first = manager(), Ticket(POLICY, 100)
+    await wired.start(first)
+    waiter = asyncio.create_task(wired.start(Ticket(POLICY, 100)))
+    next_one = asyncio.create_task(wired.start(Ticket(POLICY, 100, name="next")))
+    await settled()
+    wired.end(first)
+    waiter.cancel()
+    await next_one
+    assert waiter.cancelled()
+    assert [ticket.name for ticket in wired.held] == ["next"]
 
 
-def test_memory_freed_after_a_cancellation_is_not_lost() -> None:
-    async def test() -> None:
-        wired, first = manager(), Ticket(POLICY, 100)
-        await wired.start(first)
-        waiter = asyncio.create_task(wired.start(Ticket(POLICY, 100)))
-        next_one = asyncio.create_task(wired.start(Ticket(POLICY, 100, name="next")))
-        await settled()
-        waiter.cancel()
-        wired.end(first)
-        await next_one
-        assert [ticket.name for ticket in wired.held] == ["next"]
-
-    run(test())
+@in_a_loop
+async def test_memory_freed_after_a_cancellation_is_not_lost() -> None:
+    wired, first = manager(), Ticket(POLICY, 100)
+    await wired.start(first)
+    waiter = asyncio.create_task(wired.start(Ticket(POLICY, 100)))
+    next_one = asyncio.create_task(wired.start(Ticket(POLICY, 100, name="next")))
+    await settled()
+    waiter.cancel()
+    wired.end(first)
+    await next_one
+    assert [ticket.name for ticket in wired.held] == ["next"]
 
 
-def test_a_ticket_cancelled_by_another_task_raises_in_the_waiting_one() -> None:
-    async def test() -> None:
-        wired, second = manager(), Ticket(POLICY, 1)
-        await wired.start(Ticket(POLICY, 100))
-        waiting = asyncio.create_task(wired.start(second))
-        await settled()
-        assert wired.cancel(second)
-        assert not wired.cancel(second)
-        await settled()
-        assert waiting.cancelled()
-        assert wired.waiting == ()
-
-    run(test())
+@in_a_loop
+async def test_a_ticket_cancelled_by_another_task_raises_in_the_waiting_one() -> None:
+    wired, second = manager(), Ticket(POLICY, 1)
+    await wired.start(Ticket(POLICY, 100))
+    waiting = asyncio.create_task(wired.start(second))
+    await settled()
+    assert wired.cancel(second)
+    assert not wired.cancel(second)
+    await settled()
+    assert waiting.cancelled()
+    assert wired.waiting == ()
 
 
-def test_a_name_reused_after_a_cancellation_is_kept() -> None:
-    async def test() -> None:
-        wired, first, again = manager(), Ticket(POLICY, 100), Ticket(POLICY, 50, name="again")
-        await wired.start(first)
-        waiting = asyncio.create_task(wired.start(again))
-        await settled()
-        wired.cancel(again)
-        wired.end(first)
-        await wired.start(again)
-        await settled()
-        assert waiting.cancelled()
-        assert wired.held == (again,)
-
-    run(test())
+@in_a_loop
+async def test_a_name_reused_after_a_cancellation_is_kept() -> None:
+    wired, first, again = manager(), Ticket(POLICY, 100), Ticket(POLICY, 50, name="again")
+    await wired.start(first)
+    waiting = asyncio.create_task(wired.start(again))
+    await settled()
+    wired.cancel(again)
+    wired.end(first)
+    await wired.start(again)
+    await settled()
+    assert waiting.cancelled()
+    assert wired.held == (again,)
 
 
-def test_a_wait_can_have_a_timeout() -> None:
-    async def test() -> None:
-        wired = manager()
-        await wired.start(Ticket(POLICY, 100))
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(wired.start(Ticket(POLICY, 1)), 0.01)
-        assert wired.waiting == ()
-
-    run(test())
+@in_a_loop
+async def test_a_wait_can_have_a_timeout() -> None:
+    wired = manager()
+    await wired.start(Ticket(POLICY, 100))
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(wired.start(Ticket(POLICY, 1)), 0.01)
+    assert wired.waiting == ()
 
 
 @settings(max_examples=25)
@@ -196,7 +177,7 @@ def test_any_number_of_tasks_run_in_order_within_the_cap(seed: int, task_count: 
         assert (wired.held, wired.waiting, wired.limit_bytes) == ((), (), 0)
         assert started == sorted(started, key=lambda name: int(name[1:]))
 
-    run(test())
+    asyncio.run(asyncio.wait_for(test(), 20))
 
 
 def test_this_machine_uses_its_gpus_limit_or_a_simulated_one() -> None:
