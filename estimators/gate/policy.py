@@ -20,7 +20,7 @@ from memfit.estimators.base.reading.section import Reading, Section, read_yaml
 from memfit.estimators.base.reading.typed import to_record
 from memfit.estimators.base.reading.values import one_of
 from memfit.estimators.base.recipe import Recipe
-from memfit.estimators.base.units import MAX_COUNT, parse_count, parse_size
+from memfit.estimators.base.units import MAX_COUNT, parse_count, parse_share, parse_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.limit_value import LimitValue, parse_experts, parse_limit_value
@@ -39,7 +39,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
 from memfit.estimators.mlx.versions import Version, format_version, parse_version
-from memfit.estimators.runtimes.registry import get_runtime
+from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.ranks import Ranks
 from memfit.estimators.sizing.workload import PartialWorkload
@@ -148,6 +148,7 @@ def _target(section: Section, name: str, directory: Path) -> PolicyTarget | None
     if not re.fullmatch(NAME, name):
         section.add_error("a target's name is made of letters, digits, and . _ + -, at most 80")
     runtime = section.take("runtime", _runtime)
+    runtime = section.take("gpu_memory_utilization", partial(_with_share, runtime)) or runtime
     device = _device(section)
     workload = _workload(section)
     limits, basis = _limits(section, device)
@@ -375,6 +376,10 @@ def _recipe(value: Any) -> Recipe:
 
 def _runtime(value: Any) -> Runtime:
     return get_runtime(_text(value))
+
+
+def _with_share(runtime: Runtime | None, value: Any) -> Runtime:
+    return (runtime or get_runtime(DEFAULT_RUNTIME)).with_memory_share(parse_share(str(value)))
 
 
 AMOUNTS: dict[str, Callable[[Device | None, Any], LimitValue]] = {

@@ -97,6 +97,8 @@ class TargetKeys(Struct, frozen=True, kw_only=True):
     """Layers of each rank of a pipeline."""
     runtime: Annotated[str, one_of(*runtime_names())] | UnsetType = UNSET
     """The runtime that sets the allocation rules; by default the checkpoint's own runtime."""
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] | UnsetType = UNSET
+    """The share of the GPU's memory that vllm takes, 0.92 by default."""
     mlx_version: str | UnsetType = UNSET
     """The version of MLX with the rules that apply; by default the newest that is described."""
     mlx_lm_version: str | UnsetType = UNSET

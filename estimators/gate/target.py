@@ -27,8 +27,10 @@ from memfit.estimators.gate.policy import TRAINING_LIMITS, PolicyLimit, PolicyTa
 from memfit.estimators.gate.remedies import Question, remedies
 from memfit.estimators.gate.verdict import Totals, judge_limit, judge_limits
 from memfit.estimators.images.processor import with_image_tokens
+from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.gate import LimitCheck, TargetReport, TargetStatus
+from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.registry import runtime_for_images, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
@@ -161,6 +163,7 @@ class Evaluation(Struct, frozen=True):
         )
         if self._beyond_context and not target.allow_beyond_context:
             checks += (self._context_check(),)
+        checks += tuple(self._budget_checks())
         status: TargetStatus = "passed" if all(check.passed for check in checks) else "broken"
         bound = None if allow_bounds else self._bound()
         return TargetReport(
@@ -168,7 +171,8 @@ class Evaluation(Struct, frozen=True):
             line=target.line,
             model=self.now.model,
             device=target.device.name,
-            working_set_bytes=target.device.working_set_bytes,
+            working_set_bytes=self._device.working_set_bytes,
+            budget=self._device.budget,
             status="undecided" if bound else status,
             message=bound,
             checks=checks,
@@ -179,9 +183,13 @@ class Evaluation(Struct, frozen=True):
         )
 
     @property
+    def _device(self) -> Device:
+        """The machine as the runtime uses it."""
+        return self.sized.device or self.target.device
+
+    @property
     def _totals(self) -> Totals:
-        before = self.before.figures if self.before else None
-        return Totals(self.target.device.working_set_bytes, before)
+        return Totals(self._device, self.before.figures if self.before else None)
 
     @property
     def _beyond_context(self) -> int:
@@ -203,6 +211,28 @@ class Evaluation(Struct, frozen=True):
             written=str(most),
             whole="the model's context",
             missed_by=self._beyond_context,
+        )
+
+    def _budget_checks(self) -> Iterator[LimitCheck]:
+        """Yield that a runtime does not run the workload in the memory that it gives itself."""
+        need = self.sized.requirement(self.subject.workload)
+        budget = need.budget
+        if not budget or not {"cache_budget", "runtime_budget"}.intersection(
+            judge(need, self._device)[1]
+        ):
+            return
+        allowed = budget.of_device(self._device)
+        yield LimitCheck(
+            limit="runtime_budget",
+            line=self.target.line,
+            passed=False,
+            unit="bytes",
+            sense="at most",
+            figure=need.budgeted_bytes,
+            allowed=allowed,
+            written=str(allowed),
+            whole="",
+            missed_by=need.budgeted_bytes - allowed,
         )
 
     def _require_baseline(self) -> None:
@@ -264,7 +294,8 @@ class Evaluation(Struct, frozen=True):
         found = remedies(
             limit.name,
             Question(self.subject.workload, self.target.quantize, self._recipe),
-            ceil_div(8 * footprint.nbytes, footprint.parameters),
+            # Other runtimes load no weights that mlx-lm converts.
+            ceil_div(8 * footprint.nbytes, footprint.parameters) * self.sized.runtime_model.on_mlx,
             self._trains(limit) if limit.name in TRAINING_LIMITS else partial(self._passes, limit),
         )
         return replace(check, mends=tuple(found))

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.gate.policy import BasisLimit, PolicyLimit
+from memfit.estimators.machine.device import Device
 from memfit.estimators.results.gate import (
     GateFigures,
     LimitCheck,
@@ -23,8 +24,8 @@ _WORST_FIRST: tuple[TargetStatus, ...] = ("broken", "invalid", "unreachable", "u
 class Totals(Struct, frozen=True):
     """What shares are of."""
 
-    working_set_bytes: int
-    """The machine's, of which limits on memory are shares."""
+    device: Device
+    """As the runtime uses it: limits on memory are shares of what it may take."""
     baseline: GateFigures | None
     """What growth is measured from, None without a baseline."""
 
@@ -58,7 +59,7 @@ def judge_limit(limit: PolicyLimit, figures: GateFigures, totals: Totals) -> Lim
         figure=figure,
         allowed=allowed,
         written=limit.amount.text,
-        whole=rule.whole,
+        whole=f"the {totals.device.budget}" if rule.whole is None else rule.whole,
     )
 
 
@@ -82,11 +83,12 @@ class _Rule(Struct, frozen=True):
     allowed: Callable[[PolicyLimit, GateFigures, Totals], int]
     sense: Sense = "at most"
     unit: Unit = "bytes"
-    whole: str = "the working set"
+    whole: str | None = None
+    """What a share is of; None: of what the runtime may take of the machine."""
 
 
 def _of_working_set(limit: PolicyLimit, _: GateFigures, totals: Totals) -> int:
-    return limit.amount.most(totals.working_set_bytes)
+    return limit.amount.most(totals.device.working_set_bytes)
 
 
 def _of_experts(limit: PolicyLimit, figures: GateFigures, _: Totals) -> int:

@@ -15,7 +15,7 @@ LimitKey = Annotated[
     str,
     one_of(
         *"peak load_peak wired_limit context expert_capacity training_peak basis".split(),
-        "model_context",
+        *("model_context", "runtime_budget"),
         *("growth.weights", "growth.kv_per_token", "growth.peak", "growth.training_peak"),
     ),
 ]
@@ -108,6 +108,8 @@ class TargetReport(Struct, frozen=True, kw_only=True):
     model: str
     device: str
     working_set_bytes: Positive
+    budget: str = "working set"
+    """What that is, where the runtime may take something else of the machine."""
     status: TargetStatus
     message: str | None = None
     """Why there are no checks, or why they do not decide."""

@@ -18,6 +18,35 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_workload_beyond_the_share_that_vllm_takes_does_not_pass(
+    memfit: Memfit, folder: Path
+) -> None:
+    model = str(SAMPLES / "qwen3-8b-4bit.yaml")
+    keys = {
+        "model": model,
+        "device": "rtx-4090",
+        "runtime": "vllm",
+        "workload": {"context": "32k", "batch": 4},
+    }
+    limits = {"peak": "100%"}
+    write_policy(
+        folder,
+        default=target(limits, **keys),
+        more=target(limits, **keys, gpu_memory_utilization=0.975),
+        larger=target({"peak": "92%"}, **keys),
+    )
+    run = memfit("gate", "--format", "json")
+    default, more, larger = run.json["targets"]
+    assert [each["status"] for each in (default, more, larger)] == ["broken", "passed", "broken"]
+    assert (default["budget"], default["working_set_bytes"]) == ("memory", 24_564 * 2**20)
+    arguments = ("--runtime", "vllm", "--device", "rtx-4090", "--context", "32k", "--batch", "4")
+    alone = memfit("estimate", model, *arguments, "--json").json
+    (budget,) = [check for check in default["checks"] if check["limit"] == "runtime_budget"]
+    assert (alone["exceeded"], alone["peak_bytes"]) == (["runtime_budget"], budget["figure"])
+    # Nobody converts weights for vllm with mlx-lm.
+    assert "quantize" not in str(larger["checks"][0]["mends"])
+
+
 def test_the_load_peak_of_mlx_moe_is_its_start_up(memfit: Memfit, folder: Path) -> None:
     model = SAMPLES / "qwen3-next-80b-a3b-4bit.yaml"
     keys = {"model": str(model), "memory": "32GB", "workload": {"context": 4096}}

@@ -21,6 +21,7 @@ _LIMITS = {
     "expert_capacity": "expert capacity",
     "basis": "basis of the weights",
     "model_context": "workload",
+    "runtime_budget": "memory that the runtime gives itself",
     "growth.weights": "growth of the weights",
     "growth.kv_per_token": "growth of KV per token",
     "growth.peak": "growth of the peak",
@@ -75,9 +76,8 @@ def status(target: TargetReport) -> str:
 
 def subject(target: TargetReport) -> str:
     """The model, the machine and the baseline of a target."""
-    text = (
-        f"{target.model} on {target.device}, working set {format_bytes(target.working_set_bytes)}"
-    )
+    size = format_bytes(target.working_set_bytes)
+    text = f"{target.model} on {target.device}, {target.budget} {size}"
     if target.baseline_model and target.baseline_model != target.model:
         text += f"; baseline {target.baseline_model}"
     return text
@@ -129,6 +129,8 @@ def remedy(check: LimitCheck) -> str:
         return "give a checkpoint with shard headers that can be read"
     if check.limit == "model_context":
         return "the model has no longer context; allow_beyond_context: true in the target allows it"
+    if check.limit == "runtime_budget":
+        return "it does not run the workload; shorter prompts or fewer requests take less"
     if check.limit == "expert_capacity" and check.figure is None:
         return "the model has no routed experts, or only a bound is known: remove the limit"
     text = "passes with " + ", or ".join(_remedy(each) for each in check.mends)
