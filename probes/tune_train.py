@@ -82,7 +82,7 @@ def tune_train(
         found = (process.versions["mlx"], process.versions["mlx_lm"])
         versions = MlxVersions(*map(parse_version, found))
         steps = TracedSteps(request.checkpoint, _dtype(request.checkpoint), device, versions)
-        peak = steps.peak(recipe, tokens, validated=tokens, is_whole=True)
+        peak = steps.peak(recipe, tokens, validated=tokens)
         assert peak.first is not None
         assert peak.validation is not None
         estimated = (peak.validation.nbytes, peak.first.nbytes, peak.later.nbytes)

@@ -41,7 +41,7 @@ def tune_train(
     from memfit.probes.store import user_store
     from memfit.probes.tune_train import TrainRequest, tune_train
 
-    recipe, reference = asked.recipe(), model.reference()
+    recipe, reference = asked.recipe(), asked.of_file(model).reference()
     require_writable(output.file, needs_stdout=False)
     limit = run.memory_limit_bytes()
     with measuring(reference, run, verbose=output.verbose) as (checkpoint, path, _):

@@ -1,16 +1,22 @@
 """Options of fine-tuning, by the names of mlx_lm.lora."""
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+from msgspec.structs import replace
 
 from memfit.cli.options.groups import OptionGroup
+from memfit.cli.options.model import NamedModel
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.recipe import FineTuneType, OptimizerName
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.recipe import ADAPTER, FineTuneType, OptimizerName
 
 if TYPE_CHECKING:
     from memfit.estimators.base.recipe import Recipe
+
+NamedModelT = TypeVar("NamedModelT", bound=NamedModel)
 
 
 class TrainingOptions(OptionGroup, frozen=True, kw_only=True):
@@ -73,3 +79,23 @@ class TrainingOptions(OptionGroup, frozen=True, kw_only=True):
             if not given["keys"]:
                 raise InputError("--keys: name at least one module, such as self_attn.q_proj")
         return read_recipe(self.config, given)
+
+    def of_file(self, model: NamedModelT) -> NamedModelT:
+        """Return a model, by the name that the file has where no other is given."""
+        from memfit.estimators.plans.train.recipe_file import read_name
+
+        if model.model is None and model.model_option is None:
+            return replace(model, model=read_name(self.config, "model"))
+        return model
+
+    def data_directory(self) -> Path | None:
+        """Return the directory of --data, or of the file where that is one."""
+        from memfit.estimators.plans.train.recipe_file import read_name
+
+        name = read_name(self.config, "data") if self.data is None else None
+        return Path(name) if name and os.path.isdir(name) else self.data
+
+    def adapter_file(self) -> str | None:
+        """Return the file where it has the adapter's settings, and no option changes them."""
+        is_changed = any(getattr(self, name) is not None for name in ADAPTER)
+        return None if self.config is None or is_changed else printable(self.config)

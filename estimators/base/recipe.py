@@ -11,6 +11,8 @@ from memfit.estimators.base.quantities import Positive
 from memfit.estimators.base.units import ceil_div
 
 FineTuneType = Literal["lora", "dora", "full"]
+ADAPTER = ("rank", "scale", "dropout", "keys")
+"""What mlx_lm.lora reads from its file alone, under ``lora_parameters``."""
 OptimizerName = Literal["adam", "adamw", "muon", "sgd", "adafactor"]
 # mlx_lm/tuner/trainer.py, iterate_batches: batches are padded to one more than a multiple of it.
 PAD_TO = 32

@@ -1,5 +1,8 @@
 """The memory of training steps, by trace; each question is answered once."""
 
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -15,7 +18,12 @@ from memfit.estimators.mlx.versions import MlxVersions
 if TYPE_CHECKING:
     from memfit.estimators.trace.kernel_stubs import TraceTarget
     from memfit.estimators.trace.traced_model import TracedModel
+    from memfit.estimators.trace.training_loop import LoopGrowth
     from memfit.estimators.trace.training_peak import TrainingPeak
+    from memfit.estimators.trace.training_recorder import Training
+
+# Iterations of a loop over tokens that is traced in part, and of all loops of a step about.
+_FEWEST, _MOST, _LOOPS = 8, 48, 320
 
 
 class TracedSteps:
@@ -26,6 +34,7 @@ class TracedSteps:
     ) -> None:
         self._checkpoint, self._dtype = checkpoint, dtype
         self._machine, self._versions = device or ANY_MAC, versions
+        self._loads: dict[Quantization | None, int] = {}
         self._built: dict[Quantization | None, TracedModel] = {}
         self._peaks: dict[tuple[Recipe, int, int | None, Quantization | None], TrainingPeak] = {}
 
@@ -35,16 +44,18 @@ class TracedSteps:
         tokens: int,
         *,
         validated: int | None = None,
-        is_whole: bool = False,
+        is_whole: bool = True,
         quantize: Quantization | None = None,
     ) -> "TrainingPeak":
         """Return the largest moments on batches of ``tokens``, and of a validation of others.
+
+        Those of the first step are there if it ``is_whole``.
 
         Raises:
             UnsupportedError: when the class cannot be trained, or not traced.
         """
         from memfit.estimators.trace.training_peak import training_peak
-        from memfit.estimators.trace.training_recorder import KINDS
+        from memfit.estimators.trace.training_recorder import KINDS, TokenLoopError
 
         # The number of accumulated steps changes nothing from the third on.
         recipe = replace(
@@ -54,15 +65,39 @@ class TracedSteps:
         )
         key = recipe, tokens, validated, quantize
         if key not in self._peaks or (is_whole and self._peaks[key].first is None):
-            run = self.built(quantize).record_training(
+            record = partial(
+                self.built(quantize).record_training,
                 recipe,
                 tokens,
                 self._target(),
                 validated=validated,
-                is_whole=is_whole,
             )
-            self._peaks[key] = training_peak(run, self._machine, self._versions.mlx)
+            try:
+                run, growth = record(is_whole=is_whole), None
+            except TokenLoopError:
+                run, growth = self._continued(record, recipe, tokens, quantize)
+            self._peaks[key] = training_peak(run, self._machine, self._versions.mlx, growth)
         return self._peaks[key]
+
+    def _continued(
+        self,
+        record: "Callable[..., Training]",
+        recipe: Recipe,
+        tokens: int,
+        quantize: Quantization | None,
+    ) -> "tuple[Training, LoopGrowth]":
+        """Return a run with loops over a few tokens, and what it lacks."""
+        from memfit.estimators.trace.training_loop import LoopGrowth
+
+        layers = recipe.num_layers if recipe.num_layers > 0 else self.built(quantize).layers
+        # Checkpointed, the loops run once more.
+        few = max(_FEWEST, min(_MOST, _LOOPS // (layers * (1 + recipe.grad_checkpoint))))
+        shorter, longer = (record(iterations=count) for count in (few, 2 * few))
+        lacking = tokens - 1 - 2 * few
+        growth = LoopGrowth(
+            shorter, self._machine, self._versions.mlx, added=few, lacking=max(0, lacking)
+        )
+        return longer, growth
 
     def run_bytes(self, recipe: Recipe, quantize: Quantization | None) -> int:
         """Return the most that a run takes on batches of the longest sequences, load included.
@@ -71,18 +106,20 @@ class TracedSteps:
             UnsupportedError: as `peak`.
         """
         tokens = recipe.max_seq_length
-        peak = self.peak(recipe, tokens, validated=tokens, is_whole=True, quantize=quantize)
+        peak = self.peak(recipe, tokens, validated=tokens, quantize=quantize)
         return max(self.load_bytes(quantize), *(moment.nbytes for moment in peak.moments))
 
     def load_bytes(self, quantize: Quantization | None) -> int:
         """Return the peak of the load, 0 where the weights are kept as they are in files."""
         from memfit.estimators.trace.peak import load_peak
 
-        try:
-            call = self.built(quantize).load(self._target())
-        except UnsupportedError:
-            return 0
-        return load_peak(call, self._machine, self._versions.mlx) if call else 0
+        if quantize not in self._loads:
+            call = None
+            with suppress(UnsupportedError):
+                call = self.built(quantize).load(self._target())
+            load = load_peak(call, self._machine, self._versions.mlx) if call else 0
+            self._loads[quantize] = load
+        return self._loads[quantize]
 
     def built(self, quantize: Quantization | None) -> "TracedModel":
         """Return the class."""

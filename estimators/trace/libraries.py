@@ -152,6 +152,16 @@ class PrivateLibrary:
                 setattr(package, last, self._run(name, getattr(package, "__path__", ())))
         return self._modules[name]
 
+    @contextmanager
+    def builtin(self, name: str, value: Any) -> Iterator[None]:
+        """Give the modules another function of Python's own inside the block."""
+        before = self._builtins[name]
+        self._builtins[name] = value
+        try:
+            yield
+        finally:
+            self._builtins[name] = before
+
     def _public(self, name: str) -> Any:
         """Load a module by its public name, or by the one that it is registered under."""
         return self.load(name.removeprefix(self._prefix))

@@ -201,6 +201,16 @@ class Replay:
         self._labels: Mapping[int, str] = {}
         self._samples: list[list[View]] = []
 
+    @property
+    def clock(self) -> int:
+        """Count operations; `buffers` were born and died at theirs."""
+        return self._memory.clock
+
+    @property
+    def buffers(self) -> Sequence[Allocation]:
+        """What the last call found in use or allocated."""
+        return self._memory.buffers
+
     def alongside(self) -> "Replay":
         """Return the calls of another model on the same device."""
         other = copy(self)
@@ -280,7 +290,8 @@ class Replay:
         rule_of(memory.backend, node.name)(op)
         if self._labels:
             for i, view in zip(node.outputs, outputs, strict=True):
-                if i in self._labels and view.buffer is not None:
+                # A scalar that is stretched to a shape has no such buffer.
+                if i in self._labels and view.buffer and view.buffer.nbytes >= view.nbytes:
                     view.buffer.operation = self._labels[i]
         # Outputs exist and no input is dropped yet: the most during this operation.
         most = memory.active

@@ -150,6 +150,11 @@ class TracedModel:
         share(model, self._rank)
         return model
 
+    @property
+    def layers(self) -> int:
+        """Return how many layers the class has."""
+        return len(self._model.layers)
+
     def parallel(self, asked: Parallel | None) -> Parallel:
         """Return how mlx-lm's sharded_load runs the class.
 
@@ -241,11 +246,12 @@ class TracedModel:
         *,
         validated: int | None = None,
         is_whole: bool = False,
+        iterations: int | None = None,
     ) -> Training:
         """Return the steps of mlx-lm's trainer, as `training_recorder.record_training`.
 
-        Those of a class that loops over tokens are always whole: an operation more or less changes
-        the order of all, and the first step may be the largest.
+        Those of a class that loops over tokens are always whole, unless its loops are shortened: an
+        operation more or less changes the order of all, and the first step may be the largest.
 
         Raises:
             GraphError: also, when a step cannot be recorded.
@@ -255,7 +261,8 @@ class TracedModel:
         with self._tracing():
             self._modules.restore()
             try:
-                return record(is_whole=is_whole or loops, loops=loops)
+                is_whole = is_whole or (loops and iterations is None)
+                return record(is_whole=is_whole, loops=loops, iterations=iterations)
             except TokenLoopError:
                 if loops:
                     raise

@@ -6,6 +6,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.versions import Version
 from memfit.estimators.trace.peak import Highest, Replay
+from memfit.estimators.trace.training_loop import LoopGrowth
 from memfit.estimators.trace.training_recorder import GRADIENTS, LOGITS, Training
 
 
@@ -31,6 +32,8 @@ class TrainingPeak(NamedTuple):
     first: TrainingMoment | None
     later: TrainingMoment
     largest_parameter_bytes: int
+    is_continued: bool
+    """Whether a loop over tokens was traced for a few of them only: `LoopGrowth`."""
 
     @property
     def moments(self) -> tuple[TrainingMoment, ...]:
@@ -39,8 +42,13 @@ class TrainingPeak(NamedTuple):
         return tuple(moment for moment in found if moment)
 
 
-def training_peak(training: Training, device: Device, mlx_version: Version) -> TrainingPeak:
-    """Return the largest moments of a recorded run on a device."""
+def training_peak(
+    training: Training, device: Device, mlx_version: Version, growth: LoopGrowth | None = None
+) -> TrainingPeak:
+    """Return the largest moments of a recorded run on a device.
+
+    ``growth`` is what its calls lack where their loops over tokens were shortened.
+    """
     sizes = [
         sum(allocated(nbytes, device.backend) for nbytes in each.values())
         for each in (training.frozen, training.trained, training.optimizer)
@@ -48,8 +56,12 @@ def training_peak(training: Training, device: Device, mlx_version: Version) -> T
     frozen, trained, optimizer = sizes
     moments: dict[str, TrainingMoment] = {}
     replay = Replay(device, mlx_version)
-    for phase, call, labels in training.calls:
-        highest = replay.follow(call, labels=labels)
+    for index, (phase, call, labels) in enumerate(training.calls):
+        highest = (
+            growth.follow(index, call, labels, replay)
+            if growth
+            else replay.follow(call, labels=labels)
+        )
         # The trainer waits for each step, and gives the freed buffers back.
         replay.wait()
         # A validation holds all parameters as weights; later ones run next to the optimizer.
@@ -62,9 +74,11 @@ def training_peak(training: Training, device: Device, mlx_version: Version) -> T
         trained_bytes=trained,
         optimizer_bytes=optimizer,
         validation=moments.get("validation"),
-        first=moments.get("first"),
+        # One more or less of its operations is within the error of a loop that is continued.
+        first=moments["later"] if growth else moments.get("first"),
         later=moments["later"],
         largest_parameter_bytes=max((*training.frozen.values(), *training.trained.values())),
+        is_continued=growth is not None,
     )
 
 

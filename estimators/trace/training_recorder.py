@@ -5,7 +5,7 @@ to mlx.compile is recorded whenever the trainer calls it, and MLX's fusion is ap
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 from memfit.estimators.base.errors import UnsupportedError
@@ -16,13 +16,14 @@ from memfit.estimators.trace.graph_format import Array, Call, Node
 from memfit.estimators.trace.kernel_stubs import RANDOM, TraceTarget, library_for, recorded
 from memfit.estimators.trace.leaves import Leaf, leaves_of
 from memfit.estimators.trace.libraries import changed
-from memfit.estimators.trace.loop_guard import (
-    MAX_SLICES,
-    MAX_TRAINED_SLICES,
-    LoopError,
-    few_slices,
+from memfit.estimators.trace.loop_guard import MAX_SLICES, LoopError, few_slices, shortened
+from memfit.estimators.trace.recording import (
+    MAX_LOOP_NODES,
+    MAX_NODES,
+    RecordedGraph,
+    TooLargeError,
+    record_call,
 )
-from memfit.estimators.trace.recording import RecordedGraph, TooLargeError, record_call
 from memfit.estimators.trace.undo_cse import unmerged
 
 # Steps with an accumulation are of three kinds, whatever their number.
@@ -69,13 +70,15 @@ def record_training(
     validated: int | None = None,
     is_whole: bool = False,
     loops: bool = False,
+    iterations: int | None = None,
 ) -> Training:
     """Return the steps of a run on batches of ``tokens`` tokens; call it inside `tracing`.
 
     ``validated`` is the length of the longest batch of the validation, None without one. The steps
     until the first update are there if it ``is_whole``: they are almost the same, without a loop.
     A class that ``loops`` over tokens is traced with fewer of its frozen layers, of which only one
-    is computed at a time. The model has to be restored afterwards.
+    is computed at a time; with ``iterations`` its loops end after so many. The model has to be
+    restored afterwards.
 
     Raises:
         GraphError: when a step cannot be recorded.
@@ -84,7 +87,7 @@ def record_training(
     library = library_for(target.backend)
     repeated = _repeated_layers(model.layers, recipe) if loops else 0
     optimizer = prepare(library.load, model, recipe)
-    run = _Run(library, model, recipe, target, MAX_TRAINED_SLICES if loops else MAX_SLICES)
+    run = _Run(library, model, recipe, target, loops=loops, iterations=iterations)
     with _refusals(model):
         checked = () if validated is None else (run.validation(validated),)
         with _without_first(model, repeated):
@@ -102,6 +105,14 @@ def _refusals(model: Any) -> Iterator[None]:
     except LoopError:
         text = f"{kind}: the class loops over tokens when it is trained, too many to trace"
         raise TokenLoopError(text) from None
+    except TooLargeError:
+        raise TooLargeError(f"{kind}: a step has more operations than are traced") from None
+    except RuntimeError as error:
+        # mlx/primitives.cpp, QuantizedMatmul::vjp
+        if "no gradient wrt the quantized" not in str(error):
+            raise
+        text = "full: quantised weights have no gradient; train an adapter, or unquantised weights"
+        raise UnsupportedError(text) from None
     except ValueError as error:
         # mlx/primitives.cpp; a kernel that a class writes in Python has no gradient.
         if "vjp] Not implemented" not in str(error):
@@ -147,7 +158,7 @@ def prepare(load: Callable[[str], Any], model: Any, recipe: Recipe) -> Any:
     """
     if recipe.num_layers > len(model.layers):
         raise UnsupportedError(
-            f"num_layers {recipe.num_layers}: the model has {len(model.layers)} layers"
+            f"num_layers {recipe.num_layers}: the model has {len(model.layers)} layers, -1 is all"
         )
     model.freeze()
     if recipe.fine_tune_type == "full":
@@ -179,10 +190,19 @@ class _Run:
     """The trainer of one recipe."""
 
     def __init__(
-        self, library: Any, model: Any, recipe: Recipe, target: TraceTarget, slices: int
+        self,
+        library: Any,
+        model: Any,
+        recipe: Recipe,
+        target: TraceTarget,
+        *,
+        loops: bool,
+        iterations: int | None,
     ) -> None:
         self._library, self._model, self._recipe = library, model, recipe
-        self._target, self._slices = target, slices
+        self._target, self._iterations = target, iterations
+        # What `record_call` leaves out of MAX_NODES; the shortened loops have few enough.
+        self._before = MAX_NODES - MAX_LOOP_NODES if loops and iterations is None else 0
         self._trainer = library.load("mlx_lm.tuner.trainer")
         self._random: list[Any] = []
         # Steps until the first update of the optimizer.
@@ -200,9 +220,9 @@ class _Run:
 
         def run() -> list[Any]:
             with (
-                few_slices(self._slices),
                 recorded(self._target),
                 changed(self._library.core, stubs),
+                self._loops(tokens),
             ):
                 loss, count = self._trainer.default_loss(self._model, *given["batch"])
             return [loss * count, count]
@@ -212,7 +232,8 @@ class _Run:
             if self._recipe.grad_checkpoint:
                 self._trainer.grad_checkpoint(self._model.layers[0])
             leaves = leaves_of(state, 0, "weight"), leaves_of(given, "batch", "tokens")
-            graph = record_call(run, [leaf for each in leaves for leaf in each])
+            read = [leaf for each in leaves for leaf in each]
+            graph = record_call(run, read, recorded_before=self._before)
         call = unmerged(_call(graph, graph.outputs))
         return TrainingCall("validation", call, self._labels(call, ()))
 
@@ -248,6 +269,17 @@ class _Run:
                 self._model, optimizer, [], None, arguments, iterate_batches=lambda **_: batches
             )
         return self._calls
+
+    @contextmanager
+    def _loops(self, tokens: int) -> Iterator[None]:
+        """Limit loops over the tokens of a batch, of which the last is only predicted."""
+        few = self._iterations
+        with (
+            # A few iterations of the loops of many layers take more slices than other classes.
+            few_slices(MAX_SLICES if few is None else 4 * MAX_SLICES),
+            shortened(self._library, tokens - 1, few) if few else nullcontext(),
+        ):
+            yield
 
     def _batch(self, tokens: int) -> dict[str, Any]:
         import mlx.core as mx
@@ -306,14 +338,14 @@ class _Run:
         self._gradients = []
 
         def run() -> list[Any]:
-            with few_slices(self._slices):
+            with self._loops(batch[0].shape[1]):
                 loss, count, left["gradients"] = step(given["batch"], given["gradients"], updates)
             # In the order of a compiled function: its results, then its state.
             results = [loss, count, *_arrays(left["gradients"])]
             left["results"], left["state"] = len(results), len(_arrays(state))
             return [*results, *_arrays(state), *self._gradients]
 
-        graph = record_call(run, self._leaves(state, given))
+        graph = record_call(run, self._leaves(state, given), recorded_before=self._before)
         count = left["results"]
         arrays = list(graph.arrays)
         nodes, ends = resolved(graph.nodes, graph.outputs[: count + left["state"]], arrays)

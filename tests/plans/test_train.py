@@ -18,7 +18,7 @@ from memfit.estimators.machine.devices import working_set_device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.plans.train.batches import Example, longest_batch
 from memfit.estimators.plans.train.commands import train_commands
-from memfit.estimators.plans.train.plan import TrainQuestion, least_state_bytes, plan_train
+from memfit.estimators.plans.train.plan import TrainQuestion, plan_train
 from memfit.estimators.plans.train.recipe_file import read_recipe
 from memfit.estimators.results.train import TrainPlan
 from memfit.estimators.sizing.search import most_fitting
@@ -48,6 +48,25 @@ def test_the_parts_add_up_to_the_peak(planned: TrainPlan) -> None:
     )
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("recipe", [Recipe(num_layers=2), Recipe(fine_tune_type="full")])
+def test_each_change_takes_what_its_own_plan_says(recipe: Recipe) -> None:
+    sized = size(open_checkpoint(SMALL), device=None, margin_bytes=0)
+    asked = replace(recipe, num_layers=2, batch_size=2, max_seq_length=257)
+    knobs = plan_train(sized, TrainQuestion(recipe=asked)).knobs
+    for knob in knobs:
+        settings = dict(knob.settings)
+        bits = settings.pop("weight_bits", None)
+        changed = replace(asked, **settings)
+        if "batch_size" in settings:
+            changed = asked.in_batches(settings["batch_size"])
+        quantize = converted(bits) if bits else None
+        model = size(open_checkpoint(SMALL), device=None, margin_bytes=0, quantize=quantize)
+        again = plan_train(model, TrainQuestion(recipe=changed, quantize=quantize))
+        assert again.needed_bytes == knob.peak_bytes, settings
+    assert len(knobs) >= 4
+
+
 def test_what_is_said_to_fit_fits_and_one_more_does_not(planned: TrainPlan) -> None:
     assert planned.limits is not None
     assert planned.verdict == "exceeds"
@@ -60,35 +79,14 @@ def test_what_is_said_to_fit_fits_and_one_more_does_not(planned: TrainPlan) -> N
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_the_states_of_a_loop_over_tokens_are_a_lower_bound(checkpointed: bool) -> None:
-    sized = size(open_checkpoint(str(CASES / "qwen3_next.json")), device=DEVICE)
-    few = Recipe(num_layers=-1, batch_size=2, max_seq_length=9, grad_checkpoint=checkpointed)
-    least = least_state_bytes(sized, TrainQuestion(recipe=few))
-    steps = TracedSteps(sized.checkpoint, "BF16", DEVICE, MlxVersions())
-    assert 0 < least < steps.peak(few, 9).later.nbytes
-    many = replace(few, max_seq_length=4097)
-    assert least_state_bytes(sized, TrainQuestion(recipe=many)) == least // 7 * 4095
-
-
-@pytest.mark.exhaustive
-def test_a_loop_over_too_many_tokens_is_answered_with_what_fewer_take() -> None:
-    sized = size(open_checkpoint(str(CASES / "qwen3_5.json")), device=DEVICE)
-    many = Recipe(num_layers=2, batch_size=1, max_seq_length=4097)
-    text = r"loops over tokens .* the states it keeps .* with --max-seq-length 512 a step takes"
-    with pytest.raises(UnsupportedError, match=text):
-        plan_train(sized, TrainQuestion(recipe=many))
-
-
-@pytest.mark.exhaustive
-def test_a_loop_over_few_tokens_has_a_plan_without_a_search() -> None:
-    sized = size(open_checkpoint(str(CASES / "qwen3_5.json")), device=DEVICE)
-    few = Recipe(num_layers=2, batch_size=1, max_seq_length=161, grad_checkpoint=True)
-    plan = plan_train(sized, TrainQuestion(recipe=few))
-    assert plan.limits is None
-    assert [knob.settings for knob in plan.knobs if "num_layers" in knob.settings]
-    assert "token-loop" in {note.code for note in plan.notes}
-    assert plan.needed_bytes >= plan.phases.first_step_bytes + plan.margin_bytes
+def test_a_loop_over_too_many_tokens_to_trace_is_continued() -> None:
+    sized = size(open_checkpoint(str(CASES / "qwen3_5.json")), device=None, margin_bytes=0)
+    asked = Recipe(num_layers=2, batch_size=1, max_seq_length=4097, grad_checkpoint=True)
+    plan = plan_train(sized, TrainQuestion(recipe=asked))
+    assert (plan.basis, [note.code for note in plan.notes]) == ("derived", ["token-loop"])
+    half = next(knob for knob in plan.knobs if "max_seq_length" in knob.settings)
+    # Each iteration adds an array of all tokens.
+    assert half.peak_bytes < plan.needed_bytes // 3
 
 
 def test_an_action_fits_and_starts_with_what_costs_no_quality(planned: TrainPlan) -> None:

@@ -22,6 +22,7 @@ from memfit.estimators.trace.leaves import leaves_of
 from memfit.estimators.trace.libraries import changed
 from memfit.estimators.trace.peak import Replay
 from memfit.estimators.trace.recording import record_call
+from memfit.estimators.trace.training_loop import LoopGrowth
 from memfit.estimators.trace.training_peak import TrainingPeak, training_peak
 from memfit.estimators.trace.training_recorder import Training
 from memfit.estimators.trace.undo_cse import unmerged
@@ -173,6 +174,24 @@ def test_frozen_layers_of_a_loop_over_tokens_are_left_out_without_a_difference()
     assert (less.frozen_bytes, less.validation) == (whole.frozen_bytes, whole.validation)
     for before, after in zip(whole.moments, less.moments, strict=True):
         assert after.nbytes == pytest.approx(before.nbytes, rel=0.001)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "checkpointed"), [("qwen3_5", True), ("mamba", False)])
+def test_a_loop_that_is_continued_takes_about_what_it_does(name: str, checkpointed: bool) -> None:
+    model, tokens, few = built(name, "metal"), 129, 40
+    model.loops_in_training = True
+    recipe = Recipe(num_layers=-1, batch_size=2, grad_checkpoint=checkpointed)
+    whole, less, more = (
+        recorded(model, "metal", recipe, tokens, iterations=count) for count in (None, few, 2 * few)
+    )
+    device = find_device("m4-pro-24")
+    lacking = tokens - 1 - 2 * few
+    growth = LoopGrowth(less, device, MLX_VERSION, added=few, lacking=lacking)
+    right = followed(whole, device).later
+    bound = training_peak(more, device, MLX_VERSION, growth).later
+    assert 0.98 * right.nbytes <= bound.nbytes < 1.25 * right.nbytes
+    assert bound.largest_buffer_bytes == right.largest_buffer_bytes
 
 
 @pytest.mark.parametrize(

@@ -38,21 +38,23 @@ def train(
     from memfit.probes.saved_training import saved_phases
     from memfit.probes.store import user_store
 
-    recipe = asked.recipe()
+    recipe, model, directory = asked.recipe(), asked.of_file(model), asked.data_directory()
     sized = model.sized_for_mlx_lm(
         machine.chosen(), verbose=output.verbose, versions=versions, margin_bytes=MARGIN_BYTES
     )
     data = None
-    if asked.data is not None:
+    if directory is not None:
         from memfit.probes.training_data import read_training_data
 
         data = read_training_data(
-            asked.data,
+            directory,
             _directory(model.reference(), sized),
             sized.checkpoint.config,
             mask_prompt=recipe.mask_prompt,
         )
-    question = TrainQuestion(recipe=recipe, quantize=model.quantization(), data=data)
+    question = TrainQuestion(
+        recipe=recipe, quantize=model.quantization(), data=data, config=asked.adapter_file()
+    )
     result = plan_train(sized, question)
     saved = saved_phases(result, sized.checkpoint, sized.device, user_store())
     result = with_measured(result, saved, sized.device)

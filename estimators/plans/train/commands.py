@@ -4,24 +4,35 @@ import shlex
 from collections.abc import Iterator
 
 from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.base.recipe import ADAPTER, Recipe
 from memfit.estimators.runtimes.mlx_lm_commands import convert_command, option
 
 CONVERTED = "mlx_model"
-CONFIG_FILE = "lora.yaml"
+# Not the name that a file of the user has.
+CONFIG_FILE = "lora_parameters.yaml"
 
 
 def train_commands(
-    model: str, recipe: Recipe, *, data: str | None, quantize: Quantization | None = None
+    model: str,
+    recipe: Recipe,
+    *,
+    data: str | None,
+    config: str | None = None,
+    quantize: Quantization | None = None,
 ) -> tuple[str, ...]:
-    """Return the commands that run a recipe; settings without a flag go into a file first."""
+    """Return the commands that run a recipe.
+
+    Settings without a flag go into a file first, unless a file ``config`` has them.
+    """
     commands = [] if quantize is None else [convert_command(model, CONVERTED, quantize)]
     flags = ["mlx_lm.lora", "--train", *option("--model", CONVERTED if quantize else model)]
     flags += option("--data", data or "DATA")
-    if adapter := list(_adapter_lines(recipe)):
+    if config is None and (adapter := list(_adapter_lines(recipe))):
         text = "\\n".join(["lora_parameters:", *adapter])
         commands.append(f"printf {shlex.quote(text + chr(92) + 'n')} > {CONFIG_FILE}")
-        flags += ["-c", CONFIG_FILE]
+        config = CONFIG_FILE
+    if config is not None:
+        flags += ["-c", config]
     return (*commands, shlex.join([*flags, *_flags(recipe)]))
 
 
@@ -38,12 +49,11 @@ def _flags(recipe: Recipe) -> Iterator[str]:
 def _adapter_lines(recipe: Recipe) -> Iterator[str]:
     # mlx_lm.lora has no flags for these, and a file has to name all of them.
     default = Recipe()
-    names = ("rank", "scale", "dropout", "keys")
     if recipe.fine_tune_type == "full" or all(
-        getattr(recipe, name) == getattr(default, name) for name in names
+        getattr(recipe, name) == getattr(default, name) for name in ADAPTER
     ):
         return
     if recipe.keys is not None:
         yield f"  keys: [{', '.join(recipe.keys)}]"
-    for name in names[:3]:
+    for name in ADAPTER[:3]:
         yield f"  {name}: {getattr(recipe, name)}"

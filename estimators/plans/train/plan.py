@@ -1,22 +1,18 @@
 """``memfit plan train``: the memory of mlx_lm.lora, and what lowers it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from statistics import median_high
 from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.arch.specs import GatedDelta
-from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.recipe import SHORTEST, Recipe
-from memfit.estimators.base.units import format_bytes
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.train.batches import Example, longest_batch
 from memfit.estimators.plans.train.commands import train_commands
-from memfit.estimators.results.estimate import Cost, Note
+from memfit.estimators.results.estimate import Basis, Cost, Note
 from memfit.estimators.results.train import (
     DataSummary,
     KnobName,
@@ -39,8 +35,8 @@ from memfit.estimators.trace.training_peak import TrainingMoment, TrainingPeak
 MAX_BATCH = 256
 _LONGEST = 2**17
 _KNOB_BITS = 4
-# Tokens of a class that loops over them, to say what fewer take.
-_LONGEST_LOOP, _SHORTEST_LOOP = 1024, 32
+# Trained layers of a class that loops over tokens, with traces of one or two seconds each.
+_MOST_LOOPS = 8
 
 
 class TrainingData(NamedTuple):
@@ -58,6 +54,8 @@ class TrainQuestion(Struct, frozen=True, kw_only=True):
     recipe: Recipe
     quantize: Quantization | None = None
     data: TrainingData | None = None
+    config: str | None = None
+    """The file of mlx_lm.lora that has the adapter of the recipe."""
 
     def tokens(self, recipe: Recipe) -> int:
         """Return the tokens of each sequence of the longest batch.
@@ -95,45 +93,7 @@ def plan_train(sized: SizedModel, question: TrainQuestion) -> TrainPlan:
     """
     runtime = sized.runtime_model.runtime
     steps = TracedSteps(sized.checkpoint, sized.model.dtype, sized.device, runtime.versions)
-    try:
-        return _Plan(sized, question, steps).result()
-    except TooLargeError as error:
-        text = str(error)
-        if least := least_state_bytes(sized, question):
-            text += f"; the states it keeps for the gradient are at least {format_bytes(least)}"
-        raise UnsupportedError(text + _traced(question, steps)) from None
-
-
-def _traced(question: TrainQuestion, steps: TracedSteps) -> str:
-    """Return what a step takes with the longest sequences that can be traced, of the halves."""
-    for tokens in halves(min(question.tokens(question.recipe), _LONGEST_LOOP), _SHORTEST_LOOP):
-        try:
-            peak = steps.peak(question.recipe, tokens, quantize=question.quantize)
-        except TooLargeError:
-            continue
-        return f"; with --max-seq-length {tokens} a step takes {format_bytes(peak.later.nbytes)}"
-    return ""
-
-
-def least_state_bytes(sized: SizedModel, question: TrainQuestion) -> int:
-    """Return what a step keeps at least of a gated delta rule that loops over tokens, 0 unknown.
-
-    The product of a state and its gate keeps the state of each token but the first until its
-    gradient (mlx_lm/models/gated_delta.py, gated_delta_ops); checkpointed, one layer at a time.
-    """
-    recipe = question.recipe
-    if recipe.keys is not None:  # the gate may then need no gradient
-        return 0
-    trained = sized.model.layers[-recipe.num_layers if recipe.num_layers > 0 else 0 :]
-    mixers = (mixer for layer in trained for mixer in layer.mixers)
-    # The trainer predicts each token from those before it.
-    kept = recipe.batch_size * (question.tokens(recipe) - 2)
-    layers = [
-        kept * max(state.elements * (4 if state.float32 else 2) for state in mixer.states())
-        for mixer in mixers
-        if mixer.kind == GatedDelta.kind
-    ]
-    return max(layers, default=0) if recipe.grad_checkpoint else sum(layers)
+    return _Plan(sized, question, steps).result()
 
 
 def with_measured(
@@ -166,28 +126,23 @@ class _Plan:
         if recipe.num_layers < 1:
             recipe = replace(recipe, num_layers=self._layers)
         self._recipe = recipe
-        self._load = steps.load_bytes(question.quantize)
 
     def result(self) -> TrainPlan:
         recipe, quantize, sized = self._recipe, self._question.quantize, self._sized
         tokens = self._question.tokens(recipe)
-        peak = self._steps.peak(
-            recipe,
-            tokens,
-            validated=self._question.validated(recipe),
-            is_whole=True,
-            quantize=quantize,
-        )
+        peak = self._peak(recipe, quantize)
         assert peak.first is not None
         memory = _memory(peak, max(peak.moments, key=lambda moment: moment.nbytes))
         phases = TrainingPhases(
-            load_bytes=max(self._load, peak.frozen_bytes),
+            load_bytes=max(self._steps.load_bytes(quantize), peak.frozen_bytes),
             validation_bytes=peak.validation.nbytes if peak.validation else None,
             first_step_bytes=peak.first.nbytes,
             later_steps_bytes=peak.later.nbytes,
         )
         need = self._need(recipe, quantize)
         verdict, exceeded = judge(need, sized.device)
+        # They are traced before the search, which begins with some of them.
+        knobs = tuple(filter(None, map(self._evaluated, self._knobs())))
         return TrainPlan(
             model=sized.checkpoint.id,
             model_type=sized.model.model_type,
@@ -204,38 +159,53 @@ class _Plan:
             largest_buffer_bytes=need.largest_buffer_bytes,
             margin_bytes=sized.margin_bytes,
             needed_bytes=need.peak_bytes,
-            basis="bound" if self._is_cuda else "traced",
+            basis=self._basis(peak),
             verdict=verdict,
             exceeded=exceeded,
-            limits=self._limits() if sized.device and not self._loops else None,
-            knobs=tuple(filter(None, map(self._evaluated, self._knobs()))),
+            limits=self._limits() if sized.device and self._is_searched else None,
+            knobs=knobs,
             actions=self._actions() if verdict == "exceeds" else (),
             commands=self._commands(recipe, quantize),
             assumptions=tuple(self._assumptions()),
-            notes=tuple(self._notes()),
+            notes=tuple(self._notes(peak)),
         )
 
     @property
     def _is_cuda(self) -> bool:
         return self._sized.device is not None and self._sized.device.backend == "cuda"
 
-    @property
-    def _loops(self) -> bool:
-        """Whether each trace takes seconds; known once a step is traced."""
-        return self._steps.built(self._question.quantize).loops_in_training
+    def _basis(self, peak: TrainingPeak) -> Basis:
+        if self._is_cuda:
+            return "bound"
+        return "derived" if peak.is_continued else "traced"
 
-    def _need(self, recipe: Recipe, quantize: Quantization | None) -> Need:
-        """Return what the largest step needs, with the margin."""
+    @property
+    def _is_searched(self) -> bool:
+        """Whether traces are quick enough to search what fits; known once a step is traced."""
+        loops = self._steps.built(self._question.quantize).loops_in_training
+        return not loops or self._recipe.num_layers <= _MOST_LOOPS
+
+    def _peak(
+        self, recipe: Recipe, quantize: Quantization | None, *, is_whole: bool = True
+    ) -> TrainingPeak:
         tokens, validated = self._question.tokens(recipe), self._question.validated(recipe)
         # Only a validation on longer sequences can take more than a step.
-        if (recipe, quantize) != (self._recipe, self._question.quantize):
-            validated = validated if validated and validated > tokens else None
-        peak = self._steps.peak(recipe, tokens, validated=validated, quantize=quantize)
+        is_asked = (recipe, quantize) == (self._recipe, self._question.quantize)
+        if validated and validated <= tokens and not is_asked:
+            validated = None
+        return self._steps.peak(
+            recipe, tokens, validated=validated, is_whole=is_whole, quantize=quantize
+        )
+
+    def _need(
+        self, recipe: Recipe, quantize: Quantization | None, *, is_whole: bool = True
+    ) -> Need:
+        """Return what the largest step needs, with the margin."""
+        peak = self._peak(recipe, quantize, is_whole=is_whole)
         nbytes = max(moment.nbytes for moment in peak.moments)
         largest = max(moment.largest_buffer_bytes for moment in peak.moments)
-        load = self._load if quantize == self._question.quantize else 0
         return Need(
-            max(nbytes, load) + self._sized.margin_bytes,
+            max(nbytes, self._steps.load_bytes(quantize)) + self._sized.margin_bytes,
             max(largest, peak.largest_parameter_bytes),
         )
 
@@ -245,6 +215,7 @@ class _Plan:
             self._sized.checkpoint.id,
             recipe,
             data=data.directory if data else None,
+            config=self._question.config,
             quantize=quantize,
         )
 
@@ -275,8 +246,10 @@ class _Plan:
             yield _with_layers(recipe, quantize, recipe.num_layers // 2)
         if recipe.fine_tune_type != "full" and _KNOB_BITS in self._weight_bits():
             yield _Change({"weight_bits": _KNOB_BITS}, "quality", recipe, converted(_KNOB_BITS))
-        if recipe.max_seq_length >= 2 * SHORTEST:
-            yield _with_length(recipe, quantize, recipe.max_seq_length // 2)
+        # Half of what the batches have, which examples of a data set may not reach.
+        tokens = self._question.tokens(recipe)
+        if tokens >= 2 * SHORTEST:
+            yield _with_length(recipe, quantize, tokens // 2)
 
     def _weight_bits(self) -> tuple[int, ...]:
         return () if self._question.quantize else self._sized.weight_bits()
@@ -318,40 +291,46 @@ class _Plan:
             )
         for layers in halves(made.recipe.num_layers, 1):
             yield added(_with_layers(made.recipe, made.quantize, layers))
-        for length in halves(made.recipe.max_seq_length, SHORTEST):
+        for length in halves(self._question.tokens(made.recipe), SHORTEST):
             yield added(_with_length(made.recipe, made.quantize, length))
 
     def _limits(self) -> TrainingLimits:
         """Return the most of each setting that fits, all else as asked."""
-        device, recipe = self._sized.device, self._recipe
-        assert device is not None
+        recipe, data = self._recipe, self._question.data
+        # The trainer needs a whole batch of each set.
+        sets = filter(None, (data.train, data.valid)) if data else ()
+        examples = min(map(len, sets), default=MAX_BATCH)
+        lengths = _lengths(self._longest(), recipe.max_seq_length)
+        return TrainingLimits(
+            max_seq_length=self._most("max_seq_length", lengths),
+            batch_size=self._most("batch_size", range(1, min(examples, MAX_BATCH) + 1)),
+            num_layers=self._most("num_layers", range(1, self._layers + 1)),
+        )
 
-        def needed(**changed: int) -> int:
-            need = self._need(replace(recipe, **changed), self._question.quantize)
+    def _most(self, name: KnobName, values: Sequence[int]) -> int:
+        """Return the largest value of a setting that fits, 0 when none does."""
+        device, quantize, asked = self._sized.device, self._question.quantize, self._recipe
+        assert device is not None
+        limit = device.working_set_bytes
+
+        def needed(value: int, *, is_whole: bool = False) -> int:
+            need = self._need(replace(asked, **{name: value}), quantize, is_whole=is_whole)
             # A buffer that is too large does not fit, however much memory is free.
             fits = judge(need, device)[0] != "exceeds"
             return need.peak_bytes if fits else max(need.peak_bytes, limit + 1)
 
-        limit = device.working_set_bytes
-        search = partial(most_fitting, limit=limit, floor=self._load)
-        examples = len(self._question.data.train) if self._question.data else MAX_BATCH
-        return TrainingLimits(
-            max_seq_length=search(
-                _lengths(self._longest(), recipe.max_seq_length),
-                lambda value: needed(max_seq_length=value),
-                known=(recipe.max_seq_length, recipe.max_seq_length // 2),
-            ),
-            batch_size=search(
-                range(1, min(examples, MAX_BATCH) + 1),
-                lambda value: needed(batch_size=value),
-                known=(recipe.batch_size,),
-            ),
-            num_layers=search(
-                range(1, self._layers + 1),
-                lambda value: needed(num_layers=value),
-                known=(recipe.num_layers, max(1, recipe.num_layers // 2)),
-            ),
+        now = getattr(asked, name)
+        found = most_fitting(
+            values,
+            needed,
+            limit,
+            # A half of it is among the changes.
+            (now,) if name == "batch_size" else (now, max(1, now // 2)),
+            floor=self._steps.load_bytes(quantize),
         )
+        # The first step is traced for the answer alone: it is hardly ever larger.
+        fitting = (v for v in reversed(values) if v <= found and needed(v, is_whole=True) <= limit)
+        return next(fitting, 0)
 
     def _longest(self) -> int:
         """Return the longest sequence to search: of the model, or of the data."""
@@ -384,7 +363,7 @@ class _Plan:
         if self._question.data is None:
             yield "a batch is as long as max_seq_length: --data DIR takes the lengths of the data"
 
-    def _notes(self) -> Iterator[Note]:
+    def _notes(self, peak: TrainingPeak) -> Iterator[Note]:
         data = self._question.data
         if self._is_cuda:
             text = (
@@ -392,11 +371,15 @@ class _Plan:
                 " copies and temporaries are those of Metal"
             )
             yield Note("warning", "cuda-bound", text)
-        if self._loops:
+        if peak.is_continued:
             text = (
-                "the class loops over tokens when it is trained: what fits at most is not searched"
+                "the class loops over tokens when it is trained; a few of them are traced and the"
+                " rest is added: 1 % below to 10 % above whole traces, more above with many layers"
             )
             yield Note("info", "token-loop", text)
+        if not self._is_searched:
+            text = "what fits at most is not searched: a trace of so many loops takes seconds"
+            yield Note("info", "not-searched", text)
         if data and not data.is_tokenized:
             text = (
                 "the model has no tokenizer here: tokens are counted as a third of the bytes of"
