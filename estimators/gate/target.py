@@ -34,6 +34,7 @@ from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.registry import runtime_for_images, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.estimate import notes_on_versions
 from memfit.estimators.sizing.ranks import Ranks, ranked
 from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -280,6 +281,7 @@ class Evaluation(Struct, frozen=True):
             yield Note("warning", "beyond-context", text)
         if different := self._differences():
             yield Note("warning", "other-question", f"the baseline is of {different}")
+        yield from notes_on_versions(self.sized, self.subject.workload)
         for note in self.sized.footprint.notes:
             if note.level == "warning":
                 yield note

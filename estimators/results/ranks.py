@@ -5,7 +5,7 @@ from msgspec import Struct
 from memfit.estimators.base.quantities import Bytes, Count, Positive, Tokens
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import DeviceSummary, ModelSummary, Verdict
+from memfit.estimators.results.estimate import DeviceSummary, ModelSummary, Note, Verdict
 from memfit.estimators.results.result import Result
 
 
@@ -45,6 +45,7 @@ class RanksPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-ranks/1"):
     """The fewest that the workload fits on; None: it fits on none that were looked at."""
     second_adds_tokens: int | None
     """How much longer a prompt can be on two machines than on one; None: not known."""
+    notes: tuple[Note, ...] = ()
 
 
 class Placement(Struct, frozen=True, kw_only=True):

@@ -268,6 +268,21 @@ def limit_notes(most: int | None, tokens: int) -> Iterator[Note]:
         yield Note("warning", "beyond-context", text)
 
 
+ALONE = "a request alone: "
+
+
+def notes_on_versions(
+    sized: SizedModel, workload: Workload, units: Units = Units.GB, *, of: str = ""
+) -> tuple[Note, ...]:
+    """Return where another version of MLX needs another amount, and where rules are missing.
+
+    ``of`` says what the workload is of a plan.
+    """
+    found = sized.runtime_model.notes(workload, sized.figures_for(workload), units)
+    codes = ("mlx-version", "newer-version")
+    return tuple(replace(note, message=of + note.message) for note in found if note.code in codes)
+
+
 def assumption_notes(sized: SizedModel) -> Iterator[Note]:
     """Yield that the architecture is assumed, where it is."""
     if sized.checkpoint.assumed_from:

@@ -58,6 +58,7 @@ def test_the_gate_gives_the_figures_of_the_version_in_its_policy(
     asked = memfit("estimate", HYBRID, *arguments, "--json").json
     assert before["figures"]["peak_bytes"] == asked["peak_bytes"] > now["figures"]["peak_bytes"]
     assert before["figures"]["state_bytes"] < now["figures"]["state_bytes"]
+    assert "mlx-version" in [note["code"] for note in now["notes"]]
 
 
 def test_a_baseline_of_another_version_answers_another_question(
@@ -84,12 +85,17 @@ def test_a_version_that_is_no_text_is_a_mistake_of_the_policy(
     assert "targets.one.mlx_version: expected a version such as 0.32.1, got 'newest'" in run.err
 
 
-@pytest.mark.parametrize("plan", ["context", "experts --context 64k", "offload"])
-def test_plans_follow_the_version(memfit: Memfit, plan: str) -> None:
-    command: tuple[str | Path, ...] = ("plan", *plan.split(), HYBRID, "--device", "m5-max-128")
-    now, before = (memfit(*command, *version, "--json") for version in ((), OLD))
+@pytest.mark.parametrize("plan", ["context", "experts", "offload", "ranks", "server"])
+def test_plans_follow_the_version_and_say_that_another_needs_more(
+    memfit: Memfit, plan: str
+) -> None:
+    length = "--tokens" if plan == "offload" else "--context"
+    command = ("plan", plan, HYBRID, "--device", "m5-max-128", length, "192k", "--json")
+    now, before = memfit(*command), memfit(*command, *OLD)
     assert now.json["schema"] == before.json["schema"]
     assert now.out != before.out
+    (note,) = [note for note in now.json["notes"] if note["code"] == "mlx-version"]
+    assert "the peak is for MLX 0.32.2 and newer; " in note["message"]
 
 
 def test_estimates_of_tickets_follow_the_version(memfit: Memfit, tmp_path: Path) -> None:

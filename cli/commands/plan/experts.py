@@ -18,7 +18,7 @@ from memfit.estimators.base.units import parse_counts, parse_rate
 from memfit.estimators.base.workload import Workload
 
 if TYPE_CHECKING:
-    from memfit.estimators.machine.device import Device
+    from memfit.estimators.base.units import Units
     from memfit.estimators.plans.experts.plan import RunMemory
     from memfit.estimators.plans.experts.routing import RoutingProfile
     from memfit.estimators.results.experts import ExpertsPlan
@@ -92,7 +92,7 @@ def experts(
         summary=device_summary(device) if device else None,
     )
     is_saved = profile is not None and asked.profile is None
-    result = _with_measurements(result, sized, device, is_saved=is_saved)
+    result = _with_measurements(result, sized, run, output.units, is_saved=is_saved)
     output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
     fits = result.chosen.verdict != "exceeds" if result.chosen else device is None
     raise typer.Exit(Exit.YES if fits else Exit.NO)
@@ -111,18 +111,25 @@ def _profile(
 
 
 def _with_measurements(
-    result: "ExpertsPlan", sized: "SizedModel", device: "Device | None", *, is_saved: bool
+    result: "ExpertsPlan",
+    sized: "SizedModel",
+    run: Workload,
+    units: "Units",
+    *,
+    is_saved: bool,
 ) -> "ExpertsPlan":
-    """Add what ``memfit tune experts`` measured here, and that its profile was used."""
+    """Add what ``memfit tune experts`` measured here, that its profile was used, and notes."""
     from memfit.estimators.machine.host import detect_host
     from memfit.estimators.results.estimate import Note
+    from memfit.estimators.sizing.estimate import ALONE, notes_on_versions
     from memfit.probes.experts.saved import saved_capacities
     from memfit.probes.store import user_store
 
-    measured = saved_capacities(sized.checkpoint, device or detect_host(), user_store())
+    measured = saved_capacities(sized.checkpoint, sized.device or detect_host(), user_store())
+    others = notes_on_versions(sized, run, units, of=ALONE)
     text = "the profile is of memfit tune experts; --profile FILE uses another"
     notes = (Note("info", "stored-profile", text),) if is_saved else ()
-    return replace(result, measured=measured, notes=(*notes, *result.notes))
+    return replace(result, measured=measured, notes=(*notes, *result.notes, *others))
 
 
 def _memory(sized: "SizedModel", workload: Workload) -> "RunMemory":

@@ -51,7 +51,8 @@ def ranks(
     sized = model.sized_for_mlx_lm(
         device, verbose=output.verbose, versions=versions, margin_bytes=MARGIN_BYTES
     )
-    result = plan_ranks(sized, device, workload.partial().under(sized.runtime_model.runtime))
+    run = workload.partial().under(sized.runtime_model.runtime)
+    result = plan_ranks(sized, device, run, output.units)
     output.write(Answer(result, to_document(result, output.units)))
     raise typer.Exit(Exit.YES if result.least_machines else Exit.NO)
 

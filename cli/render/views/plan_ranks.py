@@ -32,6 +32,7 @@ def to_document(result: RanksPlan, units: Units) -> Document:
         sections=(
             ("Second machine", tuple(_second(result))),
             ("Not possible", tuple(_impossible(result))),
+            ("Notes", tuple(note.message for note in result.notes)),
         ),
         commands=[command for choice in found[:_MOST_COMMANDS] for command in choice.commands],
     )

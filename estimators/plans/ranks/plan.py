@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.ranks import Parallel
+from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.ranks import Impossible, RankChoice, RanksPlan
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.sizing.actions import kept_caches
-from memfit.estimators.sizing.estimate import device_summary, model_summary
+from memfit.estimators.sizing.estimate import device_summary, model_summary, notes_on_versions
 from memfit.estimators.sizing.ranks import RankedModel, Ranks, ranked
 from memfit.estimators.sizing.recommend import recommended_context
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -18,7 +19,9 @@ SIZES = (2, 3, 4, 6, 8)
 WAYS: tuple[Parallel, ...] = ("tensor", "pipeline")
 
 
-def plan_ranks(sized: SizedModel, device: Device, workload: Workload) -> RanksPlan:
+def plan_ranks(
+    sized: SizedModel, device: Device, workload: Workload, units: Units = Units.GB
+) -> RanksPlan:
     """Return what a model needs on one machine and on several equal ones.
 
     Raises:
@@ -43,6 +46,7 @@ def plan_ranks(sized: SizedModel, device: Device, workload: Workload) -> RanksPl
         impossible=tuple(impossible),
         least_machines=min(fitting, default=None),
         second_adds_tokens=gained,
+        notes=notes_on_versions(sized, workload, units, of="one machine: "),
     )
 
 

@@ -26,7 +26,12 @@ from memfit.estimators.results.server import ServerMoment, ServerPlan, ServerSet
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.mlx_lm_commands import server_command
 from memfit.estimators.sizing.actions import converted
-from memfit.estimators.sizing.estimate import assumption_notes, device_summary
+from memfit.estimators.sizing.estimate import (
+    ALONE,
+    assumption_notes,
+    device_summary,
+    notes_on_versions,
+)
 from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -85,7 +90,10 @@ def plan_server(
         fitting=better,
         fitting_worst=evaluation.run(better)[0] if better else None,
         commands=tuple(_commands(sized, workload, chosen)) if chosen else (),
-        notes=tuple(_notes(sized, settings, sequential, worst, units, len(traffic))),
+        notes=(
+            *_notes(sized, settings, sequential, worst, units, len(traffic)),
+            *notes_on_versions(sized, workload, units, of=ALONE),
+        ),
     )
 
 
