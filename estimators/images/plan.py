@@ -11,7 +11,7 @@ CHANNELS = 3
 class TokenRun(Struct, frozen=True):
     """Tokens of one kind that follow each other in the prompt."""
 
-    kind: Literal["image", "video", "text"]
+    kind: Literal["image", "video", "text", "image_end"]
     """What they are: placeholders, which features replace, or other tokens."""
     count: int
 
@@ -51,7 +51,8 @@ class PlannedImage(Struct, frozen=True):
     @property
     def feature_count(self) -> int:
         """Tokens that features of the vision tower replace, and those that it adds."""
-        return self.added + sum(run.count for run in self.tokens if run.kind != "text")
+        replaced = (run.count for run in self.tokens if run.kind in ("image", "video"))
+        return self.added + sum(replaced)
 
 
 class ImagePlan(Struct, frozen=True):

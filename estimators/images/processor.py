@@ -11,11 +11,13 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.families.crops import (
     AyaVision,
+    DeepseekOcr,
     DeepseekVL2,
     InternVL,
     Llama4,
     LlavaOnevision,
     Molmo,
+    Molmo2,
     Step3,
 )
 from memfit.estimators.images.families.gemma4 import Gemma4
@@ -31,6 +33,7 @@ from memfit.estimators.images.families.tiles import (
     LlavaNext,
     Mllama,
     Phi3V,
+    Phi4MM,
 )
 from memfit.estimators.images.plan import ImagePlan
 from memfit.estimators.images.settings import ProcessorFiles, processor_files
@@ -74,15 +77,17 @@ FAMILIES: Final[dict[str, Processor]] = {
     "ernie4_5_moe_vl": _ERNIE,
     "gemma4_unified": Gemma4(is_unified=True),
     "granite_vision": _GRANITE,
-    "granite4_vision": replace(_GRANITE, down="1/2"),
+    "granite4_vision": replace(_GRANITE, patch=16, down="4/8"),
     "hunyuan_vl": _HUNYUAN,
     "idefics2": Idefics2(),
     "kimi_k25": KimiK25(),
     "lfm2-vl": Lfm2(),
+    "mage_vl": PatchGrid(16, (56 * 56, 14 * 14 * 4 * 1280), temporal=1, takes_videos=False),
     "mimo_v2": _QWEN2,
     "paddleocr_vl": _PADDLE,
     "qwen3_omni_moe": PatchGrid(16, (56 * 56, 14 * 14 * 4 * 1280)),
     "qwen4_exp": _QWEN3,
+    "unlimited-ocr": DeepseekOcr(most=32),
     "zaya1_vl": PatchGrid(14, (56 * 56, 14 * 14 * 4 * 1280), takes_videos=False),
     "qwen2_vl": _QWEN2,
     "qwen2_5_vl": _QWEN2,
@@ -95,6 +100,8 @@ FAMILIES: Final[dict[str, Processor]] = {
     "glm4v_moe": _GLM,
     "glm_ocr": _GLM_OCR,
     "deepseek_vl_v2": DeepseekVL2(),
+    "deepseekocr": DeepseekOcr(),
+    "deepseekocr_2": DeepseekOcr(768, 6, lines=False),
     "diffusion_gemma": Gemma4(),
     "dots_ocr": PatchGrid(14, (56 * 56, 3360 * 3360), temporal=1, takes_videos=False),
     "gemma3": Square(896, 14, 256, "image_seq_length", before=2, after=2, crops=True),
@@ -113,8 +120,10 @@ FAMILIES: Final[dict[str, Processor]] = {
     "llava_onevision": LlavaOnevision(),
     "mllama": Mllama(),
     "molmo": Molmo(),
+    "molmo2": Molmo2(),
     "paligemma": Square(224, 14, 256, "image_seq_length"),
     "phi3_v": Phi3V(),
+    "phi4mm": Phi4MM(),
     "step3p7": Step3(),
     "smolvlm": Idefics3(2048, 512, 64, patch=16),
     "pixtral": Pixtral(1024, 16, 1),

@@ -385,11 +385,13 @@ def inputs(model: Any, plan: ImagePlan, workload: Workload) -> dict[str, Any]:
         # By it an image attends to all of itself.
         given["mm_token_type_ids"] = (given["input_ids"] == _token(model, "image")).astype(mx.int32)
     if "images_spatial_crop" in given:
-        # deepseek_vl_v2.py puts features where it is true.
+        # deepseek_vl_v2.py and those of DeepSeek-OCR put features where it is true.
         given["images_seq_mask"] = given["input_ids"] == _token(model, "image")
-        # It reads a row for each tile, also beyond the end; a row of zeros ends its loop.
-        crops, tiles = given["images_spatial_crop"], given["pixel_values"].shape[1]
-        given["images_spatial_crop"] = mx.pad(crops, [(0, 0), (0, tiles - crops.shape[1]), (0, 0)])
+        crops = given["images_spatial_crop"]
+        if crops.ndim > 2:
+            # It reads a row for each tile, also beyond the end; a row of zeros ends its loop.
+            rest = given["pixel_values"].shape[1] - crops.shape[1]
+            given["images_spatial_crop"] = mx.pad(crops, [(0, 0), (0, rest), (0, 0)])
     mx.eval(given)
     return given
 
@@ -426,7 +428,7 @@ def _token(model: Any, kind: str) -> int:
         return _TEXT_TOKEN
     if own := _PLACEHOLDERS.get(model.config.model_type):
         return own
-    names = (f"{kind}_token_index", f"{kind}_token_id")
+    names = (f"{kind}_token_index", f"{kind}_token_id", f"{kind}_patch_id")
     tokens = (getattr(model.config, name, None) for name in names)
     return next((token for token in tokens if isinstance(token, int)), _TEXT_TOKEN)
 

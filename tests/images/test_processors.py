@@ -25,6 +25,7 @@ OF_TEXT = (
     "_grid_shapes",
     "cross_attention_mask",
     "image_token_index",
+    "num_image_tokens",
     "num_soft_tokens_per_image",
     "position_ids",
     "imgs_pos",
@@ -304,6 +305,46 @@ CASES = {
         processor={"image_processor": {"max_soft_tokens": 70}},
         named=GEMMA,
     ),
+    "deepseekocr": Case(
+        {"model_type": "deepseekocr"},
+        "<image>x",
+        processor={
+            **{"candidate_resolutions": [[1024, 1024]], "patch_size": 16, "downsample_ratio": 4},
+            **{"image_token": "<image>", "pad_token": "</s>"},
+        },
+        others=1,
+        takes_one=True,
+        words=("<image>",),
+    ),
+    "deepseekocr_2": Case(
+        {"model_type": "deepseekocr_2"},
+        "<image>x",
+        processor={
+            **{"candidate_resolutions": [[1024, 1024]], "patch_size": 16, "downsample_ratio": 4},
+            **{"image_token": "<image>", "pad_token": "</s>"},
+        },
+        others=1,
+        takes_one=True,
+        words=("<image>",),
+    ),
+    "unlimited-ocr": Case(
+        {"model_type": "unlimited-ocr"},
+        "<image>",
+        processor={"pad_token": "</s>"},
+        others=1,
+        takes_one=True,
+        words=("<image>",),
+    ),
+    "molmo2": Case(
+        {"model_type": "molmo2"},
+        "<|image|>",
+        preprocessor={"max_crops": 5, "size": {"height": 154, "width": 154}},
+        words=(
+            *("<|image|>", "<im_patch>", "<im_col>", "<im_start>", "<im_end>"),
+            "<low_res_im_start>",
+        ),
+    ),
+    "phi4mm": Case({"model_type": "phi4mm", "max_num_patches": 300}, "<|image_{}|>"),
     "diffusion_gemma": Case({"model_type": "diffusion_gemma"}, "<image_soft_token>", named=GEMMA),
     "aya_vision": Case(
         {"model_type": "aya_vision"},
@@ -375,6 +416,13 @@ CASES = {
         "<|media_pad|>",
         preprocessor={"media_proc_cfg": {"in_patch_limit": 100, "patch_limit_on_one_side": 30}},
         words=("<|media_pad|>",),
+    ),
+    "mage_vl": Case(
+        {"model_type": "mage_vl"},
+        QWEN_IMAGE,
+        preprocessor={"max_pixels": 200_000, "patch_size": 16, "temporal_patch_size": 1},
+        named=QWEN,
+        words=QWEN_WORDS,
     ),
     "mimo_v2": Case(
         {"model_type": "mimo_v2"},
@@ -477,7 +525,8 @@ def check(processor: Any, case: Case, directory: Path, asked: Images) -> None:
         assert [array.shape for array in arrays] == [tuple(each.shape) for each in values]
         types = {str(v.dtype).rpartition(".")[2] for v in values}
         # MLX makes float32 of NumPy's float64.
-        assert {a.dtype for a in arrays} == {name.replace("float64", "float32") for name in types}
+        own = {"float64": "float32", "bool": "bool_"}
+        assert {a.dtype for a in arrays} == {own.get(name, name) for name in types}
         for array, each in zip(arrays, values, strict=True):
             assert not array.values or np.array(each).tolist() == np.array(array.values).tolist()
 

@@ -19,19 +19,19 @@ def library() -> PrivateLibrary:
 def measured(case: Case) -> int:
     """Return the peak of a run until the second token, with the model's weights."""
     import mlx.core as mx
-    from mlx.utils import tree_flatten
+    from mlx.utils import tree_flatten, tree_map
 
     utils, nn = library().load("mlx_vlm.utils"), library().load("mlx.nn")
     model = made(utils, nn, copy.deepcopy(case.config), case.dtype)
     mx.eval(model.parameters())
     given: dict[str, Any] = inputs(model, case.plan, case.workload)
-    given = {name: mx.contiguous(array) for name, array in given.items()}
+    given = tree_map(mx.contiguous, given)  # a value may be a list of arrays
     mx.eval(given)
     mx.clear_cache()
     before = mx.get_active_memory()
     # A head may be the array of the embedding.
     weights = {id(array): array.nbytes for _, array in tree_flatten(model.parameters())}
-    own = sum(weights.values()) + sum(array.nbytes for array in given.values())
+    own = sum(weights.values()) + sum(array.nbytes for _, array in tree_flatten(given))
     mx.reset_peak_memory()
     if hasattr(model, "diffusion_decoder_logits"):
         loop = library().load("mlx_vlm.generate.diffusion").stream_diffusion_generate

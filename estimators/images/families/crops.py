@@ -1,8 +1,9 @@
-"""Processors that crop an image to tiles of one size: InternVL, LLaVA-OneVision, DeepSeek-VL2,
-Llama 4, Molmo and Step-3.7.
+"""Processors that crop an image to tiles of one size: InternVL, LLaVA-OneVision, Aya Vision,
+DeepSeek-VL2 and -OCR, Llama 4, Molmo and Step-3.7.
 
-Sources: mlx_vlm/models/internvl_chat/processor.py (also of internvl), processing_*.py of
-llava_onevision, deepseek_vl_v2, llama4, molmo and step3p7; transformers'
+Sources: mlx_vlm/models/internvl_chat/processor.py (also of internvl), processing*.py of
+llava_onevision, aya_vision, deepseek_vl_v2, deepseekocr, deepseekocr_2, unlimited_ocr, llama4,
+molmo, molmo2 and step3p7; transformers'
 models/llava_onevision/image_processing_pil_llava_onevision.py.
 """
 
@@ -15,7 +16,12 @@ from msgspec import Struct
 from memfit.estimators.base.errors import ConfigError
 from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.images.families.fitting import best_resolution, closest_grid, unpadded
+from memfit.estimators.images.families.fitting import (
+    best_resolution,
+    closest_grid,
+    grid_by_half,
+    unpadded,
+)
 from memfit.estimators.images.families.tiles import padded_tiles
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
 from memfit.estimators.images.settings import ProcessorFiles, reject_videos, require_one_image
@@ -82,7 +88,7 @@ class AyaVision(Struct, frozen=True):
         features = (files.processor.count("img_size", 364, most=4096) // patch) ** 2
         images = []
         for image in asked.each_image():
-            tiles = math.prod(_grid_by_area(image, least, most, side))
+            tiles = math.prod(grid_by_half(image, least, most, side))
             tiles += tiles > 1
             tokens = (_ONE, *(_ONE, TokenRun("image", features)) * tiles, _ONE)
             images.append(PlannedImage(side, side, tiles * (side // 14) ** 2, tokens, tiles))
@@ -168,6 +174,42 @@ class DeepseekVL2(Struct, frozen=True):
         planned = _one_array(images, (CHANNELS, side, side), leading=(1,))
         crop = InputArray("images_spatial_crop", (1, len(images), 2), "int32", (tuple(crops),))
         return ImagePlan(planned.images, (*planned.arrays, crop))
+
+
+class DeepseekOcr(Struct, frozen=True):
+    """A view of the whole image, and tiles of an image that is larger than one."""
+
+    tile: int = 640
+    most: int = 9
+    lines: bool = True
+    """Whether rows of features end with a break; then one tile is none."""
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan of one image; settings are constants."""
+        reject_videos(files, asked)
+        require_one_image(files, asked)
+        (image,) = asked.each_image()
+        base, across, least = 1024, ceil_div(self.tile // 16, 4), 2 if self.lines else 1
+        columns = rows = 1
+        if max(image.width, image.height) > self.tile or not self.lines:
+            columns, rows = grid_by_half(image, least, self.most, self.tile)
+        crops = columns * rows if columns * rows >= least else 0
+        features = 257 + crops * across**2
+        if self.lines:
+            features += 16 + bool(crops) * rows * across
+        patches = (base // 16) ** 2 + crops * (self.tile // 16) ** 2
+        shape, dtype = (1, CHANNELS, base, base), "float32"
+        if crops:
+            shape, dtype = (crops, CHANNELS, self.tile, self.tile), "bfloat16"
+        grid = (columns, rows)
+        return ImagePlan(
+            images=(PlannedImage(base, base, patches, (TokenRun("image", features),), 1 + crops),),
+            arrays=(
+                InputArray("pixel_values", shape, dtype),
+                InputArray("pixel_values", (1, CHANNELS, base, base), "bfloat16"),
+                InputArray("images_spatial_crop", (1, 2), "int32", (grid,)),
+            ),
+        )
 
 
 class Llama4(Struct, frozen=True):
@@ -294,13 +336,53 @@ class Molmo(Struct, frozen=True):
         return range(start, start + ceil_div(length, 2))
 
 
+class Molmo2(Molmo, frozen=True):
+    """As Molmo, with several images and the places of pooled patches for each token."""
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan of all images."""
+        reject_videos(files, asked)
+        side = files.image.edge("size", 378)
+        patch = files.image.count("patch_size", self.patch, most=256)
+        most = files.image.count("max_crops", 8, most=64)
+        before, after = files.image.pair("overlap_margins", 4)
+        down, across = files.image.pair("pooling_size", 2)
+        window = side // patch - before - after
+        if window < 1:
+            raise ConfigError(f"{files.image.reading.name}: crops of {side} pixels leave nothing")
+        images, grids = [], []
+        for image in asked.each_image():
+            grid = _least_enlarged(image, window * patch, (before + after) * patch, most)
+            whole = ceil_div(side // patch, down), ceil_div(side // patch, across)
+            long = [count * window + before + after for count in grid]
+            rows, columns = ceil_div(long[0], down), ceil_div(long[1], across)
+            grids.append((*whole, rows, columns))
+            tokens = (*_lines(*whole), *_lines(rows, columns))
+            tiles = math.prod(grid) + 1
+            patches = tiles * (side // patch) ** 2
+            images.append(PlannedImage(side, side, patches, tokens, tiles))
+        tiles = sum(image.tiles for image in images)
+        pooled = sum(image.feature_count for image in images)
+        patches = (side // patch) ** 2
+        counts = tuple(image.tiles for image in images)
+        return ImagePlan(
+            images=tuple(images),
+            arrays=(
+                InputArray("pixel_values", (tiles, patches, CHANNELS * patch**2), "float32"),
+                InputArray("image_token_pooling", (pooled, down * across), "int64"),
+                InputArray("image_grids", (len(images), 4), "int32", tuple(grids)),
+                InputArray("image_num_crops", (len(images),), "int64", counts),
+            ),
+        )
+
+
 def _lines(rows: int, columns: int) -> Iterator[TokenRun]:
     """Tokens of an image between a start and an end, each row with a break."""
     yield _ONE
     for _ in range(rows):
         yield TokenRun("image", columns)
         yield _ONE
-    yield _ONE
+    yield TokenRun("image_end", 1)
 
 
 def _least_enlarged(image: ImageSize, window: int, margin: int, most: int) -> tuple[int, int]:

@@ -63,3 +63,8 @@ def closest_grid(
             best = columns, rows
         closest = min(closest, apart)
     return best
+
+
+def grid_by_half(image: ImageSize, least: int, most: int, side: int) -> tuple[int, int]:
+    """Return the columns and rows of tiles; of equal ones more, if less than half stays empty."""
+    return closest_grid(image, least, most, lambda count, _: 2 * image.pixels > side**2 * count)

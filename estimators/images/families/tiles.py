@@ -1,7 +1,7 @@
 """Processors that divide an image into tiles of one size: Idefics 3, LLaVA-NeXT, Phi-3-vision,
 Llama 3.2 Vision and LFM2-VL; crops.py has more.
 
-Sources: mlx_vlm/models/*/processing_*.py of idefics3, smolvlm, llava_next, phi3_v, mllama and
+Sources: mlx_vlm/models/*/processing_*.py of idefics3, smolvlm, llava_next, phi3_v, phi4mm, mllama,
 lfm2_vl, granite_vision, granite4_vision, kimi_vl, kimi_k25 and idefics2; transformers'
 image_processing_pil_*.py of idefics3 (also of smolvlm), idefics2, llava_next and mllama.
 """
@@ -17,7 +17,7 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import short
 from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.images.families.fitting import best_resolution, closest_grid, unpadded
+from memfit.estimators.images.families.fitting import best_resolution, grid_by_half, unpadded
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
 from memfit.estimators.images.settings import ProcessorFiles, Settings, reject_videos
 
@@ -123,9 +123,10 @@ class LlavaNext(Struct, frozen=True):
         added = files.processor.count("num_additional_image_tokens", self.added, least=0, most=64)
         strategy = files.processor.text("vision_feature_select_strategy", self.strategy)
         shapes = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
-        points = files.image.sizes(
-            "image_grid_pinpoints", [[self.side * h, self.side * w] for h, w in shapes]
-        )
+        published = [[self.side * h, self.side * w] for h, w in shapes]
+        points = files.config.sizes("image_grid_pinpoints", published)
+        if "image_grid_pinpoints" in files.image:
+            points = files.image.sizes("image_grid_pinpoints", [])
         across = int(side // patch * self._share(files))
         images = []
         for image in asked.each_image():
@@ -257,7 +258,7 @@ class Lfm2(Struct, frozen=True):
             view = _view(image, unit, least, most)
             rows, columns = 1, 1
             if _rounded(image, unit, patch) > most * unit**2 * tolerance:
-                columns, rows = _tile_grid(image, tile)
+                columns, rows = grid_by_half(image, 2, 10, tile)
             tiles = rows * columns
             whole = -(-(view[0] // patch) // down) * -(-(view[1] // patch) // down)
             tokens: tuple[TokenRun, ...] = (_ONE, TokenRun("image", whole), _ONE)
@@ -300,9 +301,43 @@ def _rounded(image: ImageSize, unit: int, patch: int) -> int:
     return height * max(patch, round(image.width / unit) * unit)
 
 
-def _tile_grid(image: ImageSize, tile: int) -> tuple[int, int]:
-    """Columns and rows of 2 to 10 tiles."""
-    return closest_grid(image, 2, 10, lambda count, _: 2 * image.pixels > tile**2 * count)
+class Phi4MM(Struct, frozen=True):
+    """Patches of the image within two limits, in rows as long as the most; one token."""
+
+    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+        """Return the plan; the settings are in config.json."""
+        reject_videos(files, asked)
+        patch = files.config.sub("vision_config").count("patch_size", 14, most=256)
+        least = files.config.count("min_num_patches", 256, most=2**16)
+        most = files.config.count("max_num_patches", 3600, most=2**16)
+        images, shapes = [], []
+        for image in asked.each_image():
+            patches = max((image.height // patch) * (image.width // patch), 1)
+            rows, columns = _rows_within(image, min(max(patches, least), most))
+            shapes.append((rows, columns))
+            size = columns * patch, rows * patch
+            images.append(
+                PlannedImage(*size, rows * columns, (TokenRun("image", 1),), 1, rows * columns - 1)
+            )
+        shape = (len(images), most)
+        return ImagePlan(
+            images=tuple(images),
+            arrays=(
+                InputArray("pixel_values", (*shape, CHANNELS * patch**2), "float32"),
+                InputArray("pixel_attention_mask", shape, "bool_"),
+                InputArray("spatial_shapes", (len(images), 2), "int64", tuple(shapes)),
+            ),
+        )
+
+
+def _rows_within(image: ImageSize, most: int) -> tuple[int, int]:
+    """Return the rows and columns of at most so many patches in the ratio of an image."""
+    aspect = image.width / image.height
+    rows = int(math.sqrt(most / aspect))
+    columns = int(rows * aspect)
+    while rows * columns > most:
+        rows, columns = (rows - 1, columns) if rows > columns else (rows, columns - 1)
+    return max(rows, 1), max(columns, 1)
 
 
 class KimiVL(Struct, frozen=True):
