@@ -85,7 +85,7 @@ class MlxLm(RuntimeModel, frozen=True):
     def loads(cls, checkpoint: Checkpoint) -> None:
         super().loads(checkpoint)
         kind = checkpoint.config.get("model_type")
-        if isinstance(kind, str) and kind not in FAMILIES and _is_of_mlx_vlm(kind):
+        if isinstance(kind, str) and _is_of_mlx_vlm(kind):
             raise UnsupportedError(
                 f"{checkpoint.id}: {cls.defaults.name} has no class for model_type"
                 f" {printable(kind)}, and mlx-vlm has one; leave the runtime out"
@@ -276,6 +276,8 @@ class MlxLm(RuntimeModel, frozen=True):
 
 
 def _is_of_mlx_vlm(model_type: str) -> bool:
+    if model_type in FAMILIES:
+        return FAMILIES[model_type] == "vision_wrappers"
     # Imported where a type is not described: it looks into the packages that are installed.
     from memfit.estimators.trace.libraries import only_mlx_vlm_has
 

@@ -119,7 +119,13 @@ class MlxVlm(MlxLm, frozen=True):
             return replace(figures, moment=_with_embeddings(figures.moment, subject, workload))
         plan, versions = image_plan(subject.checkpoint, workload.images), self.runtime.versions
         work = vision_work(
-            subject.checkpoint, subject.model, plan, workload, subject.device, versions
+            subject.checkpoint,
+            subject.model,
+            plan,
+            workload,
+            subject.device,
+            versions,
+            is_packed=subject.footprint.plan is not None,
         )
         held = figures.kv.nbytes + figures.ssm_bytes
         moment = _with_images(figures.moment, work, self.resident_bytes, held)
@@ -236,6 +242,8 @@ def _with_images(
 ) -> PeakMoment:
     """The larger of a text's moment with images kept through it, and of the tower's own."""
     kept = work.kept + ceil_div(text.workspace_bytes * ERROR_PERCENT, 100)
+    if work.crossing:
+        kept += text.workspace_bytes + cached_bytes + work.crossing
     moment = text.raised(kept)
     tower = resident_bytes + work.kept + work.transient
     line = f"kept of the images = {work.kept:,}; the text's workspace as a bound: {kept:,} in all"

@@ -336,9 +336,9 @@ def _size_safetensors(
         footprint = convert(model, QuantizationPlan(quantize, converting=True), block)
     else:
         footprint = load_footprint(checkpoint, model, block)
-    if method != "trace":
+    if method != "trace" or not class_of(runtime).is_mlx_lm:
         model, footprint = _with_adapter(model, footprint, adapter)
-        by_trace = False if method == "formula" else None
+        by_trace = None if method == "auto" else method == "trace"
         return bind(runtime, Subject(checkpoint, model, footprint, device, by_trace=by_trace))
     from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace, MlxLmTrace, traced_weights
 

@@ -22,6 +22,8 @@ _GEMMA4 = (
 )
 # Rotary frequencies, and limits of activations (gemma4_text.py, sanitize).
 _GEMMA4_TEXT = r"self_attn\.rotary_emb|(in|out)put_(max|min)"
+# What mlx-vlm's classes keep is a runtime's for images to add: mlx_vlm/models, sanitize.
+_GLM4V = r"^(model\.visual|vision_tower)\."
 _LLAMA4 = r"vision_model|multi_modal_projector"
 # By number, as the class does: layer 61 is the prediction layer of DeepSeek-V3.
 _DEEPSEEK_V3 = r"^model\.layers\.61|rotary_emb\.inv_freq"
@@ -38,11 +40,16 @@ _PATTERNS: dict[str, str] = {
     "gemma4_text": _GEMMA4_TEXT,
     "gemma4_unified": f"{_GEMMA4}|{_GEMMA4_TEXT}",
     "glm": _ROTARY,
+    "glm4v": _GLM4V,
+    "glm4v_moe": _GLM4V,
+    # By number, as the class does: the layer that predicts another token.
+    "glm_ocr": rf"{_GLM4V}|layers\.16",
     # Causal masks that PyTorch keeps as buffers of the attention.
     "gpt2": r"^h\.\d+\.attn\.bias$",
     "gpt_neox": r"\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)$",
     "internlm2": _ROPE,
     "internlm3": _ROPE,
+    "internvl_chat": r"^vision_model\.",
     "iquestcoder": _ROTARY,
     "joyai_llm_flash": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3,
@@ -55,6 +62,7 @@ _PATTERNS: dict[str, str] = {
     "ministral3": _ROTARY,
     "mistral": _ROTARY,
     "mistral3": f"{_TOWERS}|{_ROTARY}",
+    "mllama": rf"^(vision_model|vision_tower|multi_modal_projector)\.|{_ROTARY}",
     "nemotron_h": r"^mtp\.",
     "olmo2": _ROTARY,
     "qwen2": _ROTARY,
@@ -80,7 +88,11 @@ _IN_LAYOUT: dict[str, tuple[str, str]] = {
 # Layers after the model's last, which predict further tokens.
 _DROPS_LATER_LAYERS = ("deepseek_v32", "glm_moe_dsa", "step3p5")
 # As those, but by the number of one layer.
-_DROPS_NEXT_LAYER = ("glm4_moe", "solar_open")
+_DROPS_NEXT_LAYER = {
+    "glm4_moe": r"^model\.layers\.",
+    "glm4v_moe": r"^(model\.language_model|language_model\.model)\.layers\.",
+    "solar_open": r"^model\.layers\.",
+}
 # Classes that take `lm_head.weight` out where the config ties it to the embedding.
 _DROPS_TIED_HEAD = frozenset(
     """apertus bailing_moe glm granite granitemoe granitemoehybrid hunyuan_v1_dense iquestcoder
@@ -119,7 +131,7 @@ def _patterns(model: Model, tensors: Iterable[TensorGroup]) -> Iterator[str]:
         yield pattern
     if model_type in _DROPS_NEXT_LAYER:
         # A prefix without an end, as in glm4_moe.py: startswith finds 460 where the layer is 46.
-        yield rf"^model\.layers\.{len(model.layers)}"
+        yield f"{_DROPS_NEXT_LAYER[model_type]}{len(model.layers)}"
     if model.tied_head and model_type in _DROPS_TIED_HEAD:
         yield r"^lm_head\.weight$"
     if model.tied_head and model_type in _DROPS_NESTED_HEAD:

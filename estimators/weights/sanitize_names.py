@@ -22,6 +22,9 @@ _RENAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "bailing_moe": ((r"\.mlp\.gate\.(?=weight$|bias$)", ".mlp.gate.gate_proj."),),
     "gemma4": _NESTED[:1],
     "gemma4_unified": _NESTED[:1],
+    "glm4v": _NESTED,
+    "glm4v_moe": _NESTED,
+    "glm_ocr": _NESTED,
     # An original GPT-2 has no prefix (gpt2.py, sanitize).
     "gpt2": ((r"^(?!model\.)", "model."),),
     "gpt_neox": (

@@ -2,12 +2,13 @@
 
 Every operation of a block allocates its output; few of them would write over an input in its
 place. Sources: vision.py and the model's own file in mlx_vlm/models of qwen2_vl, qwen2_5_vl,
-qwen3_vl (also of qwen3_5), gemma3, gemma4, llama4, llava, pixtral (also of mistral3).
+qwen3_vl (also of qwen3_5), gemma3, gemma4, glm4v, glm4v_moe, glm_ocr, internvl_chat, llama4, llava,
+mllama, pixtral (also of mistral3).
 """
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -16,9 +17,10 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.units import round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.images.plan import ImagePlan, InputArray
+from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray
 from memfit.estimators.machine.device import ANY_MAC, Device
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.mlx.kernels import AttentionCall, fused_kernel, has_nax
@@ -37,12 +39,28 @@ _PADDED_WIDTHS = (64, 80, 128)
 class Traits(Struct, frozen=True):
     """What one class does in addition to the blocks that all have."""
 
+    rotates: bool = True
+    """Whether queries and keys are rotated."""
+    norms_heads: bool = False
+    """Whether they are normed before."""
     pads_heads: bool = False
     """Whether attention is padded to a width with a fused kernel."""
     masks_patches: bool = False
     """Whether a mask of all patches by all patches is an array."""
     one_hot_positions: bool = False
     """Whether positions of patches are multiplied as one-hot rows, in float32."""
+    masks_each_block: bool = False
+    """Whether every block makes such a mask, which attention writes out for all heads."""
+    joins: Literal["", "tiles", "rest", "all"] = ""
+    """What attends to each other: tiles of an image, images after the second, or all of them."""
+    patch_multiple: int = 1
+    """What the patches of a tile are padded to a multiple of."""
+    float32: bool = False
+    """Whether the tower computes in float32, as its pixels are not cast; its weights are."""
+    stacks_blocks: bool = False
+    """Whether the outputs of all blocks are stacked, and some of them are features too."""
+    crosses: bool = False
+    """Whether layers of text attend to the features, which stay, and turn float32 as these are."""
     tower: str = ""
     """The one type of tower that mlx-vlm's class takes of those that are described."""
 
@@ -54,12 +72,31 @@ TRAITS = {
     "qwen3_vl_moe": Traits(pads_heads=True),
     "qwen3_5": Traits(pads_heads=True),
     "qwen3_5_moe": Traits(pads_heads=True),
-    "gemma3": Traits(),
-    "gemma4": Traits(pads_heads=True, masks_patches=True, one_hot_positions=True),
+    "gemma3": Traits(rotates=False),
+    "gemma4": Traits(
+        norms_heads=True,
+        pads_heads=True,
+        masks_patches=True,
+        one_hot_positions=True,
+        joins="all",
+    ),
+    "glm4v": Traits(joins="rest"),
+    "glm4v_moe": Traits(masks_each_block=True, joins="all"),
+    "glm_ocr": Traits(norms_heads=True),
+    "internvl_chat": Traits(rotates=False),
     "llama4": Traits(),
-    "llava": Traits(tower="clip_vision_model"),
-    "mistral3": Traits(masks_patches=True),
-    "pixtral": Traits(masks_patches=True),
+    "llava": Traits(rotates=False, float32=True, tower="clip_vision_model"),
+    "mistral3": Traits(masks_patches=True, joins="all"),
+    "mllama": Traits(
+        rotates=False,
+        masks_patches=True,
+        joins="tiles",
+        patch_multiple=8,
+        float32=True,
+        stacks_blocks=True,
+        crosses=True,
+    ),
+    "pixtral": Traits(masks_patches=True, joins="all"),
 }
 
 
@@ -73,6 +110,8 @@ class VisionWork(NamedTuple):
     largest: int
     """The largest single allocation."""
     largest_name: str
+    crossing: int = 0
+    """In a call of a text model that attends to the features, besides twice what text takes."""
 
 
 def embedded_bytes(model: Model, workload: Workload) -> int:
@@ -102,13 +141,16 @@ def vision_work(
     workload: Workload,
     device: Device | None,
     versions: MlxVersions,
+    *,
+    is_packed: bool,
 ) -> VisionWork:
-    """Return a bound on what the images of a workload add.
+    """Return a bound on what the images of a workload add to a model, packed or not.
 
     Raises:
         UnsupportedError: when no formula has the operations of the tower.
     """
-    return _Tower(checkpoint, model, plan, workload, device or ANY_MAC, versions).work()
+    tower = _Tower(checkpoint, model, plan, workload, device or ANY_MAC, versions)
+    return tower.work(is_packed=is_packed)
 
 
 class _Tower:
@@ -135,38 +177,45 @@ class _Tower:
         self._blocks, self._others = _matrices(model)
         first = next(iter(self._blocks.values()))
         self._hidden = first[0][1]
+        if self._traits.float32:
+            self._width = _FLOAT32
         section = config_fields(checkpoint.config, checkpoint.config_name).untracked(
             "vision_config"
         )
         key = "num_heads" if section.has("num_heads") else "num_attention_heads"
         self._heads = section.count(key, 16, most=4096)
         self._positions = section.count("position_embedding_size", 10240)
-        self._rows = workload.batch * sum(image.patches for image in plan.images)
+        self._sequences = list(_sequences(plan, self._traits))
+        self._rows = workload.batch * sum(count * length for count, length in self._sequences)
         self._largest = (0, "")
 
-    def work(self) -> VisionWork:
+    def work(self, *, is_packed: bool) -> VisionWork:
         """Return the bytes."""
         programs = list(self._programs())
-        steps = [program.steps for program in programs]
         limits = formula_limits(self._device)
-        for program in programs:
+        crossing = [self._crossing(is_packed=is_packed)] if self._traits.crosses else []
+        for program in (*programs, *crossing):
             self._largest = max(self._largest, (program.largest, program.largest_name))
-        return VisionWork(self._kept(), transient_peak(steps, limits), *self._largest)
+        transient, crossed = (
+            transient_peak([program.steps for program in each], limits)
+            for each in (programs, crossing)
+        )
+        return VisionWork(self._kept(), transient, *self._largest, crossed)
 
     def _kept(self) -> int:
         pixels = self._workload.batch * sum(map(array_bytes, self._plan.arrays))
         embeddings = embedded_bytes(self._model, self._workload)
         stacked = sum("deepstack" in path and path.endswith("fc2") for path, *_ in self._others)
         features = sum(image.feature_count for image in self._plan.images)
-        stack = stacked * self._workload.batch * features * self._model.hidden_size * self._width
-        return pixels + embeddings + stack
+        stacked *= self._workload.batch * features
+        if self._traits.crosses:
+            stacked += self._rows
+        return pixels + embeddings + stacked * self._model.hidden_size * self._width
 
     def _programs(self) -> Iterator[Program]:
         yield self._embedding()
-        block = None
-        for matrices in self._blocks.values():
-            block = block or self._block(matrices)  # all blocks of a tower are alike
-            yield block
+        block = self._block(next(iter(self._blocks.values())))  # all blocks of a tower are alike
+        yield from (block,) * len(self._blocks)
         yield self._merging()
 
     def _tape(self) -> Tape:
@@ -179,14 +228,15 @@ class _Tower:
         pixels = self._workload.batch * pixels // _FLOAT32
         cast = tape.allocate((), pixels, nbytes=pixels * _FLOAT32)
         turned = tape.allocate((cast,), pixels, nbytes=pixels * _FLOAT32)
-        patches = tape.allocate((turned,), pixels)
+        # Channels in whole blocks (mlx backend/metal/conv.cpp, pad_and_slice_conv_3D_gpu).
+        patches = tape.allocate((turned,), pixels // CHANNELS * 16, name="pixels")
         wide = self._rows * self._hidden
         if self._traits.one_hot_positions:
             cells = 2 * self._rows * self._positions
             equal = tape.allocate((), cells, nbytes=cells)
             floats = tape.allocate((equal,), cells, nbytes=cells * _FLOAT32, name="positions")
             tape.allocate((tape.allocate((floats,), cells),), 2 * wide)
-        # Positions between four neighbours, each with its weight (qwen3_vl/vision.py).
+        # Positions between four neighbours, each with its weight (qwen3_vl/vision.py, kernels.py).
         corners = tape.allocate((), 4 * wide)
         weighted = tape.allocate((corners,), 4 * wide)
         summed = tape.allocate((weighted,), wide)
@@ -200,16 +250,14 @@ class _Tower:
     def _scores(self) -> int:
         """Scores of all heads: patches attend to those of their tile, of one sequence."""
         batch = self._workload.batch
-        if self._traits.masks_patches:
-            return batch * self._heads * (self._rows // batch) ** 2
-        each = ((image.patches // image.tiles) ** 2 * image.tiles for image in self._plan.images)
-        return batch * self._heads * sum(each)
+        return batch * self._heads * sum(count * length**2 for count, length in self._sequences)
 
     def _is_fused(self, head_dim: int) -> bool:
         """Whether no scores are held: by a kernel of this width, or the one it is padded to."""
-        if self._traits.pads_heads:
+        traits = self._traits
+        if traits.pads_heads:
             head_dim = next((width for width in _PADDED_WIDTHS if head_dim <= width), head_dim)
-        keys = max(image.patches // image.tiles for image in self._plan.images)
+        keys = max(length for _, length in self._sequences)
         call = AttentionCall(
             backend=self._device.backend,
             nax=has_nax(self._device),
@@ -219,7 +267,7 @@ class _Tower:
             value_dim=head_dim,
             heads=self._heads,
             kv_heads=self._heads,
-            mask="array" if self._traits.masks_patches else "none",
+            mask="array" if traits.masks_patches or traits.masks_each_block else "none",
             batch=self._workload.batch,
         )
         return fused_kernel(call, self._versions.mlx) is not None
@@ -228,41 +276,68 @@ class _Tower:
         """A block: norms, attention with rotated queries and keys, and the feed-forward part."""
         tape, wide = self._tape(), self._rows * self._hidden
         attention = [matrix for matrix in matrices if "attn" in matrix[0]]
-        mixed = sum(outputs for _, _, outputs in attention[:-1])
         head_dim = max(1, attention[-1][1] // self._heads)
         normed = tape.allocate((0,), wide, nbytes=wide * _FLOAT32)
-        queries = tape.allocate((normed,), self._rows * mixed, counts=ops.MATMUL)
-        # Rotated in float32: the products with cosine and sine, the turned half, their sum.
-        rotated = self._rows * mixed
-        first = tape.allocate((queries,), rotated, nbytes=rotated * _FLOAT32)
-        turned = tape.allocate((queries,), rotated)
-        second = tape.allocate((turned,), rotated, nbytes=rotated * _FLOAT32)
-        total = tape.allocate((first, second), rotated, nbytes=rotated * _FLOAT32)
-        cast = tape.allocate((total,), rotated)
-        padded = tape.allocate((cast,), rotated * (2 if self._traits.pads_heads else 1))
+        queries = mixed = self._product(tape, (normed,), attention[:-1])
+        if self._traits.norms_heads:
+            queries = mixed = tape.allocate((mixed,), tape.elements[mixed])
+        if self._traits.rotates:
+            # In float32: the products with cosine and sine, the turned half, their sum.
+            rotated = tape.elements[mixed] * 2 // 3
+            turned = tape.allocate((mixed,), rotated)
+            for each in (mixed, turned):
+                cast = tape.allocate((each,), rotated, nbytes=rotated * _FLOAT32)
+                queries = tape.allocate((queries, cast), rotated, nbytes=rotated * _FLOAT32)
+            queries = tape.allocate((queries,), rotated, nbytes=rotated * _FLOAT32)
+            queries = tape.allocate((queries,), rotated)
+        if self._traits.pads_heads:
+            queries = tape.allocate((queries,), 2 * tape.elements[mixed])
+        scores = self._scores()
+        if self._traits.masks_each_block:
+            made = tape.allocate((), scores // self._heads, name="mask")
+            made = tape.allocate((made,), scores // self._heads, name="mask")
+            queries = tape.allocate((queries, made), 0, nbytes=scores * self._width, name="mask")
         if not self._is_fused(head_dim):
-            scores = self._scores()
-            padded = tape.allocate((padded,), scores, counts=ops.SCORES, name="attention scores")
-            padded = tape.allocate((padded,), scores, name="attention scores")
-        attended = tape.allocate((padded,), 2 * wide, counts=ops.MATMUL)
+            queries = tape.allocate((queries,), scores, counts=ops.SCORES, name="attention scores")
+            tape.inplace(queries)
+        attended = tape.allocate((queries, mixed), 2 * wide, counts=ops.MATMUL)
         joined = tape.allocate((attended,), wide)
-        x = tape.allocate((0, tape.allocate((joined,), wide, counts=ops.MATMUL)), wide)
+        x = tape.allocate((0, self._product(tape, (joined,), attention[-1:])), wide)
         inner = tape.allocate((x,), wide, nbytes=wide * _FLOAT32)
         ups: list[int] = []
-        for path, _, outputs in matrices:
-            if "attn" not in path:
-                ups.append(tape.allocate((*ups[-2:], inner), self._rows * outputs))
+        for matrix in matrices:
+            if "attn" not in matrix[0]:
+                ups.append(self._product(tape, (*ups[-2:], inner), [matrix]))
                 # The activation has a few steps; one that is compiled writes its result alone.
-                ups.append(tape.allocate((ups[-1],), self._rows * outputs))
+                ups.append(tape.allocate((ups[-1],), self._rows * matrix[2]))
         tape.retain(tape.allocate((x, *ups[-1:]), wide))
+        if self._traits.stacks_blocks:
+            tape.retain(0)
         return tape.program()
+
+    def _product(
+        self, tape: Tape, inputs: tuple[int, ...], matrices: list[tuple[str, int, int]]
+    ) -> int:
+        """Products of all patches with matrices, which are cast where the tower is wider."""
+        weight = sum(inner * outputs for _, inner, outputs in matrices)
+        made = self._rows * sum(outputs for *_, outputs in matrices)
+        if self._traits.float32:
+            inputs += (tape.allocate((), weight, weight=weight, name="weight in float32"),)
+            weight = 0
+        return tape.allocate(inputs, made, weight=weight, counts=ops.MATMUL)
 
     def _merging(self) -> Program:
         """Patches merged and projected, and the embeddings of the prompt with them put in."""
         tape = self._tape()
         x = tape.allocate((0,), self._rows * self._hidden)
+        if self._traits.stacks_blocks:
+            stack = tape.allocate((), len(self._blocks) * self._rows * self._hidden)
+            taken = self._rows * max(inputs for _, inputs, _ in self._others)
+            x = tape.allocate((x, tape.allocate((stack,), taken)), taken)
         for _, inputs, outputs in self._others:
-            rows = self._rows * self._hidden // max(inputs, self._hidden)
+            # Features of one patch are side by side where blocks are stacked, else of several.
+            patch = inputs if self._traits.stacks_blocks else self._hidden
+            rows = self._rows * patch // max(inputs, patch)
             x = tape.allocate((tape.allocate((x,), rows * outputs),), rows * outputs)
         tokens = self._workload.batch * self._workload.prompt_tokens * self._model.hidden_size
         embedded = tape.allocate((), tokens)
@@ -273,6 +348,36 @@ class _Tower:
         tape.allocate((put,), tokens)
         return tape.program()
 
+    def _crossing(self, *, is_packed: bool) -> Program:
+        """Keys and values of the features, then weights of layers and head cast to float32.
+
+        Of packed ones those are the scales and biases, of groups of 32 or more.
+        """
+        tape = Tape(self._device.backend, _FLOAT32, 0)
+        for mixer in [m for m in self._model.mixers() if not m.owns_cache][:2]:
+            for buffer in mixer.kv_buffers():
+                cells = self._rows * buffer.heads * (buffer.key_dim + buffer.value_dim)
+                tape.allocate((tape.allocate((), cells),), cells)
+        path = f"{self._model.layers_path}.{len(self._model.layers) - 1}."
+        last = [m for p, m in self._model.all_modules() if p.startswith(path)]
+        head = [m for m in self._model.modules if m.part is Part.HEAD]
+        for module in (*last, *last, *head):
+            cells = module.elements // (16 if is_packed else 1)
+            tape.allocate((tape.allocate((), cells, name="weight in float32"),), module.shape[0])
+        return tape.program()
+
+
+def _sequences(plan: ImagePlan, traits: Traits) -> Iterator[tuple[int, int]]:
+    """Yield how many sequences attend to themselves, and of how many patches."""
+    sizes = [(image.tiles, image.patches // image.tiles) for image in plan.images]
+    sizes = [(tiles, round_up(patches, traits.patch_multiple)) for tiles, patches in sizes]
+    if traits.joins == "tiles":
+        sizes = [(1, tiles * patches) for tiles, patches in sizes]
+    apart = {"all": 0, "rest": 2}.get(traits.joins, len(sizes))
+    yield from sizes[:apart]
+    if rest := sum(tiles * patches for tiles, patches in sizes[apart:]):
+        yield 1, rest
+
 
 def _matrices(
     model: Model,
@@ -281,7 +386,11 @@ def _matrices(
     blocks: dict[str, list[tuple[str, int, int]]] = {}
     others = []
     for path, module in model.all_modules():
-        if module.part is not Part.VISION or len(module.shape) != 2 or "audio" in path:
+        # What is packed with the text model: towers_llama.py, intern_vit.
+        is_adapter = module.part is Part.OTHER and "language_model" not in path
+        if module.part is not Part.VISION and not is_adapter:
+            continue
+        if len(module.shape) != 2 or "audio" in path:
             continue
         sizes = (module.shape[1], module.shape[0])
         if found := _BLOCK.fullmatch(path):

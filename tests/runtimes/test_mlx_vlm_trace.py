@@ -16,9 +16,10 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.images.processor import with_image_tokens
 from memfit.estimators.machine.devices import find_device
+from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.runtimes.mlx_vlm_trace import MlxVlmTrace
 from memfit.estimators.runtimes.registry import get_runtime
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.sized_model import Method, SizedModel, size
 
 pytest.importorskip("mlx_lm")
 if find_spec("mlx_vlm") is None:  # its import takes seconds
@@ -27,6 +28,9 @@ from tests.arch.test_wrappers import LLAVA_1_5_7B
 from tests.trace.vision_cases import QWEN3_VL, WIDE
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
+TOWERS = ("GLM-4V", "GLM-4V, experts", "GLM-OCR", "InternVL (chat)", "Llama 3.2 Vision")
+METHODS: tuple[Method, ...] = ("formula", "trace")
+PHOTO = Images(images=(ImageSize(width=560, height=448),))
 SCREENSHOT = Images(images=(ImageSize(width=1280, height=800),))
 
 
@@ -158,6 +162,23 @@ def test_images_of_a_model_without_a_formula_are_traced_unless_a_formula_is_aske
     formula = size(checkpoint, device=None, method="formula").with_runtime(get_runtime("mlx-vlm"))
     with pytest.raises(UnsupportedError, match="no formula has its vision tower"):
         formula.figures_for(workload)
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_the_work_of_a_tower_by_formula_is_a_bound_on_the_trace(name: str) -> None:
+    (case,) = (case for case in WIDE if case.name == name)
+    checkpoint = Checkpoint("model", "local", case.config, "config.json")
+    workload = with_image_tokens(checkpoint, Workload(prompt_tokens=30, images=PHOTO))
+    device, runtime = find_device("m4-max-64"), get_runtime("mlx-vlm")
+    formula, traced = (
+        size(checkpoint, device=device, method=method).with_runtime(runtime) for method in METHODS
+    )
+    assert formula.resident_bytes == traced.resident_bytes
+    bound, peak = (each.figures_for(workload) for each in (formula, traced))
+    assert bound.kv == peak.kv
+    assert peak.moment.nbytes <= bound.moment.nbytes < peak.moment.nbytes * 1.5
+    largest = allocated(bound.moment.largest_buffer_bytes, "metal")
+    assert peak.moment.largest_buffer_bytes <= largest
 
 
 @pytest.mark.parametrize("count", [1, 4])

@@ -28,6 +28,8 @@ _QWEN_TOKENS = {
     "vision_start_token_id": 7002,
     "vision_end_token_id": 7003,
 }
+# The class reads one, and has a default for the other.
+_GLM_TOKENS = {**_QWEN_TOKENS, "image_token_index": IMAGE_TOKEN}
 _MROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}}
 _PATCHES: dict[str, Any] = {
     "depth": 3,
@@ -231,7 +233,7 @@ WIDE = (
     _wide(
         "GLM-4V",
         {
-            **{"model_type": "glm4v", **_QWEN_TOKENS, "eos_token_id": [1]},
+            **{"model_type": "glm4v", **_GLM_TOKENS, "eos_token_id": [1]},
             **{"image_start_token_id": 7004, "image_end_token_id": 7005},
             **{"video_start_token_id": 7006, "video_end_token_id": 7007},
             "text_config": {
@@ -244,12 +246,75 @@ WIDE = (
             "vision_config": {
                 **_PATCHES,
                 **{"model_type": "glm4v", "hidden_size": 128, "intermediate_size": 384},
+                "num_heads": 2,
                 **{"out_hidden_size": 256, "patch_size": 14, "image_size": 336},
                 **{"rms_norm_eps": 1e-5, "attention_bias": False},
             },
         },
         560,
         448,
+    ),
+    _wide(
+        "GLM-4V, experts",
+        {
+            **{"model_type": "glm4v_moe", **_GLM_TOKENS, "eos_token_id": [1]},
+            "text_config": {
+                **_TEXT,
+                **{"model_type": "glm4v_moe_text", "attention_bias": True, "use_qk_norm": False},
+                **{"moe_intermediate_size": 128, "n_routed_experts": 8, "n_shared_experts": 1},
+                **{"num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_group": 1},
+                **{"topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0},
+                "partial_rotary_factor": 0.5,
+                "rope_parameters": {**_GLM_ROPE, "rope_type": "default"},
+            },
+            "vision_config": {
+                **_PATCHES,
+                **{"model_type": "glm4v_moe", "hidden_size": 128, "intermediate_size": 384},
+                "num_heads": 2,
+                **{"out_hidden_size": 256, "patch_size": 14, "image_size": 336},
+                **{"rms_norm_eps": 1e-5, "attention_bias": False},
+            },
+        },
+        560,
+        448,
+    ),
+    _wide(
+        "GLM-OCR",
+        {
+            **{"model_type": "glm_ocr", **_QWEN_TOKENS, "eos_token_id": [1]},
+            "text_config": {
+                **{key: value for key, value in _TEXT.items() if key != "rope_theta"},
+                **{"model_type": "glm_ocr_text", "attention_bias": False},
+                "rope_parameters": {**_GLM_ROPE, "rope_type": "default"},
+            },
+            "vision_config": {
+                **_PATCHES,
+                **{"model_type": "glm_ocr_vision", "hidden_size": 128, "intermediate_size": 384},
+                "num_heads": 2,
+                **{"out_hidden_size": 256, "patch_size": 14, "image_size": 336},
+            },
+        },
+        560,
+        448,
+    ),
+    _wide(
+        "Llama 3.2 Vision",
+        {
+            **{"model_type": "mllama", "image_token_index": IMAGE_TOKEN},
+            "text_config": {
+                **_TEXT,
+                **{"model_type": "mllama_text_model", "cross_attention_layers": [1]},
+            },
+            "vision_config": {
+                **_TOWER,
+                "num_attention_heads": 2,
+                **{"model_type": "mllama_vision_model", "patch_size": 14, "image_size": 560},
+                **{"num_global_layers": 2, "vision_output_dim": 384, "norm_eps": 1e-5},
+                "intermediate_layers_indices": [0, 2],
+            },
+        },
+        640,
+        480,
     ),
     _wide("Idefics3", _IDEFICS, 640, 480),
     _wide(

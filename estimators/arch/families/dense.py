@@ -62,7 +62,9 @@ def describe(fields: Fields, traits: Dense, model_type: str) -> Model:
     notes = _notes(fields, windows)
     fields.ignore(*traits.ignored, *_WINDOW_KEYS)
     modules = _layer_modules(fields, traits, sizes)
-    mlp = DenseMLP(intermediate=sizes.width, gated=traits.gated)
+    mlp = DenseMLP(
+        intermediate=sizes.width, gated=traits.gated, split_activation=traits.split_activation
+    )
     mixers = {window: _mixer(fields, traits, sizes, window) for window in set(windows)}
     return Model(
         model_type=model_type,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.families import towers_gemma, towers_llama, towers_qwen
+from memfit.estimators.arch.families import towers_gemma, towers_glm, towers_llama, towers_qwen
 from memfit.estimators.arch.families.tower_blocks import Tower
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
@@ -16,10 +16,15 @@ VISION: dict[tuple[str, str], Tower] = {
     ("gemma3", "siglip_vision_model"): towers_gemma.siglip,
     ("gemma4", "gemma4"): towers_gemma.gemma4_vision,
     ("gemma4_unified", "gemma4_unified"): towers_gemma.gemma4_unified_vision,
+    ("glm4v", "glm4v"): towers_glm.glm4v,
+    ("glm4v_moe", "glm4v_moe"): towers_glm.glm4v,
+    ("glm_ocr", "glm_ocr"): towers_glm.glm_ocr,
+    ("internvl_chat", "intern_vit_6b"): towers_llama.intern_vit,
     ("llama4", "llama4_vision_model"): towers_llama.llama4,
     ("llava", "clip_vision_model"): towers_llama.clip,
     ("llava", "pixtral"): towers_llama.llava,
     ("mistral3", "pixtral"): towers_llama.mistral3,
+    ("mllama", "mllama_vision_model"): towers_llama.mllama,
     ("qwen2_5_vl", "qwen2_5_vl"): towers_qwen.qwen2_5_vl,
     ("qwen2_vl", "qwen2_vl"): towers_qwen.qwen2_vl,
     ("qwen3_5", "qwen3_5"): towers_qwen.qwen3_vl,
@@ -72,4 +77,8 @@ def _tower(kind: str, fields: Fields, hidden: int) -> Modules:
 
 def _unloaded(modules: Modules) -> Iterator[Module]:
     for module in modules:
-        yield replace(module, part=Part.VISION, quantizable=False, loaded=False)
+        # What no name shows to be of a tower is packed with the text model (mlx_vlm/utils.py).
+        if module.part is Part.OTHER:
+            yield module
+        else:
+            yield replace(module, part=Part.VISION, quantizable=False, loaded=False)

@@ -32,14 +32,16 @@ _PREFIX = "language_model"
 
 
 class Wrapper(Struct, frozen=True, kw_only=True):
-    """One wrapper class of mlx-lm."""
+    """One wrapper class of mlx-lm or mlx-vlm."""
 
-    text_type: str
-    """The model type of its text model."""
+    text_type: str = ""
+    """The model type of its text model; none where ``build`` has it."""
     other_texts: tuple[str, ...] = ()
     """Other values of ``text_config.model_type`` that it accepts."""
     build: Callable[[Fields], Model] | None = None
     """Builds a text model that is no model type of its own."""
+    section: str = ""
+    """Another name of ``text_config``, which counts where that is absent."""
     flat: bool = False
     """Whether the root is the text section when there is no ``text_config``."""
     empty: bool = False
@@ -90,8 +92,12 @@ WRAPPERS: dict[str, Wrapper] = {
 
 def build(fields: Fields) -> Model:
     """Return the model of a config with a ``model_type`` of the wrappers."""
+    return wrap(fields, WRAPPERS[fields.text("model_type")])
+
+
+def wrap(fields: Fields, wrapper: Wrapper) -> Model:
+    """Return the text model of a config inside its wrapper, with the towers."""
     model_type = fields.text("model_type")
-    wrapper = WRAPPERS[model_type]
     text = _text_section(fields, wrapper)
     inner = _text_model(text, wrapper)
     _check_head(fields, text, inner)
@@ -113,6 +119,8 @@ def _text_section(fields: Fields, wrapper: Wrapper) -> Fields:
     """Return the text model's config as the class leaves it."""
     if fields.has("text_config") or wrapper.empty:
         text = fields.section("text_config")
+    elif fields.has(wrapper.section):
+        text = fields.section(wrapper.section)
     elif wrapper.flat and not fields.null("text_config"):
         text = fields
     else:
@@ -127,11 +135,11 @@ def _text_section(fields: Fields, wrapper: Wrapper) -> Fields:
 
 
 def _text_model(text: Fields, wrapper: Wrapper) -> Model:
+    if wrapper.build:
+        return wrapper.build(text)
     declared = text.text("model_type", wrapper.text_type)
     text_type = declared if declared in wrapper.other_texts else wrapper.text_type
     text = text.with_overrides({"model_type": text_type})
-    if wrapper.build:
-        return wrapper.build(text)
     if text_type not in FAMILIES:
         where = text.fail("model_type", f"{text_type!r} is not described")
         raise UnsupportedError(str(where))
