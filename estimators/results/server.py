@@ -1,20 +1,31 @@
-"""A plan of mlx_lm.server as data: renderers show it and compute nothing."""
+"""A plan of a server as data: renderers show it and compute nothing."""
+
+from typing import Literal
 
 from msgspec import Struct
 
+from memfit.estimators.base.images import Images
 from memfit.estimators.base.quantities import Bytes, Count, Tokens
 from memfit.estimators.results.estimate import DeviceSummary, Note, Verdict
 from memfit.estimators.results.result import Result
 
 
 class ServerSettings(Struct, frozen=True, kw_only=True):
-    """The flags of mlx_lm.server that matter for memory, with its defaults (server.py, main)."""
+    """The flags of a server that matter for memory, with its defaults.
+
+    mlx_vlm.server has the prefill step and the last two; it prefills 8 prompts together, decodes 32
+    requests, and keeps no prompt caches.
+    """
 
     prefill_step: int = 2048
     prompt_concurrency: int = 8
     decode_concurrency: int = 32
     prompt_cache_size: int = 10
     prompt_cache_bytes: Bytes | None = None
+    max_num_seqs: int | None = None
+    """Requests that mlx_vlm.server takes out of its queue; None: all."""
+    vision_cache_size: int = 20
+    """Requests whose features of images mlx_vlm.server keeps, where the model's class does."""
 
     @property
     def rows(self) -> int:
@@ -31,12 +42,14 @@ class ServerMoment(Struct, frozen=True, kw_only=True):
     cache_bytes: Bytes
     """Caches of requests that decode, and what the prompt cache keeps."""
     logits_bytes: Bytes
-    """Logits and log-probabilities of requests that decode."""
+    """Logits and log-probabilities of requests that decode; with images all that decoding takes."""
     prefill_bytes: Bytes
     """The cache and the workspace of prompts that are prefilled."""
     prefill_error_bytes: Bytes
     """How much more or less that may be: the stated error of its workspace."""
     margin_bytes: Bytes
+    images_bytes: Bytes = 0
+    """Pixels and embeddings of open requests that are not prefilled, and cached features."""
     prefilled_prompts: Count
     decoding_requests: Count
     stored_caches: Count
@@ -46,6 +59,7 @@ class ServerMoment(Struct, frozen=True, kw_only=True):
 class ServerPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-server/1"):
     """The answer of ``memfit plan server``."""
 
+    server: Literal["mlx_lm.server", "mlx_vlm.server"] = "mlx_lm.server"
     model: str
     device: DeviceSummary | None
     settings: ServerSettings
@@ -56,6 +70,8 @@ class ServerPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-server/1"):
     """Requests that are open at a time."""
     longest_prompt_tokens: Tokens
     longest_generation_tokens: Tokens
+    images: Images | None = None
+    """Of every request; None: text only."""
     sequential: str | None
     """Why requests run one at a time; None: they are batched."""
     worst: ServerMoment

@@ -46,6 +46,16 @@ def server_command(model: str, workload: Workload, settings: ServerSettings) -> 
     return shlex.join(command)
 
 
+def image_server_command(model: str, settings: ServerSettings) -> str:
+    """Return the command of mlx_vlm.server (mlx_vlm/server/cli.py)."""
+    command = ["mlx_vlm.server", *option("--model", model)]
+    command += ["--prefill-step-size", str(settings.prefill_step)]
+    if settings.max_num_seqs is not None:
+        command += ["--max-num-seqs", str(settings.max_num_seqs)]
+    command += ["--vision-cache-size", str(settings.vision_cache_size)]
+    return shlex.join(command)
+
+
 def together(workload: Workload, kept_caches: int) -> ServerSettings:
     """Return the settings that serve as many requests at a time as the workload has sequences."""
     return ServerSettings(

@@ -192,6 +192,8 @@ class _Recorder:
             changed(core, hooks | {name: self._apart(getattr(core, name)) for name in _AGAIN}),
             changed(owner, {embed: self._embed(getattr(owner, embed))}),
             changed(kind, made),
+            # It looks at the modules of the process, which may have imported mlx-vlm too.
+            changed(self._loop, {"_generate_module_override": lambda _, own: own}),
             changed(type(language), {"__call__": self._few_chunks(type(language).__call__)}),
         ):
             for _ in self._generate():

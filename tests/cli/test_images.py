@@ -51,10 +51,23 @@ def test_fits_leaves_out_models_that_take_no_images(memfit: Memfit) -> None:
     assert names.isdisjoint(found["without_images"])
 
 
-def test_plan_server_says_why_it_takes_no_images(memfit: Memfit) -> None:
-    run = memfit("plan", "server", MODEL, "--image", "640x480")
-    assert (run.code, run.out) == (3, "")
-    assert "mlx_lm.server takes no images; mlx_vlm.server, which does" in run.err
+def test_plan_server_with_images_is_for_mlx_vlm_server(memfit: Memfit) -> None:
+    server = ("plan", "server", MODEL, "--memory", "32GB", "--context", "1k")
+    seen = (*server, "--image", "640x480", "--clients", "4")
+    found = memfit(*seen, "--vision-cache-size", "3", "--json").json
+    assert found["server"] == "mlx_vlm.server"
+    assert "--max-num-seqs 4 --vision-cache-size 3" in found["commands"][-1]
+    for arguments, problem in (
+        (
+            (*seen, "--prompt-cache-size", "2"),
+            "--prompt-cache-size is for mlx_lm.server, which takes no",
+        ),
+        ((*server, "--max-num-seqs", "2"), "--max-num-seqs is for mlx_vlm.server; leave it out"),
+        ((*seen, "--vision-cache-size", "0"), "--vision-cache-size 0: give from 1 to 1024"),
+    ):
+        run = memfit(*arguments)
+        assert (run.code, run.out) == (2, "")
+        assert problem in run.err
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ def _facts(result: ServerPlan, units: Units) -> Iterator[str]:
         f"{result.clients} requests open at a time; prompts of up to"
         f" {result.longest_prompt_tokens} tokens, {result.longest_generation_tokens} generated"
     )
+    if result.images:
+        yield f"{result.server}, each prompt with {result.images}: {result.images.tokens} tokens"
     if result.device:
         size = format_bytes(result.device.working_set_bytes, units)
         yield f"{result.device.name}, working set {size}"
@@ -54,10 +56,12 @@ def _facts(result: ServerPlan, units: Units) -> Iterator[str]:
 
 def _rows(moment: ServerMoment, units: Units) -> Iterator[tuple[str, str]]:
     prompts, decoding = moment.prefilled_prompts, moment.decoding_requests
+    images = {"Images of other requests, cached features": moment.images_bytes}
     named = {
         "Weights": moment.weights_bytes,
+        **(images if moment.images_bytes else {}),
         f"Caches: {decoding} decoding, {moment.stored_caches} stored": moment.cache_bytes,
-        "Logits and log-probabilities": moment.logits_bytes,
+        "Decoding" if moment.images_bytes else "Logits and log-probabilities": moment.logits_bytes,
         f"Prefill of {prompts} prompt{'s' * (prompts != 1)}": moment.prefill_bytes,
         "Margin": moment.margin_bytes,
         "Peak": moment.peak_bytes,

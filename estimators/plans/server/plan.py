@@ -56,7 +56,7 @@ def plan_server(
         UnsupportedError: when mlx-lm cannot run the workload.
     """
     requests = tuple(traffic[:MAX_SIMULATED]) or alike(workload, settings, clients)
-    _check_lengths(sized, requests)
+    check_lengths(sized, requests)
     sequential = one_at_a_time(sized, workload)
     evaluation = _Evaluation(
         sized,
@@ -67,7 +67,7 @@ def plan_server(
         is_recorded=bool(traffic),
     )
     worst, idle, waited = evaluation.run(settings)
-    verdict, _ = judge(_need(worst), sized.device)
+    verdict, _ = judge(need_of(worst), sized.device)
     better = None
     if sized.device and verdict in ("exceeds", "tight"):
         better = first_fitting(tuple(cheaper(settings)), evaluation.fits)
@@ -181,7 +181,7 @@ class _Evaluation:
         return True
 
     def _is_roomy(self, moment: ServerMoment) -> bool:
-        return judge(_need(moment), self._sized.device)[0] == "fits"
+        return judge(need_of(moment), self._sized.device)[0] == "fits"
 
     def _schedule(self, settings: ServerSettings) -> BatchSchedule:
         return BatchSchedule(
@@ -303,11 +303,17 @@ class _Evaluation:
         return replace(self._workload, prompt_tokens=tokens, max_tokens=0, batch=rows)
 
 
-def _need(moment: ServerMoment) -> Need:
+def need_of(moment: ServerMoment) -> Need:
+    """Return what a moment needs, with its error."""
     return Need(moment.peak_bytes, 0, error_bytes=moment.prefill_error_bytes)
 
 
-def _check_lengths(sized: SizedModel, requests: Iterable[Request]) -> None:
+def check_lengths(sized: SizedModel, requests: Iterable[Request]) -> None:
+    """Check that no request is longer than the model's context.
+
+    Raises:
+        InputError: when one is.
+    """
     most = sized.model.max_context
     for number, each in enumerate(islice(requests, MAX_SIMULATED), 1):
         if most is not None and each.prompt_tokens + each.max_tokens > most:
