@@ -9,7 +9,6 @@ configuration instead. docs/accuracy.md sums up the result.
 import argparse
 import json
 import random
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.child import output_of
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
@@ -159,20 +159,11 @@ def varied(name: str, config: dict[str, Any], chance: random.Random) -> Case:
 
 def in_child(task: str, case: Case) -> Figures | None:
     """Return the figures from a separate process, None where mlx-lm cannot run the case."""
-    try:
-        child = subprocess.run(
-            [sys.executable, "-m", "benchmarks.accuracy", "--child", task],
-            input=json.dumps(asdict(case)),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-            check=True,
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        reason = str(error.stderr or "timed out")[-160:].strip().replace("\n", " ")
-        print(f"{case.name} ({case.dtype}): no {task}: {reason}", file=sys.stderr, flush=True)
+    name, text = f"{case.name} ({case.dtype}), {task}", json.dumps(asdict(case))
+    line = output_of(name, "accuracy", "--child", task, seconds=TIMEOUT_SECONDS, text=text)
+    if line is None:
         return None
-    content = json.loads(child.stdout.splitlines()[-1])  # classes print, too
+    content = json.loads(line)
     return Figures(tuple(content["peaks"]), content["caches"])
 
 

@@ -7,18 +7,17 @@ few steps, each case in a process of its own. The largest step counts.
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.child import output_of
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.trace.kernel_stubs import TraceTarget
+from memfit.estimators.trace.libraries import changed
 from memfit.estimators.trace.traced_model import TracedModel
 from memfit.estimators.trace.training_peak import training_peak
 
@@ -110,16 +109,9 @@ def summarise(ratios: list[float]) -> None:
 
 def measured_apart(index: int) -> int | None:
     """Return the measured peak of a case, None where mlx-lm cannot train it."""
-    command = [sys.executable, "-m", "benchmarks.training_accuracy", "--measure", str(index)]
-    try:
-        child = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=True
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        reason = str(error.stderr or "timed out")[-160:].strip().replace("\n", " ")
-        print(f"{list(cases())[index]}: not measured: {reason}", file=sys.stderr, flush=True)
-        return None
-    return int(child.stdout.split()[-1])
+    name, asked = str(list(cases())[index]), ("--measure", str(index))
+    measured = output_of(name, "training_accuracy", *asked, seconds=TIMEOUT_SECONDS)
+    return None if measured is None else int(measured)
 
 
 def _recipe(case: Case) -> Recipe:
@@ -180,22 +172,12 @@ def measure(case: Case) -> int:
         grad_checkpoint=recipe.grad_checkpoint,
         grad_accumulation_steps=recipe.grad_accumulation_steps,
     )
-    with _unsaved(mx):
+    with changed(mx, {"save_safetensors": lambda *_: None}):
         mx.synchronize()
         mx.clear_cache()
         mx.reset_peak_memory()
         trainer.train(model, optimizer, [], None, arguments, iterate_batches=batches)
     return int(mx.get_peak_memory())
-
-
-@contextmanager
-def _unsaved(core: Any) -> Iterator[None]:
-    save = core.save_safetensors
-    core.save_safetensors = lambda *_: None
-    try:
-        yield
-    finally:
-        core.save_safetensors = save
 
 
 def _config(case: Case) -> dict[str, Any]:

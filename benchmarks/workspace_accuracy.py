@@ -7,13 +7,13 @@ separate process. ``--tokens`` is the prompt, prefilled in chunks of half of it.
 
 import argparse
 import json
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.child import output_of
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
@@ -80,22 +80,11 @@ def summarise(rows: list[Row]) -> None:
 
 def compare(path: Path, workload: Workload, options: list[str], *, quantized: bool) -> Row | None:
     """Return the row of a case, None where mlx-lm cannot run it here."""
-    command = [sys.executable, "-m", "benchmarks.workspace_accuracy", *options]
-    try:
-        child = subprocess.run(
-            [*command, "--measure", str(path)],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-            check=True,
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        reason = str(error.stderr or "timed out")[-120:].strip().replace("\n", " ")
-        print(f"{path.stem}: not measured: {reason}", file=sys.stderr)
+    asked = (*options, "--measure", str(path))
+    measured = output_of(path.stem, "workspace_accuracy", *asked, seconds=TIMEOUT_SECONDS)
+    if measured is None:
         return None
-    return Row(
-        path.stem, predict(path, workload, quantized=quantized), int(child.stdout.split()[-1])
-    )
+    return Row(path.stem, predict(path, workload, quantized=quantized), int(measured))
 
 
 def predict(path: Path, workload: Workload, *, quantized: bool) -> int:

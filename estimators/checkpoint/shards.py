@@ -34,7 +34,7 @@ def read_index(files: CheckpointFiles, name: str) -> Index | None:
     for shard in shards:
         _reject_leaving(shard, path)
     missing = files.missing(sorted(shards))
-    _reject_missing(missing, len(shards), f"{printable(path)}: of the files it names")
+    _reject_missing(missing, f"{printable(path)}: of the files it names")
     return Index(weight_map, shards)
 
 
@@ -79,7 +79,7 @@ def check_series(place: PurePath, names: Iterable[str]) -> None:
             f"{stem}{number:0{width}d}-of-{total}{rest}" for number in islice(absent, _NAMES_SHOWN)
         ]
         count = len(expected) - sum(number in expected for number in numbers)
-        _reject_missing(missing, int(total), f"{printable(place)}: of {int(total)} shards", count)
+        _reject_missing(missing, f"{printable(place)}: of {int(total)} shards", count)
 
 
 def shard_total(name: str) -> int:
@@ -99,7 +99,7 @@ def list_some(names: Iterable[str], count: int | None = None) -> str:
     return ", ".join(every[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _reject_missing(missing: list[str], total: int, place: str, count: int | None = None) -> None:
+def _reject_missing(missing: list[str], place: str, count: int | None = None) -> None:
     """Raise where files are missing; of ``count`` in all only the first need be given."""
     if missing:
         count = len(missing) if count is None else count

@@ -239,7 +239,7 @@ def _matrix(
     return Matrix(
         axes={axis.name: tuple(setting.value for setting in axis.settings) for axis in axes},
         cells=tuple(
-            _cell(model.label, settings, scenario, _ready(catalog, model, scenario, runtime))
+            _cell(model.label, settings, _ready(catalog, model, scenario, runtime))
             for settings, scenario in combinations
             for model in models
         ),
@@ -247,7 +247,7 @@ def _matrix(
 
 
 def _cell(
-    label: str, settings: dict[str, SettingValue], scenario: Scenario, ready: _Ready | Unavailable
+    label: str, settings: dict[str, SettingValue], ready: _Ready | Unavailable
 ) -> ComparedCell:
     if isinstance(ready, Unavailable):
         return ComparedCell(settings=settings, model=label, undecided=ready)

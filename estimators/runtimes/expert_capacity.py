@@ -17,8 +17,6 @@ class ExpertCapacity(Struct, frozen=True):
     """How many experts a layer has."""
     resident_bytes: int
     """What the experts that fit take, all layers together."""
-    left_bytes: int
-    """What is left of the budget."""
 
 
 def expert_capacity(
@@ -39,8 +37,7 @@ def expert_capacity(
     capacity = min(experts, room * experts // expert_bytes)
     if capacity < experts:
         capacity = whole_slots(capacity)
-    taken = capacity * expert_bytes // experts
-    return ExpertCapacity(capacity, experts, taken, room - taken)
+    return ExpertCapacity(capacity, experts, capacity * expert_bytes // experts)
 
 
 def whole_slots(capacity: int) -> int:

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.units import Units
+from memfit.estimators.base.units import Units, round_down
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile, within
-from memfit.estimators.runtimes.growth import align_budget, align_capacity
+from memfit.estimators.runtimes.growth import align_capacity
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
@@ -157,7 +157,7 @@ def foundry_context(budget_bytes: int, bytes_per_token: int, ceiling: int) -> Au
         return AutoContext(budget_bytes, ceiling, ceiling)
     paid = budget_bytes // bytes_per_token
     its_own = min(align_capacity(paid), ceiling) if paid else 1
-    right = min(align_budget(paid), ceiling)
+    right = min(round_down(paid, FOUNDRY.kv_step), ceiling)
     if its_own <= paid:
         return AutoContext(budget_bytes, its_own, its_own)
     excess = align_capacity(its_own) * bytes_per_token - budget_bytes

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from memfit.estimators.base.units import round_down, round_up
+from memfit.estimators.base.units import round_up
 from memfit.estimators.results.growth import Growth
 from memfit.estimators.runtimes.runtime import Runtime
 
@@ -83,23 +83,12 @@ def align_capacity(tokens: int, alignment: int = 128) -> int:
     return max(alignment, round_up(tokens, alignment))
 
 
-def align_budget(tokens: int, alignment: int = 128) -> int:
-    """Return tokens rounded down to what a budget pays for.
-
-    >>> align_budget(200)
-    128
-    """
-    return round_down(tokens, alignment)
-
-
-def growth_events(
-    rule: GrowthRule, tokens: int, *, capacity: int = 0, start: int = 0
-) -> Iterator[GrowthEvent]:
-    """Yield the reallocations while a session grows token by token from ``start`` to ``tokens``.
+def growth_events(rule: GrowthRule, tokens: int) -> Iterator[GrowthEvent]:
+    """Yield the reallocations while a session grows token by token to ``tokens``.
 
     A paged cache adds a page: nothing is copied.
     """
-    position = start
+    position = capacity = 0
     while max(position, capacity) < tokens:
         position = max(position, capacity) + 1
         after = rule.grown(capacity, position)

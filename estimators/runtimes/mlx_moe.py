@@ -84,7 +84,7 @@ class MlxMoe(MlxLm, frozen=True):
         text = f"mlx-moe keeps {right} of {self.experts} experts a layer: {size}"
         yield Note("info", "expert-capacity", text)
         if its_own != right:
-            size = format_bytes((its_own - right) * self._expert_bytes // self.experts, units)
+            size = format_bytes(self._bytes_of(its_own - right), units)
             text = (
                 f"mlx-moe's own capacity is {its_own}, {size} more than 71 % of the working set"
                 " allows: it divides decimal megabytes by 1024"

@@ -11,7 +11,6 @@ from memfit.estimators.runtimes.auto_context import pool_context
 from memfit.estimators.runtimes.foundry import foundry_context
 from memfit.estimators.runtimes.growth import (
     GrowthRule,
-    align_budget,
     align_capacity,
     growth_events,
     last_growth,
@@ -29,10 +28,6 @@ FOUNDRY = rule_of(get_runtime("foundry"))
 def test_capacities_are_aligned_up(tokens: int, capacity: int) -> None:
     # Foundry, ContextConfig::align_capacity, test_alignment.
     assert align_capacity(tokens) == capacity
-
-
-def test_budgets_are_aligned_down() -> None:
-    assert [align_budget(tokens) for tokens in (0, 127, 128, 255)] == [0, 0, 128, 128]
 
 
 def test_foundry_starts_at_2048_and_doubles() -> None:

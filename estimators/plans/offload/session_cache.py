@@ -116,13 +116,6 @@ class Storage(Struct, frozen=True, dict=True):
         """Return the bytes of a conversation of one turn, as it is kept in memory."""
         return self.after(None, TraceRequest(tokens, 0)).nbytes
 
-    def plain_stored_bytes(self, held: Held) -> int:
-        """Return the bytes of a cache that is not quantised, with the room of the stored one."""
-        return self.state_bytes + sum(
-            count * self._row_bytes(buffer, rows, PLAIN_BITS)
-            for (buffer, count), rows in zip(self.kinds, held.rows, strict=True)
-        )
-
     def reused(self, held: Held | None, prompt_tokens: int) -> int:
         """Return the tokens of a conversation that a next prompt need not compute.
 
