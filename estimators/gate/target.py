@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import InputError, UnreachableError, UnsupportedError
 from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.recipe import Recipe
-from memfit.estimators.base.units import ceil_div
+from memfit.estimators.base.units import Units, ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.baseline import (
@@ -34,7 +34,6 @@ from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.registry import runtime_for_images, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
-from memfit.estimators.sizing.estimate import notes_on_versions
 from memfit.estimators.sizing.ranks import Ranks, ranked
 from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -281,12 +280,20 @@ class Evaluation(Struct, frozen=True):
             yield Note("warning", "beyond-context", text)
         if different := self._differences():
             yield Note("warning", "other-question", f"the baseline is of {different}")
-        yield from notes_on_versions(self.sized, self.subject.workload)
+        yield from self._runtime_warnings()
         for note in self.sized.footprint.notes:
             if note.level == "warning":
                 yield note
         for warning in self.sized.checkpoint.warnings:
             yield Note("warning", "checkpoint", warning)
+
+    def _runtime_warnings(self) -> Iterator[Note]:
+        workload = self.subject.workload
+        figures = self.sized.figures_for(workload)
+        for note in self.sized.runtime_model.notes(workload, figures, Units.GB):
+            # A budget is a check of its own.
+            if note.level == "warning" and note.code != "runtime-budget":
+                yield note
 
     def _with_remedies(self, check: LimitCheck) -> LimitCheck:
         limit = next((one for one in self.target.limits if one.name == check.limit), None)

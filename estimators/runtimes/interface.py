@@ -317,6 +317,9 @@ class RuntimeModel(Struct, frozen=True):
                 f" this workload needs {format_bytes(needed, units)}"
             )
             yield Note("warning", "runtime-budget", text)
+        if device and device.backend == "metal" and not self.runs_on_macs:
+            text = f"{self.name} is described for NVIDIA GPUs; what it does on a Mac is not known"
+            yield Note("warning", "not-on-macs", text)
 
     def explain(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
         """Yield the lines that derive resident weights, caches and states."""

@@ -272,7 +272,7 @@ ALONE = "a request alone: "
 
 
 def notes_on_versions(
-    sized: SizedModel, workload: Workload, units: Units = Units.GB, *, of: str = ""
+    sized: SizedModel, workload: Workload, units: Units, *, of: str
 ) -> tuple[Note, ...]:
     """Return where another version of MLX needs another amount, and where rules are missing.
 

@@ -34,9 +34,11 @@ def test_a_workload_beyond_the_share_that_vllm_takes_does_not_pass(
         default=target(limits, **keys),
         more=target(limits, **keys, gpu_memory_utilization=0.975),
         larger=target({"peak": "92%"}, **keys),
+        mac=target(limits, **{**keys, "device": "m4-max-64"}),
     )
     run = memfit("gate", "--format", "json")
-    default, more, larger = run.json["targets"]
+    default, more, larger, mac = run.json["targets"]
+    assert "not-on-macs" in [note["code"] for note in mac["notes"]]
     assert [each["status"] for each in (default, more, larger)] == ["broken", "passed", "broken"]
     assert (default["budget"], default["working_set_bytes"]) == ("memory", 24_564 * 2**20)
     arguments = ("--runtime", "vllm", "--device", "rtx-4090", "--context", "32k", "--batch", "4")
