@@ -5,6 +5,7 @@ import io
 import os
 import sys
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, NoReturn
 
 import typer
@@ -57,8 +58,6 @@ class Commands(LazyGroup):
 
     def _is_typo(self, word: str) -> bool:
         """Whether a word is nearly a command, and names no model."""
-        from difflib import get_close_matches  # a command that is spelled right needs none
-
         if os.path.lexists(word) or not get_close_matches(word, self.commands):
             return False
         from memfit.estimators.checkpoint.local.samples import sample_names

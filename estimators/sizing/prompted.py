@@ -1,7 +1,6 @@
 """A model with the workload that is asked of it: the tokens of images depend on both."""
 
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.images.processor import with_image_tokens
 from memfit.estimators.runtimes.registry import runtime_for_images
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.workload import PartialWorkload
@@ -22,4 +21,9 @@ def prompted(
         sized = sized.with_runtime(runtime_for_images(sized.runtime_model.runtime))
     sized.require_images(asked.values)
     run = asked.under(sized.runtime_model.runtime)
+    if not run.images:
+        return sized, run
+    # The rules of all image processors, which other prompts need not.
+    from memfit.estimators.images.processor import with_image_tokens
+
     return sized, with_image_tokens(sized.checkpoint, run)
