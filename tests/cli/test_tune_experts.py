@@ -57,17 +57,17 @@ def test_every_part_of_the_answer_is_shown(
     memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
     path, pack = shutil.copytree(checkpoints("moe"), tmp_path / "model"), tmp_path / "pack"
-    words = ("tune", "experts", path, *PROMPTS, *SHORT, "--capacity", "2,3", "--prepack", pack)
-    ran = memfit(*words, "--plot")
+    words = ("tune", "experts", path, *PROMPTS, *SHORT, "--prepack", pack, "--capacity")
+    ran = memfit(*words, "2,3", "--plot")
     assert ran.code in (0, 1), ran.err
     for text in ("Memory", "Agreement", "Offloading", "Prepacked", "identical"):
         assert text in ran.out
-    warm = memfit(*words, "--json").json["warm"]
+    warm = memfit(*words, "2", "--json").json["warm"]
     assert warm["directory"] == str(pack)
     assert warm["agreement"]["identical"]
     weights = path / "model.safetensors"
     weights.write_bytes(weights.read_bytes())
-    changed = memfit(*words)
+    changed = memfit(*words, "2")
     assert_one_line(changed, 2, "model.safetensors: has changed since")
 
 

@@ -39,4 +39,4 @@ def test_some_faults_of_the_file_system_leave_nothing_half_written() -> None:
 @preloaded
 @pytest.mark.exhaustive
 def test_many_faults_of_the_file_system_leave_nothing_half_written() -> None:
-    run_campaign("inject_faults", "--every", "2")
+    run_campaign("inject_faults", "--every", "3")

@@ -70,28 +70,28 @@ STATES = {
 CASES: dict[str, tuple[ServerSettings, tuple[tuple[int, int], ...]]] = {
     "one-by-one": (
         ServerSettings(prompt_concurrency=1, decode_concurrency=1, prompt_cache_size=1),
-        ((1200, 20), (900, 20), (1200, 20)),
+        ((600, 20), (450, 20), (600, 20)),
     ),
-    "defaults": (ServerSettings(), ((1200, 60), (1100, 20), (1300, 20))),
+    "defaults": (ServerSettings(), ((600, 60), (550, 20), (650, 20))),
     "two-prompts": (
         ServerSettings(prompt_concurrency=2),
-        ((1200, 60), (1200, 20), (1200, 25), (1200, 30)),
+        ((600, 60), (600, 20), (600, 25), (600, 30)),
     ),
     "small-steps": (
         ServerSettings(
-            prefill_step=512, prompt_concurrency=2, decode_concurrency=4, prompt_cache_size=2
+            prefill_step=256, prompt_concurrency=2, decode_concurrency=4, prompt_cache_size=2
         ),
-        ((1500, 60), (600, 40), (1200, 40), (800, 40)),
+        ((750, 60), (300, 40), (600, 40), (400, 40)),
     ),
     "no-cache": (
-        ServerSettings(prefill_step=512, prompt_cache_size=0),
-        ((1500, 80), (100, 60), (100, 60), (700, 60)),
+        ServerSettings(prefill_step=256, prompt_cache_size=0),
+        ((750, 80), (100, 60), (100, 60), (350, 60)),
     ),
     "many": (
         ServerSettings(prompt_concurrency=4, decode_concurrency=4, prompt_cache_size=3),
-        tuple((300 + 20 * number, 40) for number in range(8)),
+        tuple((150 + 10 * number, 40) for number in range(8)),
     ),
-    "kv-bits": (ServerSettings(prompt_cache_size=3), ((1200, 20), (1200, 20), (1200, 20))),
+    "kv-bits": (ServerSettings(prompt_cache_size=3), ((600, 20), (600, 20), (600, 20))),
 }
 
 
