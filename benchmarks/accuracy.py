@@ -168,7 +168,6 @@ def in_child(task: str, case: Case) -> Figures | None:
 
 
 def predict(case: Case) -> Figures:
-    """Return the traced figures."""
     options: dict[str, Any] = {"dtype": case.floating, "quantize": case.packing}
     model = TracedModel(case.config, "cpu", **options)
     trace, shapes = model.record(case.workload, TraceTarget(backend="cpu"))

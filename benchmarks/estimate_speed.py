@@ -85,7 +85,6 @@ class Row(NamedTuple):
 
 
 def rows(folder: Path) -> Iterator[Row]:
-    """Yield the jobs."""
     # In a separate process: a child's resident size starts from its parent's.
     maker = multiprocessing.get_context("spawn").Process(target=make_checkpoints, args=(folder,))
     maker.start()

@@ -60,8 +60,6 @@ HELD_OUT = ["The lazy model is counted in boxes, and every fox has a reason to b
 
 
 class Row(NamedTuple):
-    """One capacity of one checkpoint."""
-
     name: str
     file_bytes: int
     point: dict[str, Any]
@@ -108,7 +106,6 @@ def save(path: Path, name: str, bits: int | None, shards: int) -> int:
 
 
 def measured(path: Path, prompts: Path, held_out: Path, capacities: str) -> dict[str, Any]:
-    """Return the result of the command."""
     words = ("--prompts", prompts, "--held-out", held_out, "--capacity", capacities)
     more = ("--max-tokens", "4", "--prefill-step", "16", "--json")
     ran = subprocess.run(

@@ -35,7 +35,6 @@ _PACKED = {4: "Q4_0", 5: "Q5_0", 6: "Q6_K", 8: "Q8_0"}
 def write_header(
     path: Path, config: Mapping[str, Any], *, weights_bytes: int, bits: int | None, is_moe: bool
 ) -> None:
-    """Write the header of a model with weights of ``weights_bytes`` bytes."""
     text = {**config, **config.get("text_config", {})}
     writer = GGUFWriter(path, ARCHITECTURES[config["model_type"]])
     _add_metadata(writer, text)

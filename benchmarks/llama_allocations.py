@@ -40,8 +40,6 @@ def _fields(names: str, kind: Any) -> list[tuple[str, Any]]:
 
 
 class ModelParams(ctypes.Structure):
-    """struct llama_model_params."""
-
     _fields_ = (
         *_fields("devices tensor_buft_overrides", ctypes.c_void_p),
         *_fields("n_gpu_layers split_mode load_mode lazy_mode main_gpu", ctypes.c_int32),
@@ -108,7 +106,6 @@ class Llama:
             raise SystemExit("this library's structures are not those of build b11549")
 
     def runs(self, path: Path, wanted: tuple[Allocation, ...]) -> list[Allocation]:
-        """Return the allocations of contexts of a model."""
         return [self._run(str(path), run) for run in wanted]
 
     def _run(self, path: str, run: Allocation) -> Allocation:

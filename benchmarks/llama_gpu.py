@@ -66,7 +66,6 @@ class Gpu:
     """The GPU; it lives as long as the library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Register it."""
         self._library = library
         self._kept: list[Any] = []
         self._name = ctypes.create_string_buffer(b"GPU")

@@ -238,7 +238,6 @@ def _summary(name: str, kind: str, found: Iterable[tuple[dict[str, Any], int | N
 
 
 def median_of(errors: Iterable[float]) -> float:
-    """Return the median distance."""
     return median(abs(error) for error in errors)
 
 

@@ -74,12 +74,10 @@ def print_rows(rows: list[dict[str, Any]], by_method: dict[Method, list[Answer]]
 
 
 def read_rows(directory: Path) -> list[dict[str, Any]]:
-    """Return the rows of a directory."""
     return [json.loads(line) for line in (directory / "peaks.jsonl").read_text().splitlines()]
 
 
 def compare(rows: Iterable[dict[str, Any]], method: Method, configs: Path) -> Iterator[Answer]:
-    """Yield the rows with what a method predicts."""
     for row in rows:
         weights = f"{row.get('bits') or 'own'} bits"
         mlx = row["mlx"].partition(" (")[0]
@@ -92,7 +90,6 @@ def compare(rows: Iterable[dict[str, Any]], method: Method, configs: Path) -> It
 
 
 def predict(row: dict[str, Any], method: Method, configs: Path) -> int:
-    """Return the peak of a row in bytes."""
     settings = {
         key: row[key]
         for key in ("prompt_tokens", "max_tokens", "prefill_step", "batch", "kv_bits")

@@ -42,7 +42,6 @@ def main() -> None:
 
 
 def read_rows() -> Iterator[dict[str, Any]]:
-    """Yield the published rows."""
     for line in ROWS.read_text().splitlines():
         yield json.loads(line)
 

@@ -52,8 +52,6 @@ PIPELINE = ((2, None), (2, (4, 2)), (4, None), (4, (1, 2, 1, 2)))
 
 
 class Case(NamedTuple):
-    """One run."""
-
     name: str
     size: int
     parallel: str

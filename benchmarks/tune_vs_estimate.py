@@ -55,7 +55,6 @@ class Row(NamedTuple):
 
     @property
     def is_within_error(self) -> bool:
-        """Whether the peak is within the documented error."""
         return abs(self.figures["peak"].percent) <= TRACE_ERROR_PERCENT
 
 
@@ -81,7 +80,6 @@ def _row(name: str, data: dict[str, Any]) -> Row:
 
 
 def written(rows: list[Row]) -> str:
-    """Return the Markdown table."""
     heads = ("model", "class", *EXACT, *PEAKS, "peak, measured", "spread", "unaccounted")
     lines = ["| " + " | ".join(heads) + " |", "|---|---|" + "--:|" * (len(heads) - 2)]
     for row in rows:

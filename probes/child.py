@@ -62,7 +62,6 @@ class Child:
         return {"tokens": count, "notes": notes}
 
     def load(self) -> dict[str, Any]:
-        """Load the model."""
         loaded: dict[str, Any] = to_builtins(self._runner.load())
         return loaded
 

@@ -48,8 +48,6 @@ class Measured(NamedTuple):
 
 
 class Estimated(NamedTuple):
-    """What is estimated of one workload."""
-
     sized: SizedModel
     figures: MemoryFigures
     prefilled: KVCache
@@ -59,7 +57,6 @@ class Estimated(NamedTuple):
     peak_basis: Basis
 
     def weights(self, nbytes: int) -> EstimatedFigure:
-        """Return a figure of the weights."""
         return EstimatedFigure(nbytes, self.sized.footprint.basis)
 
     def cache(self, nbytes: int) -> EstimatedFigure:
@@ -67,7 +64,6 @@ class Estimated(NamedTuple):
         return EstimatedFigure(nbytes, self.cache_basis)
 
     def peak(self, nbytes: int | None) -> EstimatedFigure | None:
-        """Return a figure of the peak."""
         return None if nbytes is None else EstimatedFigure(nbytes, self.peak_basis)
 
     @property
@@ -100,7 +96,6 @@ class Figure(Struct, frozen=True, kw_only=True):
     """Whether a table leaves it out where both values are zero."""
 
     def values(self, measured: Measured) -> list[int]:
-        """Return the measured values."""
         if self.measured:
             found = self.measured(measured)
         else:

@@ -140,7 +140,6 @@ class ModelRunner:
         return max(0, peak_bytes - self._weights_bytes - states)
 
     def load_model(self) -> tuple[Any, dict[str, Any]]:
-        """Return the model and its config."""
         return load_model(self.path)
 
     def model_input(self, workload: Workload) -> Any:

@@ -29,7 +29,6 @@ class Obstacle(Struct, frozen=True):
     free_bytes: int | None = None
 
     def __str__(self) -> str:
-        """The reason."""
         return self.reason
 
 

@@ -82,8 +82,6 @@ class RankRequest(Struct, frozen=True, kw_only=True):
 
 
 class RankRun(Struct, frozen=True):
-    """What one rank took."""
-
     loaded: Loaded
     run: Run
 

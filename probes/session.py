@@ -210,7 +210,6 @@ def new_measurement(
     caches: tuple[MeasuredCache, ...] = (),
     training: MeasuredTraining | None = None,
 ) -> Measurement:
-    """Return a new measurement, with its id."""
     key: dict[str, Any] = {
         **_run_by(checkpoint, device, versions),
         "workload": workload,

@@ -284,8 +284,6 @@ def require_within_limit(sized: SizedModel, workload: Workload, *, force: bool) 
 
 
 class _Findings(NamedTuple):
-    """What the result is made of."""
-
     prompt: TokenizedPrompt
     points: tuple[Point, ...]
     known: int

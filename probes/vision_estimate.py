@@ -52,7 +52,6 @@ def do_not_save(measurement: Measurement) -> None:
 
 
 def image_note(sized: SizedModel, workload: Workload, mlx_vlm_version: str) -> Note:
-    """Return the note on a measurement with an image."""
     tower = "is without the work of the vision tower, and the measurement is not saved"
     if workload.images:
         basis, _ = sized.workspace_basis(workload)

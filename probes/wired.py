@@ -86,7 +86,6 @@ class WiredMemoryManager:
 
     @property
     def limit_bytes(self) -> int:
-        """The current limit."""
         return self._ledger.limit_bytes
 
     @property

@@ -67,7 +67,6 @@ def quantised_tensors(config: Mapping[str, Any], bits: int, group_size: int = 64
 
 
 def write_config(directory: Path, config: Mapping[str, Any]) -> Path:
-    """Write config.json into a new directory."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     return directory

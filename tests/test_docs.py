@@ -148,7 +148,6 @@ def picture(command: str) -> str:
 
 
 def image(name: str) -> Path:
-    """Return the file of a picture."""
     return ROOT / "docs" / "images" / f"{name}.svg"
 
 

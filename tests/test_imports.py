@@ -37,7 +37,6 @@ LIBRARY = sorted(
 
 
 def modules_after(statement: str) -> set[str]:
-    """Return the modules of a fresh interpreter after ``statement``."""
     code = f"import sys\n{statement}\nprint(*sys.modules, sep='\\n', file=sys.stderr)"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60

@@ -145,7 +145,6 @@ def corrected_router(hidden: int, experts: int) -> Modules:
 def dense_mlp(
     hidden: int, intermediate: int, *, bias: bool = False, path: str = "mlp"
 ) -> FeedForwardBlock:
-    """A gated MLP."""
     modules = under(path, gated_mlp(hidden, intermediate, bias=bias))
     return DenseMLP(intermediate=intermediate), modules
 

@@ -31,7 +31,6 @@ class ImageSize(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def pixels(self) -> int:
-        """Pixels of one image."""
         return self.width * self.height
 
     def __str__(self) -> str:

@@ -40,8 +40,6 @@ from memfit.estimators.sizing.sized_model import SizedModel
 
 
 class ComparedModel(Struct, frozen=True):
-    """A model to compare."""
-
     label: str
     reference: str
     """How the catalog finds it."""

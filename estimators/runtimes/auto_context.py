@@ -25,7 +25,6 @@ class RuntimeMemoryProfile(MemoryProfile, frozen=True, kw_only=True):
     """A memory profile with the contexts that follow from it, under zinc's names."""
 
     def device_local_context_bytes(self, context_tokens: int) -> int:
-        """Return what tokens take on the device."""
         return context_tokens * self.device_local_bytes_per_token
 
     def host_visible_context_bytes(self, context_tokens: int) -> int:
@@ -33,11 +32,9 @@ class RuntimeMemoryProfile(MemoryProfile, frozen=True, kw_only=True):
         return context_tokens * self.host_visible_bytes_per_token
 
     def runtime_device_local_bytes(self, context_tokens: int) -> int:
-        """Return all of the runtime on the device."""
         return self.fixed_device_local_bytes + self.device_local_context_bytes(context_tokens)
 
     def runtime_host_visible_bytes(self, context_tokens: int) -> int:
-        """Return all of the runtime in host memory."""
         return self.fixed_host_visible_bytes + self.host_visible_context_bytes(context_tokens)
 
     def runtime_unified_bytes(self, context_tokens: int) -> int:
@@ -47,7 +44,6 @@ class RuntimeMemoryProfile(MemoryProfile, frozen=True, kw_only=True):
         )
 
     def total_device_local_bytes(self, weights_bytes: int, context_tokens: int) -> int:
-        """Return weights and runtime on the device."""
         return weights_bytes + self.runtime_device_local_bytes(context_tokens)
 
     def total_unified_bytes(self, weights_bytes: int, context_tokens: int) -> int:

@@ -113,7 +113,6 @@ class MeasuredTraining(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def peak_bytes(self) -> int:
-        """The largest of all."""
         return max(self.validation_bytes, self.first_step_bytes, self.later_steps_bytes)
 
 

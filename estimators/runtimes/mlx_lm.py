@@ -145,7 +145,6 @@ class MlxLm(RuntimeModel, frozen=True):
 
     @property
     def load_bytes(self) -> int:
-        """The peak of the load."""
         footprint, backend = self.subject.footprint, self.subject.backend
         made = footprint.conversions if self.sanitizes else ()
         arrays = footprint.sizes.total()

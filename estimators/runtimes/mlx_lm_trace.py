@@ -230,7 +230,6 @@ class MlxLmTrace(MlxLm, frozen=True):
         return self.trace.run(workload, self.subject.device, self.runtime.versions)
 
     def figures(self, workload: Workload) -> MemoryFigures:
-        """Return what a workload takes."""
         shapes = self._run(workload).shapes
         kv = KVCache(
             nbytes=shapes.kv_bytes,

@@ -227,7 +227,6 @@ def reject_batch_windows(workload: Workload) -> None:
 
 
 def _with_embeddings(text: PeakMoment, subject: Subject, workload: Workload) -> PeakMoment:
-    """The largest moment of a prompt of text, with its embeddings."""
     kept = embedded_bytes(subject.model, workload)
     line = f"embeddings of the whole prompt, kept to the end = {kept:,}"
     return replace(

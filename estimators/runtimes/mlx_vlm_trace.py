@@ -218,7 +218,6 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
 
     @classmethod
     def of_class(cls, runtime: Runtime, subject: Subject, trace: VisionTrace) -> RuntimeModel:
-        """Return a model that its class describes."""
         weights = trace.weights(subject.device)
         towers = tuple(size for path, size in weights.items() if part_of(path) is Part.VISION)
         return cls(runtime, subject, towers, trace=trace)
@@ -260,7 +259,6 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
         return MemoryFigures(kv, states, with_load(moment, self.load_bytes))
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
-        """Return a figure's basis."""
         if figure == "workspace" and self._run(workload).peak:
             return self.workspace_basis
         return MlxVlm.basis(self, figure, workload)

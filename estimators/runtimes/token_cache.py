@@ -94,7 +94,6 @@ class TokenCacheModel(RuntimeModel, frozen=True):
         return MemoryFigures(kv, states, moment)
 
     def cache(self, costs: tuple[TokenCost, ...], capacity: int, workload: Workload) -> KVCache:
-        """Return the cache of the workload's tokens at a capacity."""
         tokens, batch, table = workload.total_tokens, workload.batch, self.table_bytes
         nbytes = sum(cost.allocated_bytes(capacity) for cost in costs) + table * capacity
         needed = sum(cost.needed_bytes(tokens) for cost in costs) + table * tokens

@@ -20,7 +20,6 @@ class TokenCost(Struct, frozen=True):
 
     @property
     def bytes_per_token(self) -> int:
-        """The bytes of a token in all the layers."""
         return self.layers * self.token_bytes
 
     def needed_tokens(self, tokens: int) -> int:
@@ -36,7 +35,6 @@ class TokenCost(Struct, frozen=True):
         return self.bytes_per_token * self.needed_tokens(tokens)
 
     def allocated_bytes(self, capacity: int) -> int:
-        """Return the bytes of all the layers at a capacity."""
         return self.bytes_per_token * self.allocated_tokens(capacity)
 
 

@@ -60,7 +60,6 @@ def explore(sized: SizedModel, workload: Workload) -> Explored:
 
 
 def _values(sized: SizedModel, workload: Workload) -> dict[Setting, tuple[int | None, ...]]:
-    """The usual values of each setting, and the one of the workload."""
     most = longest_prompt(sized)
     prompts = {tokens for tokens in _PROMPTS if tokens <= most} | {workload.prompt_tokens}
     if most < UNBOUNDED_CONTEXT:

@@ -72,7 +72,6 @@ class JointSearch(Struct, eq=False):
 
     @property
     def asked(self) -> Settings:
-        """The settings of the request."""
         return Settings(self.workload.prefill_step, self.workload.kv_bits)
 
     @property

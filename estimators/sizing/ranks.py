@@ -36,7 +36,6 @@ class Ranks(Struct, frozen=True):
             raise InputError(f"--ranks {self.size}: {len(self.devices)} devices are named")
 
     def device(self, index: int, default: Device | None) -> Device | None:
-        """Return the device of a rank."""
         return self.devices[index] if self.devices else default
 
 
@@ -199,7 +198,6 @@ class _Parts:
         self._kept: dict[Hashable, SizedModel] = {}
 
     def part(self, index: int, split: tuple[int, ...] | None) -> SizedModel:
-        """Return the part of one rank."""
         rank = Rank(index, self._ranks.size, "pipeline", split)
         start, end = rank.layers(len(self._sized.model.layers))
         # By formula and by trace alike, equal layers at equal ends of the pipeline are equal.

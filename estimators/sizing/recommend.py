@@ -98,7 +98,6 @@ class DirectSearch(Struct):
         return found
 
     def requirement(self, workload: Workload) -> Need:
-        """Return what a workload needs."""
         return self.sized.requirement(workload)
 
     def caveat(self, _: Workload) -> str:
@@ -137,7 +136,6 @@ def recommended_context(sized: SizedModel, workload: Workload) -> int | None:
 
 
 def _context_search(sized: SizedModel, workload: Workload) -> "DirectSearch | TraceSearch":
-    """The search for the longest context."""
     formula = sized.formula_view()
     if sized.runtime_model.method != "trace":
         return DirectSearch(formula, workload)

@@ -235,7 +235,6 @@ def _is_routed(module: Any) -> bool:
 def _experts(
     model: Any, root: str, top_k: Mapping[str, int], hidden: int
 ) -> dict[int, MixtureOfExperts]:
-    """Return the routed experts by layer."""
     found: dict[int, MixtureOfExperts] = {}
     for path, module in model.named_modules():
         layer, _ = _inside(path, root)

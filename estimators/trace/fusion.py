@@ -94,7 +94,6 @@ class _Fusion(Struct):
                     self.users[array].append(output)
 
     def grow(self, node: Node) -> Node:
-        """Return one node for ``node`` and all that fuses with it."""
         result = node.outputs[0]
         inside: set[int] = set()
         # A kernel that ends in a broadcast would write it out in full.

@@ -30,8 +30,6 @@ Argument = bool | int | float | str | tuple[int, ...]
 
 
 class Array(NamedTuple):
-    """One array of a call."""
-
     shape: tuple[Count, ...]
     dtype: str
     """As safetensors spells it, a key of `dtypes.BITS`."""

@@ -81,7 +81,6 @@ class View:
         column: bool,
         dense: bool,
     ) -> None:
-        """Set strides and flags."""
         self._strides = strides
         self.data_size = data_size
         self.row = row
@@ -150,7 +149,6 @@ def broadcast(source: View, out: View) -> None:
 
 
 def transpose(source: View, out: View, axes: tuple[int, ...]) -> None:
-    """Exchange axes."""
     # With broadcast axes the old flags hold (common/common.cpp, Transpose::eval).
     strides = tuple(source.strides[axis] for axis in axes)
     row, column = source.row, source.column

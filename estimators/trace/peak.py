@@ -34,8 +34,6 @@ _BUFFER_NAMES = {"cache": "caches", "computed": _SAMPLES}
 
 
 class FollowedCall(NamedTuple):
-    """One call of a run."""
-
     phase: CallPhase
     tokens: int
     position: int

@@ -20,7 +20,6 @@ class StandInGroup:
         self._rank = rank
 
     def rank(self) -> int:
-        """Return the number of this rank."""
         return self._rank.index
 
     def size(self) -> int:

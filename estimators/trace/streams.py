@@ -36,7 +36,6 @@ class Stream:
         _release(self._queue.submit(held, op.kernels, elements), memory)
 
     def drain(self, memory: Allocator) -> None:
-        """Wait for all of it."""
         _release(self._queue.drain(), memory)
 
 

@@ -80,7 +80,6 @@ class TracedShapes(NamedTuple):
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of all parameters."""
         return sum(self.weights.values())
 
 

@@ -187,8 +187,6 @@ def _parameters(model: Any) -> tuple[dict[str, int], dict[str, int]]:
 
 
 class _Run:
-    """The trainer of one recipe."""
-
     def __init__(
         self,
         library: Any,

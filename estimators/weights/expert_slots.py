@@ -39,8 +39,6 @@ class Piece(NamedTuple):
 
 
 class ExpertLayer(Struct, frozen=True):
-    """The experts of one layer."""
-
     index: int
     experts: int
     top_k: int
@@ -69,7 +67,6 @@ class Inventory(Struct, frozen=True):
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of the largest slot."""
         return max(layer.slot_bytes for layer in self.layers)
 
     @property

@@ -16,8 +16,6 @@ from memfit.estimators.workspace.run_caches import RunCaches
 
 
 class LoadedModel(Struct, frozen=True):
-    """A model in memory."""
-
     prepared: PreparedModel
     resident_bytes: int
 

@@ -29,8 +29,6 @@ _LAST_NUMBER = re.compile(r"\.(\d+)\.(?!.*\.\d+\.)")
 
 
 class _Stored(NamedTuple):
-    """The place of a tensor."""
-
     path: Path
     offset: int
     dtype: str

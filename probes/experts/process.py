@@ -14,8 +14,6 @@ from memfit.probes.process import ModelProcess
 
 
 class ExpertLayerInfo(Struct, frozen=True, kw_only=True):
-    """The experts of one layer."""
-
     layer: Count
     experts: Count
     nbytes: Bytes

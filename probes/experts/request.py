@@ -17,8 +17,6 @@ PARTS = 4
 
 
 class ExpertsRequest(Struct, frozen=True, kw_only=True):
-    """What to measure."""
-
     checkpoint: Checkpoint
     path: Path
     prompts: tuple[str, ...]

@@ -26,8 +26,6 @@ NOT_STORED = (
 
 
 class Slots:
-    """The slots of one layer."""
-
     def __init__(
         self,
         switch: Switch,

@@ -109,8 +109,6 @@ class _Discovered(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """The figures of one process."""
-
     loaded: Loaded
     warm_up: Run
     runs: Sequence[Run]

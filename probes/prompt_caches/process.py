@@ -25,8 +25,6 @@ class CacheFile(Struct, frozen=True, kw_only=True):
 
 
 class WrittenCache(Struct, frozen=True, kw_only=True):
-    """What was written."""
-
     bits: Positive
     held_bytes: Bytes
     """In memory, before the file is written."""

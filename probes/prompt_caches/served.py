@@ -83,7 +83,6 @@ def speeds_of(longest: Conversation, answer: CacheAnswer) -> Speeds:
 
 
 def of_first(requests: Sequence[TraceRequest], conversations: int) -> tuple[TraceRequest, ...]:
-    """Return the requests of the conversations that begin first."""
     first = list(dict.fromkeys(each.agent for each in requests))[:conversations]
     return tuple(each for each in requests if each.agent in set(first))
 

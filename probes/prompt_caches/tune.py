@@ -55,8 +55,6 @@ _WAYS: tuple[Way, ...] = ("as-stored", "bulk", "freeing", "lazy")
 
 
 class CacheRequest(Struct, frozen=True, kw_only=True):
-    """What to measure."""
-
     checkpoint: Checkpoint
     path: Path
     prompt_tokens: tuple[int, ...]

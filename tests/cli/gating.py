@@ -13,7 +13,6 @@ WORKLOAD: Mapping[str, Any] = {"prompt_tokens": 4096, "max_tokens": 256}
 
 
 def sample_config(name: str) -> dict[str, Any]:
-    """Return the config of a sample, unquantised."""
     config = read_sample(SAMPLES / f"{name}.yaml").config
     return {key: value for key, value in config.items() if key != "quantization"}
 

@@ -38,7 +38,6 @@ class Memfit:
         self._monkeypatch, self._capsys = monkeypatch, capsys
 
     def __call__(self, *arguments: str | Path) -> Run:
-        """Run ``memfit`` with arguments."""
         self._monkeypatch.setattr(sys, "argv", ["memfit", *map(str, arguments)])
         self._capsys.readouterr()
         with pytest.raises(SystemExit) as exit_:

@@ -59,7 +59,6 @@ def gguf_file(folder: Path) -> Path:
 
 
 def screen(case: str, gguf: Path, width: int) -> str:
-    """Return what the command prints at a width."""
     folder = gguf.parent if CASES[case].startswith(gguf.name) else SAMPLES
     out, code = run(f"memfit estimate {CASES[case]}", columns=width, folder=folder)
     assert code in (0, 1), out

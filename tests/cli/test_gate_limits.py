@@ -41,7 +41,6 @@ def ask(memfit: Memfit, folder: Path, limits: Mapping[str, Any], **keys: Any) ->
 
 
 def figures(memfit: Memfit, folder: Path, **keys: Any) -> Any:
-    """Return the figures of a target."""
     return ask(memfit, folder, {"peak": "100%"}, **keys)[1]["figures"]
 
 

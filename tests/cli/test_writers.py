@@ -62,8 +62,6 @@ HOSTILE = (
 
 
 class Said(Struct):
-    """A result with one text."""
-
     text: str
 
 

@@ -36,7 +36,6 @@ def text(value: str, order: str = "<") -> bytes:
 
 
 def value(item: Any, order: str = "<") -> bytes:
-    """Return a metadata value with its type."""
     if isinstance(item, bool):
         return pack(f"{order}IB", 7, item)
     if isinstance(item, int):
@@ -72,7 +71,6 @@ def header(
 
 
 def data_bytes(tensors: Sequence[Tensor], alignment: int = ALIGNMENT) -> int:
-    """Return the bytes of the data that follows a header."""
     return sum(t.nbytes + -t.nbytes % alignment for t in tensors)
 
 

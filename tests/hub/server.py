@@ -102,11 +102,9 @@ class FakeHub:
     released: threading.Event = field(default_factory=threading.Event)
 
     def asked(self, host: str = "hub") -> list[str]:
-        """Return the paths requested from one of the hosts."""
         return [made.path for made in self.made if made.host == host]
 
     def sent(self) -> int:
-        """Return the bytes of all bodies."""
         return sum(made.sent for made in self.made)
 
 

@@ -106,7 +106,6 @@ def started(path: Path, image_file: Path) -> ModelProcess:
 
 @pytest.fixture(scope="module")
 def looking(seeing: Path, image_file: Path) -> Iterator[ModelProcess]:
-    """A loaded model, prompted."""
     with started(seeing, image_file) as process:
         prompt = process.prompt(TEXT, None)
         # The text's bytes, 16 tokens of the image, and the two around it.

@@ -57,5 +57,4 @@ class Sketch:
 
 
 def trace_of(*calls: Call, weights: int = 0) -> Trace:
-    """A trace of calls with one tensor as weights."""
     return Trace("llama", "cpu", {"mlx": "0.32.4"}, {"weight": weights}, calls)

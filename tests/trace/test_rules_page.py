@@ -56,7 +56,6 @@ before *until*."""
 
 
 def page() -> str:
-    """Return the whole page."""
     return "\n".join(["# Rules of the trace", "", *_rules(), "", *_changes(), *_classes(), ""])
 
 

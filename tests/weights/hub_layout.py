@@ -16,7 +16,6 @@ _NEMOTRON = {"fc1": "up_proj", "fc2": "down_proj"}
 
 
 def unstacked(tensors: Tensors, names: dict[str, str] | None = None) -> Tensors:
-    """One tensor per expert."""
     result: Tensors = {}
     for name, value in tensors.items():
         parent, found, leaf = name.partition(".switch_mlp.")

@@ -85,7 +85,6 @@ def loaded_arrays(directory: Path) -> Counter[int] | None:
 
 
 def predicted_weights(directory: Path) -> WeightFootprint:
-    """Return the weights by memfit."""
     checkpoint = open_checkpoint(str(directory))
     model = build_model(checkpoint.config, checkpoint.config_name)
     return load_footprint(

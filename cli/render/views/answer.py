@@ -265,7 +265,6 @@ def task(result: Estimate) -> str:
 
 
 def peak(result: Estimate, units: Units) -> str:
-    """The peak with its range."""
     low, high = result.peak_range_bytes
     if result.method == "measure":
         return f"peak {size(result.peak_bytes, units)}, measured"

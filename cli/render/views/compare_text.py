@@ -58,7 +58,6 @@ def task(result: Comparison) -> str:
 
 
 def figure_name(name: str) -> str:
-    """The name of a figure; parts are indented."""
     kind, _, part = name.partition(".")
     return f"  {PARTS[part]}" if part else _FIGURES[kind]
 
@@ -117,7 +116,6 @@ def cell_texts(cell: ComparedCell, units: Units, notes: Footnotes) -> tuple[str,
 
 
 def setting_text(value: SettingValue) -> str:
-    """One value of an axis."""
     return "none" if value is None else str(value)
 
 

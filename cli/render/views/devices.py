@@ -24,7 +24,6 @@ class DevicesView(NamedTuple):
 
     @property
     def result(self) -> DeviceTable:
-        """The machines as data."""
         apple = {
             regime: [device for device in table if device.backend == "metal"]
             for regime, table in self.tables.items()

@@ -32,8 +32,6 @@ _CELL = ("verdict", "needed_bytes", "prefill_step", "reason")
 
 
 class EstimateView(NamedTuple):
-    """An estimate."""
-
     result: Estimate
     units: Units
     breakdown: bool = False

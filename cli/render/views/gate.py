@@ -21,8 +21,6 @@ _COLOURS = {
 
 
 class GateView(NamedTuple):
-    """A report."""
-
     result: GateReport
     plot: bool = False
 
@@ -56,7 +54,6 @@ class MistakesView(NamedTuple):
     error: PolicyError
 
     def annotations(self) -> Iterator[Annotation]:
-        """Yield an annotation for each mistake."""
         for each in self.error.mistakes:
             text = f"{each.key}: {each.text}"
             yield Annotation("error", each.file, each.line, "memfit policy", text)

@@ -18,8 +18,6 @@ _MEMORIES = {
 
 
 class RuntimesView(NamedTuple):
-    """Runtimes."""
-
     found: Sequence[Runtime]
 
     @property

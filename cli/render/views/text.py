@@ -52,7 +52,6 @@ def weight_rows(result: Estimate) -> Iterator[tuple[str, int]]:
 
 
 def title(model: ModelSummary) -> str:
-    """The model in one line."""
     kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in model.layers.items())
     return (
         f"{model.model_type}, {_billions(model.parameters)} parameters,"
@@ -82,7 +81,6 @@ def prompt(work: Workload) -> str:
 
 
 def machine(result: "Estimate | Comparison | ContextPlan | TuneResult", units: Units) -> str:
-    """The device in one line."""
     device = result.device
     if device is None:
         return "no device: add --device m4-max-64 or --memory 32GB for a verdict"
@@ -95,7 +93,6 @@ def machine(result: "Estimate | Comparison | ContextPlan | TuneResult", units: U
 
 
 def verdict_sentence(verdict: Verdict, exceeded: tuple[str, ...], share: str) -> str:
-    """A verdict with the share of the budget that is needed."""
     if verdict == "fits":
         return f"Fits: {share}."
     if verdict == "tight":

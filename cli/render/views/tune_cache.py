@@ -37,8 +37,6 @@ _RESTORED = (
 
 
 class TuneCacheView(NamedTuple):
-    """A result."""
-
     result: CacheTuneResult
     units: Units
 

@@ -142,7 +142,6 @@ def _runs(point: Point) -> str:
 
 
 def verdict(result: TuneResult, units: Units) -> str:
-    """The verdict as a sentence with its numbers."""
     point = result.points[0]
     if point.peak_bytes is None:
         return f"Not measured completely: {point.reason}."
@@ -155,7 +154,6 @@ def verdict(result: TuneResult, units: Units) -> str:
 
 
 def size(nbytes: int | None, units: Units) -> str:
-    """Bytes with their unit."""
     return NOTHING if nbytes is None else format_bytes(nbytes, units)
 
 

@@ -52,7 +52,6 @@ class Widths:
     def attention(
         self, index: int, *, window: int | None, owns_cache: bool, indexed: bool
     ) -> Mixer:
-        """Return the attention of a layer."""
         if self._is_latent():
             return self._latent(index, indexed=indexed)
         full = Attention(

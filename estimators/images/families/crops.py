@@ -78,7 +78,6 @@ class AyaVision(Struct, frozen=True):
     """Up to 12 tiles in the ratio of the image, each after its number, and the whole image."""
 
     def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
-        """Return the plan of all images."""
         reject_videos(files, asked)
         side = files.image.edge("size", 364)
         least = files.image.count("min_patches", 1, most=64)
@@ -221,7 +220,6 @@ class Llama4(Struct, frozen=True):
     """Patches that become one token."""
 
     def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
-        """Return the plan of all images."""
         reject_videos(files, asked)
         side = files.image.pair("size", self.side)[0]
         most = files.image.count("max_patches", 16, most=256)
@@ -340,7 +338,6 @@ class Molmo2(Molmo, frozen=True):
     """As Molmo, with several images and the places of pooled patches for each token."""
 
     def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
-        """Return the plan of all images."""
         reject_videos(files, asked)
         side = files.image.edge("size", 378)
         patch = files.image.count("patch_size", self.patch, most=256)
@@ -407,7 +404,6 @@ class Step3(Struct, frozen=True):
     """Windows of a square that the image is padded to, and the whole; settings are constants."""
 
     def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
-        """Return the plan of all images."""
         reject_videos(files, asked)
         images, counts = [], []
         for image in asked.each_image():

@@ -61,7 +61,6 @@ class Clip(Struct, frozen=True):
     patch: int
 
     def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
-        """Return the plan of all images."""
         key = "crop_size" if "crop_size" in files.image else "size"
         reject_videos(files, asked)
         size = files.image.pair(key, self.side)
@@ -84,7 +83,6 @@ class Expanded(Struct, frozen=True):
     """Whether the class is given the sizes of the images."""
 
     def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
-        """Return the plan of all images."""
         reject_videos(files, asked)
         count = len(asked.each_image())
         if self.one_image:

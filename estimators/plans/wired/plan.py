@@ -208,7 +208,6 @@ class _Simulation:
         return format_bytes(nbytes, self.units)
 
     def ticket_plan(self, scheduled: ScheduledTicket) -> TicketPlan:
-        """Return what happened to a ticket."""
         name, outcome = scheduled.ticket.name, self._outcome(scheduled)
         started = self._times.get((name, "started"))
         until = {

@@ -79,7 +79,6 @@ class Buffer(Struct, frozen=True):
     held: int
 
     def cell_bytes(self, types: CacheTypes) -> int:
-        """Return the bytes of one cell."""
         return sum(types.row_bytes(self.key_width, self.value_width))
 
 

@@ -103,7 +103,6 @@ class Graph:
         return tensor
 
     def matrix(self, nbytes: int, weight: Tensor, *sources: Tensor) -> Tensor:
-        """Return the product with a weight."""
         tensor = self.node(nbytes, weight, *sources)
         tensor.matrix = True
         return tensor

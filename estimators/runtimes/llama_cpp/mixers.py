@@ -24,7 +24,6 @@ _RWKV_MIXTURES = 6
 
 
 def mix(to: Builder, mixer: Mixer, normed: Tensor) -> Tensor:
-    """Add a mixer."""
     match mixer:
         case Attention():
             mixed = _attention(to, mixer, normed)

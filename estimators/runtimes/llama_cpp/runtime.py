@@ -115,7 +115,6 @@ class LlamaCpp(TokenCacheModel, frozen=True):
 
     @property
     def weights(self) -> Weights:
-        """The weights by layer."""
         subject, footprint = self.subject, self.subject.footprint
         if self.is_gguf:
             tensors = subject.checkpoint.tensors or ()
@@ -228,7 +227,6 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         return compute.gpu + compute.projector if self.is_split else compute.nbytes
 
     def _in(self, place: Place) -> Model:
-        """The layers in one memory."""
         model, placement = self.subject.model, self.placement
         layers = enumerate(model.layers)
         return replace(model, layers=tuple(x for i, x in layers if placement.of(i) is place))
@@ -381,7 +379,6 @@ class Compute(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Return all of them."""
         return sum(self)
 
 

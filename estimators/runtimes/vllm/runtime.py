@@ -191,7 +191,6 @@ class Vllm(TokenCacheModel, frozen=True):
 
     @property
     def _width(self) -> int:
-        """Bytes of an activation."""
         return dtypes.nbytes(1, computed_dtype(self.subject.model))
 
     def activations(self, workload: Workload) -> int:
