@@ -15,6 +15,7 @@ from memfit.estimators.results.estimate import (
     RuntimeSummary,
     Verdict,
 )
+from memfit.estimators.results.images import ImageAdvice
 from memfit.estimators.results.result import Result
 
 Store = Literal["sample", "hub", "lm-studio", "ollama", "folder"]
@@ -47,6 +48,8 @@ class Fit(Struct, frozen=True, kw_only=True):
     """The longest prompt that fits with these weights; 0 when none does."""
     context_step: Positive
     """The largest prefill step it fits with."""
+    images: ImageAdvice | None = None
+    """How large images may be, and how many fit, with these weights and this prefill step."""
     decode_speed: DecodeSpeed | None
     """None: the memory bandwidth of the machine is not known."""
     smallest_memory_bytes: Bytes | None

@@ -16,6 +16,7 @@ from memfit.estimators.sizing.advise import search_of
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, estimate
 from memfit.estimators.sizing.grid import weights_label
+from memfit.estimators.sizing.image_advice import image_advice
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import macs, smallest_mac
 from memfit.estimators.sizing.prompted import prompted
@@ -89,12 +90,8 @@ def _fit(sized: SizedModel, kept: KeptModel, asked: PartialWorkload, units: Unit
     sized, run = prompted(sized, asked, keeps_runtime=False)
     search = search_of(sized.settled(run), run)
     settings, smallest = _best(search)
-    result = estimate(
-        search.model(settings.weight_bits),
-        search.workload_with(settings),
-        units=units,
-        advises=False,
-    )
+    best, workload = search.model(settings.weight_bits), search.workload_with(settings)
+    result = estimate(best, workload, units=units, advises=False)
     longest = _longest(search, settings)
     bits = settings.weight_bits
     return Fit(
@@ -112,6 +109,7 @@ def _fit(sized: SizedModel, kept: KeptModel, asked: PartialWorkload, units: Unit
         weights_bytes=result.components.weights.resident_bytes,
         context_tokens=longest.tokens,
         context_step=longest.settings.prefill_step,
+        images=image_advice(best, workload),
         decode_speed=result.decode_speed,
         smallest_memory_bytes=smallest,
         warnings=tuple(note for note in result.notes if note.level == "warning"),

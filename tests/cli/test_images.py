@@ -49,6 +49,12 @@ def test_fits_leaves_out_models_that_take_no_images(memfit: Memfit) -> None:
     assert "gemma-3-4b" in names
     assert "qwen3-0.6b" in found["without_images"]
     assert names.isdisjoint(found["without_images"])
+    (row,) = (row for row in found["models"] if row["name"] == "qwen3-vl-4b")
+    # The estimate with these settings says the same.
+    settings = ("--quantize", str(row["weight_bits"])) if row["weight_bits"] else ()
+    step = ("--prefill-step", str(row["prefill_step"]))
+    about = ("estimate", "qwen3-vl-4b", "--memory", "16GB", "--image", "640x480")
+    assert row["images"] == memfit(*about, *settings, *step, "--json").json["images"]
 
 
 def test_plan_server_with_images_is_for_mlx_vlm_server(memfit: Memfit) -> None:

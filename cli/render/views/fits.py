@@ -109,20 +109,22 @@ def _fitting(rows: list[Fit], marks: Mapping[int, str], units: Units) -> Table:
     unit = "GB" if units is Units.GB else "GiB"
     has_speed = any(row.decode_speed for row in rows)
     speed = ("tokens/s",) if has_speed else ()
+    image = ("image",) if any(row.images for row in rows) else ()
     return Table(
-        ("Fits", "weights", f"peak {unit}", "longest", *speed, ""),
+        ("Fits", "weights", f"peak {unit}", "longest", *image, *speed, ""),
         [
             (
                 row.name,
                 row.weights,
                 tenths(row.peak_bytes, units) + _mark(row.prefill_step, marks),
                 _longest(row, marks),
+                *((_largest_image(row),) if image else ()),
                 *((_speed(row.decode_speed),) if has_speed else ()),
                 Toned(VERDICT_CELLS[row.verdict], VERDICT_COLOURS[row.verdict]),
             )
             for row in rows
         ],
-        align="llrrrl" if has_speed else "llrrl",
+        align="llrr" + "r" * len((*image, *speed)) + "l",
     )
 
 
@@ -158,6 +160,12 @@ def _longest(row: Fit, marks: Mapping[int, str]) -> str:
     if not row.context_tokens:
         return "-" + _mark(0, marks)
     return tokens(row.context_tokens) + _mark(row.context_step, marks)
+
+
+def _largest_image(row: Fit) -> str:
+    if row.images is None or row.images.largest is None:
+        return "-"
+    return "any" if row.images.any_size else str(row.images.largest)
 
 
 def _mark(step: int, marks: Mapping[int, str]) -> str:
