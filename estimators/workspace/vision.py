@@ -2,8 +2,8 @@
 
 Every operation of a block allocates its output; few of them would write over an input in its
 place. Sources: vision.py and the model's own file in mlx_vlm/models of qwen2_vl, qwen2_5_vl,
-qwen3_vl (also of qwen3_5), gemma3, gemma4, glm4v, glm4v_moe, glm_ocr, internvl_chat, llama4, llava,
-mllama, pixtral (also of mistral3).
+qwen3_vl (also of qwen3_5), gemma3, gemma3n, gemma4, glm4v, glm4v_moe, glm_ocr, internvl_chat,
+llama4, llava, mllama, pixtral (also of mistral3).
 """
 
 import re
@@ -17,7 +17,7 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import round_up
+from memfit.estimators.base.units import ceil_div, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray
@@ -32,6 +32,12 @@ _BLOCK = re.compile(r"(?!.*(?:merger|audio))(.*?\.\d+)\.(.+)")
 _LAYER_INPUTS = "per_layer_model_projection"
 _FLOAT32 = 4
 _INT64 = 8
+# gemma3n/vision.py: what halves the sides, the stride at which the last stages are joined, and the
+# steps of a norm with its activation: square, mean, two products, activation, copy.
+_STRIDED = re.compile(r"conv_stem|\.0\.(conv_exp|dw_mid)")
+_FUSED_STRIDE = 16
+_NORM_STEPS = 5
+_HEAD_DIM = 64
 # Widths that mlx_vlm/models/base.py, ensure_fused_sdpa, pads queries, keys and values to.
 _PADDED_WIDTHS = (64, 80, 128)
 
@@ -61,6 +67,10 @@ class Traits(Struct, frozen=True):
     """Whether the outputs of all blocks are stacked, and some of them are features too."""
     crosses: bool = False
     """Whether layers of text attend to the features, which stay, and turn float32 as these are."""
+    convolves: bool = False
+    """Whether the tower is of convolutions (MobileNetV5)."""
+    merges: int = 1
+    """How often embeddings of all tokens are replaced: where kinds have tokens of their own."""
     tower: str = ""
     """The one type of tower that mlx-vlm's class takes of those that are described."""
 
@@ -73,6 +83,7 @@ TRAITS = {
     "qwen3_5": Traits(pads_heads=True),
     "qwen3_5_moe": Traits(pads_heads=True),
     "gemma3": Traits(rotates=False),
+    "gemma3n": Traits(float32=True, convolves=True, merges=3),
     "gemma4": Traits(
         norms_heads=True,
         pads_heads=True,
@@ -175,8 +186,7 @@ class _Tower:
         self._plan, self._device, self._versions = plan, device, versions
         self._width = dtypes.nbytes(1, model.dtype)
         self._blocks, self._others = _matrices(model)
-        first = next(iter(self._blocks.values()))
-        self._hidden = first[0][1]
+        self._hidden = next((first[0][1] for first in self._blocks.values()), 1)
         if self._traits.float32:
             self._width = _FLOAT32
         section = config_fields(checkpoint.config, checkpoint.config_name).untracked(
@@ -185,8 +195,8 @@ class _Tower:
         key = "num_heads" if section.has("num_heads") else "num_attention_heads"
         self._heads = section.count(key, 16, most=4096)
         self._positions = section.count("position_embedding_size", 10240)
-        self._sequences = list(_sequences(plan, self._traits))
-        self._rows = workload.batch * sum(count * length for count, length in self._sequences)
+        self._sequences = list(_sequences(plan, self._traits, workload.batch))
+        self._rows = sum(count * length for count, length in self._sequences)
         self._largest = (0, "")
 
     def work(self, *, is_packed: bool) -> VisionWork:
@@ -213,6 +223,10 @@ class _Tower:
         return pixels + embeddings + stacked * self._model.hidden_size * self._width
 
     def _programs(self) -> Iterator[Program]:
+        if self._traits.convolves:
+            yield from self._convolutions()
+            yield from [self._merging()] * self._traits.merges
+            return
         yield self._embedding()
         block = self._block(next(iter(self._blocks.values())))  # all blocks of a tower are alike
         yield from (block,) * len(self._blocks)
@@ -248,9 +262,8 @@ class _Tower:
         return tape.program()
 
     def _scores(self) -> int:
-        """Scores of all heads: patches attend to those of their tile, of one sequence."""
-        batch = self._workload.batch
-        return batch * self._heads * sum(count * length**2 for count, length in self._sequences)
+        """Scores of all heads."""
+        return self._heads * sum(count * length**2 for count, length in self._sequences)
 
     def _is_fused(self, head_dim: int) -> bool:
         """Whether no scores are held: by a kernel of this width, or the one it is padded to."""
@@ -315,6 +328,38 @@ class _Tower:
             tape.retain(0)
         return tape.program()
 
+    def _convolutions(self) -> Iterator[Program]:
+        """Each convolution with its norm and activation, on pixels halved by those with a stride.
+
+        Source: mlx_vlm/models/gemma3n/vision.py; strides as gemma3n_mobilenet_def has them.
+        """
+        images = self._workload.batch * sum(image.tiles for image in self._plan.images)
+        whole = side = max(image.width for image in self._plan.images)
+        for path, module in self._model.all_modules():
+            if module.part is not Part.VISION or len(module.shape) != 4 or "audio" in path:
+                continue
+            outputs, kernel, _, inputs = module.shape
+            is_dense = inputs > 1
+            if "msfa" in path:
+                side = whole // _FUSED_STRIDE
+            read = images * (side + kernel) ** 2 * (inputs if is_dense else outputs)
+            if _STRIDED.search(path):
+                side = ceil_div(side, 2)
+            cells = images * side**2 * outputs
+            tape = Tape(self._device.backend, self._width, 0)
+            cast = tape.allocate((), module.elements, weight=module.elements)
+            padded = tape.allocate((), read)
+            # Winograd's products of 8 by 8 for 6 by 6 results (mlx backend/metal/conv.cpp); on the
+            # CPU the windows are written out.
+            tiled = read * kernel**2 if self._device.backend == "cpu" else 2 * (read + cells)
+            tiled *= _FLOAT32 if is_dense and kernel > 1 else 0
+            x = tape.allocate((padded, cast), cells, temporary=tiled)
+            for _ in range(_NORM_STEPS):
+                x = tape.allocate((x,), cells)
+            if "query" in path and not self._is_fused(_HEAD_DIM):
+                tape.allocate((x,), cells // _HEAD_DIM * side**2, name="attention scores")
+            yield tape.program()
+
     def _product(
         self, tape: Tape, inputs: tuple[int, ...], matrices: list[tuple[str, int, int]]
     ) -> int:
@@ -367,9 +412,9 @@ class _Tower:
         return tape.program()
 
 
-def _sequences(plan: ImagePlan, traits: Traits) -> Iterator[tuple[int, int]]:
-    """Yield how many sequences attend to themselves, and of how many patches."""
-    sizes = [(image.tiles, image.patches // image.tiles) for image in plan.images]
+def _sequences(plan: ImagePlan, traits: Traits, batch: int) -> Iterator[tuple[int, int]]:
+    """Yield how many sequences attend to themselves, and of how many patches; in all prompts."""
+    sizes = [(image.tiles, image.patches // image.tiles) for image in plan.images] * batch
     sizes = [(tiles, round_up(patches, traits.patch_multiple)) for tiles, patches in sizes]
     if traits.joins == "tiles":
         sizes = [(1, tiles * patches) for tiles, patches in sizes]

@@ -28,7 +28,7 @@ from tests.arch.test_wrappers import LLAVA_1_5_7B
 from tests.trace.vision_cases import QWEN3_VL, WIDE
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
-TOWERS = ("GLM-4V", "GLM-4V, experts", "GLM-OCR", "InternVL (chat)", "Llama 3.2 Vision")
+TOWERS = ("GLM-4V", "GLM-4V, experts", "GLM-OCR", "InternVL (chat)", "Llama 3.2 Vision", "Gemma 3n")
 METHODS: tuple[Method, ...] = ("formula", "trace")
 PHOTO = Images(images=(ImageSize(width=560, height=448),))
 SCREENSHOT = Images(images=(ImageSize(width=1280, height=800),))

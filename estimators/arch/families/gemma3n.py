@@ -33,6 +33,7 @@ def build(fields: Fields) -> Model:
         raise fields.fail("text_config", "missing; the model class needs it")
     text = fields.section("text_config")
     hidden, count = text.count("hidden_size"), text.layers()
+    text.ignore("query_pre_attn_scalar")
     vocabulary = text.count("vocab_size")
     inputs = text.count("altup_num_inputs", most=64)
     layer_width = text.count("hidden_size_per_layer_input")

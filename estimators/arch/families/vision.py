@@ -4,7 +4,13 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.families import towers_gemma, towers_glm, towers_llama, towers_qwen
+from memfit.estimators.arch.families import (
+    towers_gemma,
+    towers_gemma3n,
+    towers_glm,
+    towers_llama,
+    towers_qwen,
+)
 from memfit.estimators.arch.families.tower_blocks import Tower
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
@@ -14,6 +20,7 @@ from memfit.estimators.arch.structural import unread_keys
 # (model type, model type of the tower's section without "_vision" or "_audio") -> tower.
 VISION: dict[tuple[str, str], Tower] = {
     ("gemma3", "siglip_vision_model"): towers_gemma.siglip,
+    ("gemma3n", "gemma3n"): towers_gemma3n.mobilenet,
     ("gemma4", "gemma4"): towers_gemma.gemma4_vision,
     ("gemma4_unified", "gemma4_unified"): towers_gemma.gemma4_unified_vision,
     ("glm4v", "glm4v"): towers_glm.glm4v,
@@ -33,6 +40,7 @@ VISION: dict[tuple[str, str], Tower] = {
     ("qwen3_vl_moe", "qwen3_vl_moe"): towers_qwen.qwen3_vl,
 }
 AUDIO: dict[tuple[str, str], Tower] = {
+    ("gemma3n", "gemma3n"): towers_gemma3n.audio,
     ("gemma4", "gemma4"): towers_gemma.gemma4_audio,
     ("gemma4_unified", "gemma4_unified"): towers_gemma.gemma4_unified_audio,
 }
