@@ -6,6 +6,7 @@ placeholders. Pixels are real too, all alike, so that they take no memory.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Literal, NamedTuple
@@ -31,6 +32,8 @@ _TOKENS = 2
 # Of a canvas: one from noise alone, one with the logits before it, and the last one.
 _DENOISING_STEPS = 3
 _TEXT_TOKEN = 1
+# Of the embeddings of all tokens; a list of tokens is shorter.
+_LARGE_MASK = 2**20
 # At each end of a prompt: a first chunk and one after others, a whole last one and what is left.
 _RECORDED_CHUNKS = 2
 # Placeholders of classes that look for other ids than their config names.
@@ -158,6 +161,8 @@ class _Recorder:
         one = self._loop.generate_step if workload.batch == 1 else self._loop._generate_batch
         self._step = diffusion.stream_diffusion_generate if self._denoises else one
         self.given = inputs(model, plan, workload)
+        features = sum(image.feature_count - image.added for image in plan.images)
+        self._features = features * workload.batch
         self.cuts: list[_OpenCut] = []
         self.decodes = self._tokens = 0
         self.counts: list[int] = []
@@ -194,6 +199,7 @@ class _Recorder:
             changed(kind, made),
             # It looks at the modules of the process, which may have imported mlx-vlm too.
             changed(self._loop, {"_generate_module_override": lambda _, own: own}),
+            few_places(sys.modules[kind.__module__], self.given["input_ids"].size, self._features),
             changed(type(language), {"__call__": self._few_chunks(type(language).__call__)}),
         ):
             for _ in self._generate():
@@ -318,6 +324,29 @@ class _Recorder:
                 raise GraphError(text) from None
 
         return answer
+
+
+@contextmanager
+def few_places(module: ModuleType, tokens: int, features: int) -> Iterator[None]:
+    """Give a class a NumPy that does not list which embeddings features replace: any will do.
+
+    ``features`` of the ``tokens`` are replaced. The list, and the mask that it is made of, take
+    gigabytes for a long prompt.
+    """
+    import mlx.core as mx
+
+    numpy: Any = getattr(module, "np", None)
+
+    def where(mask: Any, *rest: Any) -> Any:
+        if rest or not isinstance(mask, mx.array) or mask.size < _LARGE_MASK or mask.size % tokens:
+            return numpy.where(mask, *rest)
+        places = mx.broadcast_to(mx.array(0, mx.uint32), (mask.size // tokens * features,))
+        mx.eval(places)
+        return (places,)
+
+    replaced = {"np": SimpleNamespace(**{**vars(numpy), "where": where})} if numpy else {}
+    with changed(module, replaced):
+        yield
 
 
 def denoising(
