@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from memfit.estimators.checkpoint.local.sample import read_sample
 from tests.sparse import Shapes, write_safetensors
 
 # https://huggingface.co/Qwen/Qwen3-4B, config.json; the vocabulary of a fine-tune with sizes
@@ -55,7 +56,22 @@ QWEN3_NEXT_80B = {
     "torch_dtype": "bfloat16",
 }
 
+SAMPLES = Path(__file__).parents[1] / "sample_configs"
+
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "uint32": "U32", "uint8": "U8"}
+
+
+def sample_config(name: str) -> dict[str, Any]:
+    """Return the config of a sample, without its quantisation."""
+    config = read_sample(SAMPLES / f"{name}.yaml").config
+    return {key: value for key, value in config.items() if key != "quantization"}
+
+
+def published_config(name: str) -> dict[str, Any]:
+    """Return a config of the runs with published peaks."""
+    path = Path(__file__).parent / "published" / "configs" / f"{name}.json"
+    config: dict[str, Any] = json.loads(path.read_text())
+    return config
 
 
 def quantised_tensors(config: Mapping[str, Any], bits: int, group_size: int = 64) -> Shapes:

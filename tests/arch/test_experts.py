@@ -15,37 +15,14 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.cache_growth import grown
 from memfit.estimators.mlx.kv_cache import kv_buffers, kv_cache
 from memfit.estimators.weights import QuantizationPlan, derive
+from tests.models import sample_config
 
 _CASES = Path(__file__).parent / "cases"
 
-# Sizes as published in the config.json of MiniMaxAI/MiniMax-M2.5, openai/gpt-oss-20b and
-# deepseek-ai/DeepSeek-V3.
-MINIMAX_M2_5 = {
-    "model_type": "minimax_m2",
-    "hidden_size": 3072,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 62,
-    "num_attention_heads": 48,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 200064,
-    "num_local_experts": 256,
-    "num_experts_per_tok": 8,
-}
+MINIMAX_M2_5 = sample_config("minimax-m2.5-4bit")
+# As published in the config.json of openai/gpt-oss-20b.
 GPT_OSS_20B = {"model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32}
-DEEPSEEK_V3 = {
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "vocab_size": 129280,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 3,
-}
+DEEPSEEK_V3 = sample_config("deepseek-v3-4bit")
 
 
 def _overridden(model: Model, ending: str, quantization: Quantization | None) -> dict[str, Any]:

@@ -5,16 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memfit.estimators.checkpoint.local.sample import read_sample
 from tests.models import QWEN3_4B, quantised_tensors, write_checkpoint, write_config
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 WORKLOAD: Mapping[str, Any] = {"prompt_tokens": 4096, "max_tokens": 256}
-
-
-def sample_config(name: str) -> dict[str, Any]:
-    config = read_sample(SAMPLES / f"{name}.yaml").config
-    return {key: value for key, value in config.items() if key != "quantization"}
 
 
 def write_quantised(directory: Path, config: Mapping[str, Any], bits: int = 4) -> Path:

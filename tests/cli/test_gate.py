@@ -9,10 +9,10 @@ import yaml
 
 from memfit.estimators.checkpoint.local.directory import read_directory
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from tests.cli.gating import sample_config, target, write_policy, write_quantised
+from tests.cli.gating import target, write_policy, write_quantised
 from tests.cli.running import SCHEMAS, Memfit
 from tests.cli.test_bad_input import assert_one_line
-from tests.models import QWEN3_4B, QWEN3_NEXT_80B, write_config
+from tests.models import QWEN3_4B, QWEN3_NEXT_80B, sample_config, write_config
 
 PEAK = {"peak": "90%"}
 

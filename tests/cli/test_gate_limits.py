@@ -9,14 +9,13 @@ import pytest
 
 from tests.cli.gating import (
     SAMPLES,
-    sample_config,
     target,
     write_plain_config,
     write_policy,
     write_quantised,
 )
 from tests.cli.running import Memfit
-from tests.models import QWEN3_4B, QWEN3_NEXT_80B, write_config
+from tests.models import QWEN3_4B, QWEN3_NEXT_80B, sample_config, write_config
 
 AT_MOST = {"peak": "peak_bytes", "load_peak": "load_peak_bytes", "wired_limit": "wired_limit_bytes"}
 GROWN = {"weights": "weights_bytes", "kv_per_token": "kv_bytes_per_token", "peak": "peak_bytes"}

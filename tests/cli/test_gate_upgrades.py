@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.gating import sample_config, target, write_policy, write_quantised
+from tests.cli.gating import target, write_policy, write_quantised
 from tests.cli.running import Memfit
-from tests.models import QWEN3_4B
+from tests.models import QWEN3_4B, sample_config
 
 pytest.importorskip("mlx_lm")
 

@@ -30,26 +30,12 @@ from memfit.estimators.mlx.versions import (
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.sized_model import Method, SizedModel, size
+from tests.models import sample_config
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests" / "arch" / "cases"
 
-# https://huggingface.co/meta-llama/Llama-3.2-3B-Instruct, config.json.
-LLAMA_3B: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 8192,
-    "vocab_size": 128256,
-    "tie_word_embeddings": True,
-    "rope_theta": 500000.0,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-05,
-    "torch_dtype": "bfloat16",
-}
+LLAMA_3B = sample_config("llama-3.2-3b")
 # https://huggingface.co/ibm-granite/granite-4.0-h-small, config.json.
 GRANITE_H_SMALL: dict[str, Any] = {
     "model_type": "granitemoehybrid",
@@ -82,41 +68,7 @@ GRANITE_H_SMALL: dict[str, Any] = {
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }
-# https://huggingface.co/google/gemma-4-31b-it, config.json, the text model.
-GEMMA4_31B: dict[str, Any] = {
-    "model_type": "gemma4_text",
-    "hidden_size": 5376,
-    "num_hidden_layers": 60,
-    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 16,
-    "num_global_key_value_heads": 4,
-    "num_kv_shared_layers": 0,
-    "head_dim": 256,
-    "global_head_dim": 512,
-    "attention_k_eq_v": True,
-    "attention_bias": False,
-    "enable_moe_block": False,
-    "intermediate_size": 21504,
-    "use_double_wide_mlp": False,
-    "hidden_size_per_layer_input": 0,
-    "vocab_size": 262144,
-    "vocab_size_per_layer_input": 262144,
-    "sliding_window": 1024,
-    "final_logit_softcapping": 30.0,
-    "rms_norm_eps": 1e-06,
-    "rope_parameters": {
-        "full_attention": {
-            "partial_rotary_factor": 0.25,
-            "rope_theta": 1000000.0,
-            "rope_type": "proportional",
-        },
-        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
-    },
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 262144,
-    "dtype": "bfloat16",
-}
+GEMMA4_31B = sample_config("gemma-4-31b")["text_config"]
 NVFP4 = Quantization(4, 16, "nvfp4")
 
 

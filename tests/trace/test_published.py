@@ -3,8 +3,6 @@
 For Metal mlx-lm's BENCHMARKS.md, an M4 Max with 64 GB; for CUDA mlx pull request 3077.
 """
 
-from typing import Any
-
 import pytest
 
 from benchmarks.accuracy import M4_MAX, PUBLISHED, published_run
@@ -16,45 +14,13 @@ from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.peak import peak
 from memfit.estimators.weights import derive
 from memfit.estimators.workspace.peak import peak as formula_peak
+from tests.models import published_config
 from tests.trace.tracing import record
 
 pytest.importorskip("mlx_lm", reason="the classes that are traced are mlx-lm's")
 
-_SHARED = {
-    "num_attention_heads": 32,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 5000000,
-    "max_position_embeddings": 262144,
-}
-# Qwen/Qwen3-4B-Instruct-2507 and Qwen/Qwen3-30B-A3B-Instruct-2507.
-CONFIGS: dict[str, dict[str, Any]] = {
-    "qwen3": _SHARED
-    | {
-        "model_type": "qwen3",
-        "hidden_size": 2560,
-        "intermediate_size": 9728,
-        "num_hidden_layers": 36,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": True,
-    },
-    "qwen3_moe": _SHARED
-    | {
-        "model_type": "qwen3_moe",
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "norm_topk_prob": True,
-        "num_hidden_layers": 48,
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": False,
-    },
-}
+# Of Qwen/Qwen3-4B-Instruct-2507 and Qwen/Qwen3-30B-A3B-Instruct-2507, but for their rotary base.
+CONFIGS = {"qwen3": published_config("qwen3-4b"), "qwen3_moe": published_config("qwen3-30b-a3b")}
 ROWS = [
     pytest.param(model, *row, marks=() if row[:2] == (4, 64) else pytest.mark.exhaustive)
     for model, rows in PUBLISHED.items()

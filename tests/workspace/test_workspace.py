@@ -20,7 +20,7 @@ from memfit.estimators.weights import QuantizationPlan, derive
 from memfit.estimators.workspace.peak import ERROR_PERCENT, PeakMoment, peak
 from memfit.estimators.workspace.schedule import transient_peak
 from memfit.estimators.workspace.tape import Step, Tape
-from tests.models import QWEN3_4B, QWEN3_NEXT_80B
+from tests.models import QWEN3_NEXT_80B, published_config
 from tests.selection import quick
 
 M4_MAX = Device("M4 Max", "metal", 64 << 30, 48 << 30, None, "flag", "s", 16)
@@ -28,24 +28,8 @@ HOST = Device("this host", "cpu", 0, 0, None, "flag")
 # mlx_lm.benchmark -p 2048 -g 128
 BENCHMARK = Workload(prompt_tokens=2048, max_tokens=128)
 
-# https://huggingface.co/Qwen/Qwen3-4B-Instruct-2507, config.json
-QWEN3_4B_2507 = {**QWEN3_4B, "vocab_size": 151936, "max_position_embeddings": 262144}
-# https://huggingface.co/Qwen/Qwen3-30B-A3B-Instruct-2507, config.json
-QWEN3_30B_A3B = {
-    **QWEN3_4B_2507,
-    "model_type": "qwen3_moe",
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "intermediate_size": 6144,
-    "num_key_value_heads": 4,
-    "tie_word_embeddings": False,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "norm_topk_prob": True,
-}
+# Of Qwen/Qwen3-4B-Instruct-2507 and Qwen/Qwen3-30B-A3B-Instruct-2507, but for their rotary base.
+QWEN3_4B_2507, QWEN3_30B_A3B = map(published_config, ("qwen3-4b", "qwen3-30b-a3b"))
 # Peaks in MB, mlx-lm BENCHMARKS.md, M4 Max 64 GB.
 PUBLISHED_WITH = MlxVersions(mlx=(0, 29, 2), mlx_lm=(0, 28, 2))
 PUBLISHED: list[tuple[dict[str, Any], Quantization | None, int]] = [
