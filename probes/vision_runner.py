@@ -141,7 +141,12 @@ def _processed(
     """Return ids, pixels and the class's other inputs; source: mlx-vlm generate/dispatch.py."""
     from mlx_vlm.generate.video import processor_handles_video
     from mlx_vlm.prompt_utils import apply_chat_template
-    from mlx_vlm.utils import load_image_processor, load_processor, prepare_inputs
+    from mlx_vlm.utils import (
+        load_image_processor,
+        load_processor,
+        prepare_inputs,
+        resolve_video_sampling,
+    )
     from mlx_vlm.utils import should_add_special_tokens as adds_special_tokens
 
     processor = load_processor(path, trust_remote_code=False)
@@ -153,10 +158,12 @@ def _processed(
             "mlx-vlm's processor of this model takes no videos: give its frames with --image"
         )
     asked = {"video": videos, "fps": [1] * len(videos)} if videos else {}
+    loaded = [_video(each, resolve_video_sampling(processor, {}).fps) for each in videos]
     inputs: dict[str, Any] = prepare_inputs(
         processor,
         images=images or None,  # absolute paths, which are never taken for URLs
-        videos=list(map(_frames, videos)) or None,
+        videos=[frames for frames, _ in loaded] or None,
+        video_metadata=[about for _, about in loaded] or None,
         prompts=apply_chat_template(processor, config, text, num_images=len(images), **asked),
         image_token_index=config.get("image_token_index"),
         add_special_tokens=adds_special_tokens(config["model_type"], processor),
@@ -164,13 +171,21 @@ def _processed(
     return inputs
 
 
-def _frames(folder: str) -> Any:
-    """Return the pixels of a video's frames: (frames, channels, height, width), as load_video."""
+def _video(path: str, rate: float) -> tuple[Any, Any]:
+    """Return pixels of (frames, channels, height, width), and what is said of them.
+
+    They are sampled from a file as mlx-vlm does unless asked otherwise; a folder has all frames.
+    """
     import numpy as np
+    from mlx_vlm.utils import VideoMetadata, load_video
     from PIL import Image
 
-    opened = (Image.open(each).convert("RGB") for each in frame_files(Path(folder)))
-    return np.stack([np.asarray(each).transpose(2, 0, 1) for each in opened])
+    if not Path(path).is_dir():
+        sampled: tuple[Any, Any] = load_video(path)
+        return sampled
+    opened = (Image.open(each).convert("RGB") for each in frame_files(Path(path)))
+    frames = np.stack([np.asarray(each).transpose(2, 0, 1) for each in opened])
+    return frames, VideoMetadata(len(frames), rate, list(range(len(frames))))
 
 
 def _require_class(config: dict[str, Any]) -> None:

@@ -58,7 +58,8 @@ class PromptOptions(WorkloadOptions, frozen=True, kw_only=True):
     video: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="DIR", help="A video for the prompt, a folder of its frames; can be repeated."
+            metavar="FILE|DIR",
+            help="A video for the prompt, or a folder of its frames; can be repeated.",
         ),
     ] = None
     max_tokens: Annotated[str | None, typer.Option(help="Tokens to generate.")] = "32"
@@ -77,8 +78,6 @@ class PromptOptions(WorkloadOptions, frozen=True, kw_only=True):
             raise InputError("give either --prompt TEXT|@FILE|- or --prompt-tokens N")
         if (self.image or self.video) and self.prompt is None:
             raise InputError("--image and --video also need a text: give --prompt")
-        if self.image and self.video:
-            raise InputError("mlx-vlm's prompts have images or videos: leave out one")
         return replace(self, prompt_tokens=self.prompt_tokens or "1").partial().values
 
     def shortest(self) -> int | None:

@@ -107,8 +107,9 @@ class WorkloadOptions(OptionGroup, frozen=True, kw_only=True):
     video: Annotated[
         list[str] | None,
         Option(
-            metavar="FxWxH|DIR",
-            help="A video as FRAMESxHEIGHTxWIDTH, such as 16x448x448, or a folder of its frames.",
+            metavar="FxWxH|FILE|DIR",
+            help="A video as FRAMESxWIDTHxHEIGHT, such as 16x448x448, a file, or a folder of its"
+            " frames.",
         ),
     ] = None
 

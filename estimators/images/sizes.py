@@ -11,6 +11,7 @@ from typing import BinaryIO
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import open_regular, printable
 from memfit.estimators.base.images import MOST_IMAGES, ImageSize, VideoSize
+from memfit.estimators.images.video_file import video_file_size
 
 _IMAGE = re.compile(r"(\d{1,9})[x×](\d{1,9})(?: ?[x×](\d{1,9}))?", re.ASCII)
 _VIDEO = re.compile(r"(\d{1,9})[x×](\d{1,9})[x×](\d{1,9})", re.ASCII)
@@ -40,20 +41,23 @@ def read_image(text: str) -> ImageSize:
 
 
 def read_video(text: str) -> VideoSize:
-    """Return the size of a text such as 16x448x448, or of a folder with a video's frames.
+    """Return the size of a text such as 16x448x448, of a video file, or of a folder of its frames.
 
     Raises:
-        CheckpointError: when a frame cannot be read.
-        InputError: when it is neither, frames differ, or the size is out of range.
+        CheckpointError: when a file cannot be read.
+        InputError: when it is none of these, frames differ, or the size is out of range.
+        MachineError: for a file, when OpenCV is not installed.
     """
     if size := _VIDEO.fullmatch(text.strip()):
         frames, width, height = map(int, size.groups())
         return VideoSize(frames, width, height)
     path = Path(os.path.expanduser(text))
+    if path.is_file():
+        return video_file_size(path)
     if not text or not path.is_dir():
         raise InputError(
             f"{printable(text)!r}: write a video as FRAMESxWIDTHxHEIGHT, such as 16x448x448, or"
-            " give a folder with its frames as images"
+            " give a file, or a folder with its frames as images"
         )
     files = frame_files(path)
     sizes = {image_file_size(each) for each in files}

@@ -96,7 +96,9 @@ def tune_command(model: str, workload: Workload) -> str:
     usual = Workload(prompt_tokens=workload.prompt_tokens)
     words = ["memfit", "tune", model, "--prompt-tokens", str(workload.prompt_tokens)]
     if workload.images:
-        words[3:] = ["--prompt", "TEXT", "--image", "FILE"]
+        words[3:] = ["--prompt", "TEXT"]
+        words += ["--image", "FILE"] * len(workload.images.each_image())
+        words += ["--video", "FILE"] * len(workload.images.videos)
     words += ["--max-tokens", str(workload.max_tokens)]
     for name in (
         "batch",

@@ -1,11 +1,12 @@
 """Sizes of images: as text, and from the headers of files."""
 
 import struct
+import sys
 from pathlib import Path
 
 import pytest
 
-from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.errors import InputError, MachineError
 from memfit.estimators.base.images import Images, ImageSize, VideoSize
 from memfit.estimators.images.sizes import image_file_size, read_image, read_video
 
@@ -92,3 +93,17 @@ def test_a_folder_of_frames_is_a_video(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("no frame")
     with pytest.raises(InputError, match=r"note\.txt: no PNG"):
         read_video(str(tmp_path))
+
+
+def test_a_file_that_is_no_video_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "film.mp4"
+    path.write_bytes(b"\0\0\0\x18ftypmp42")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "cv2", None)
+        with pytest.raises(MachineError, match="OpenCV, which is"):
+            read_video(str(path))
+    pytest.importorskip("cv2")
+    with pytest.raises(InputError, match=r"film\.mp4: no video that OpenCV can read"):
+        read_video(str(path))

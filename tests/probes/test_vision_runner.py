@@ -161,13 +161,20 @@ def test_the_whole_command_counts_the_tower(seeing: Path, image_file: Path, tmp_
 
 @needs_mlx_vlm
 @pytest.mark.exhaustive
-def test_a_folder_of_frames_is_a_video(seeing: Path, image_file: Path, tmp_path: Path) -> None:
-    frames = tmp_path / "frames"
+def test_a_video_file_a_folder_of_frames_and_images_are_one_prompt(
+    seeing: Path, image_file: Path, tmp_path: Path
+) -> None:
+    cv2, numpy = pytest.importorskip("cv2"), pytest.importorskip("numpy")
+    frames, film = tmp_path / "frames", tmp_path / "film.mp4"
     frames.mkdir()
     for number in range(4):
         shutil.copy(image_file, frames / f"{number}.png")
-    about = ("--prompt", TEXT, "--video", str(frames), "--max-tokens", "3")
-    row = tuned("seeing", seeing, tmp_path, about)
+    writer = cv2.VideoWriter(str(film), cv2.VideoWriter_fourcc(*"mp4v"), 10, (64, 32))
+    for _ in range(33):  # three seconds: six frames of two a second
+        writer.write(numpy.zeros((32, 64, 3), numpy.uint8))
+    writer.release()
+    given = ("--video", str(film), "--video", str(frames), *("--image", str(image_file)) * 2)
+    row = tuned("seeing", seeing, tmp_path, ("--prompt", TEXT, *given, "--max-tokens", "3"))
     assert row.is_exact
     peak = row.figures["peak"]
     assert abs(peak.estimated - peak.measured) * 10 < peak.measured
