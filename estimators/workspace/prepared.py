@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.specs import Attention
 from memfit.estimators.base import dtypes
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kernels import has_nax
@@ -20,6 +21,7 @@ from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.workspace.call import BackendTraits
 from memfit.estimators.workspace.layer_plan import (
     LayerPlan,
+    MixerPlan,
     QuantizationOf,
     plan_layer,
     touched_elements,
@@ -40,7 +42,7 @@ class PreparedModel(Struct, frozen=True):
     order: tuple[int, ...]
     """Which plan each layer has."""
     caching: int
-    """Layers up to the last that owns a cache or a state: those that a chunk is evaluated to."""
+    """Layers up to the last that makes a cache or a state: those that a chunk is evaluated to."""
     layers: Counter[int]
     """How many layers have each plan."""
     buffers: tuple[tuple[tuple[KVBuffer, ...], ...], ...]
@@ -76,7 +78,7 @@ def prepare(
         plan = plan_layer(layer, f"{model.layers_path}.{index}.", quantization)
         # Equal layers share a plan, so each kind of layer is recorded once in a call.
         order.append(numbers.setdefault(plan, len(numbers)))
-        if any(mixer.mixer.owns_cache for mixer in plan.mixers):
+        if any(map(_makes_cache, plan.mixers)):
             caching = len(order)
     return PreparedModel(
         model,
@@ -93,6 +95,15 @@ def prepare(
         + sum(m.shape[1] for m in model.modules if m.path.endswith("embed_tokens_per_layer")),
         _largest_weight(model, quantization),
     )
+
+
+def _makes_cache(plan: MixerPlan) -> bool:
+    match plan.mixer:
+        case Attention() as spec if len(plan.inputs) == 1:
+            # Queries alone: it caches the keys and values of an earlier layer (mlx-lm hunyuan.py).
+            return spec.owns_cache and plan.inputs[0].outputs > spec.heads * spec.key_dim
+        case _ as mixer:
+            return mixer.owns_cache
 
 
 def _traits(device: Device, versions: MlxVersions) -> BackendTraits:
