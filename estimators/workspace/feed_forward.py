@@ -148,8 +148,12 @@ def _products(
 ) -> list[int]:
     def product(expert: Projection) -> int:
         elements = picked * expert.outputs
-        return tape.allocate(
+        made = tape.allocate(
             (x, indices), elements, weight=expert.touched, counts=counts, name="experts"
         )
+        if expert.has_bias:
+            # That of each row's expert (switch_layers.py, bias[indices]).
+            tape.inplace(made, tape.allocate((indices,), elements, counts=ops.EXPERT_GATHER))
+        return made
 
     return adapted_each(tape, x, experts, picked, product, gathers=True)

@@ -32,6 +32,7 @@ class Projection(Struct, frozen=True):
     packing: Quantization | None
     """How the matrix is packed, None where it is not."""
     low_rank: LowRank | None
+    has_bias: bool = False
 
 
 class MixerPlan(Struct, frozen=True):
@@ -122,6 +123,7 @@ def _projection(prefix: str, module: Module, quantization: QuantizationOf | None
         counts=counts,
         packing=format_,
         low_rank=module.low_rank,
+        has_bias=module.bias > 0,
     )
 
 

@@ -78,7 +78,9 @@ def _product(
     tape: Tape, x: int, projection: Projection, rows: int, counts: ops.OperationCount
 ) -> int:
     shape, packing = (rows, projection.inputs, projection.outputs), projection.packing
-    return _matmul(tape, (x,), shape, packing, weight=projection.touched, counts=counts)
+    made = _matmul(tape, (x,), shape, packing, weight=projection.touched, counts=counts)
+    # The kernel of a plain product adds the bias itself (mlx nn/layers/linear.py, addmm).
+    return tape.inplace(made) if packing and projection.has_bias else made
 
 
 def _matmul(
