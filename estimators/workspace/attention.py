@@ -40,8 +40,8 @@ def record_attention(
     gate = None
     if spec.output_gate:
         # The doubled query projection holds the output gate; both halves are strided.
-        gate = tape.allocate((queries,), wide, counts=ops.PART_COPY)
-        queries = tape.allocate((queries,), wide, counts=ops.PART_COPY)
+        gate = tape.allocate((queries,), wide, counts=ops.PART_COPY, is_part=True)
+        queries = tape.allocate((queries,), wide, counts=ops.PART_COPY, is_part=True)
     if spec.owns_cache:
         narrow = rows * spec.kv_heads * spec.key_dim
         if spec.qk_norm:
@@ -54,6 +54,8 @@ def record_attention(
     # The cache update is deeper in the graph than the rope of the queries, so MLX runs it first.
     held_keys, held_values = _fetch(tape, call, buffer, (keys, values), spec.owns_cache)
     queries = rope(tape, queries, wide, rows=call.tokens, dim=spec.key_dim)
+    # What is left to read of a packed product are the values.
+    tape.elements[values] = rows * spec.kv_heads * spec.value_dim
     output = attend(
         tape,
         call,

@@ -1,6 +1,6 @@
 """The operations of dense and expert feed-forward blocks (mlx-lm models/switch_layers.py)."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from memfit.estimators.arch.specs import DenseMLP, MixtureOfExperts
 from memfit.estimators.base.dispatch import assert_never
@@ -46,7 +46,9 @@ def _dense(
         acted = tape.compiled(inner[0], inner[1])
     # One product holds gate and up (mlx-lm phi3.py, gate_up_proj); its halves are strided.
     elif inputs and inputs[0] == 2 * down.inputs:
-        acted = tape.allocate((inner[0],), rows * inputs[0] // 2, counts=ops.PART_COPY)
+        acted = tape.allocate(
+            (inner[0],), rows * inputs[0] // 2, counts=ops.PART_COPY, is_part=True
+        )
     else:
         acted = tape.compiled(inner[0]) if inner else x
     return project(tape, acted, down, rows)
@@ -131,7 +133,9 @@ def _switch(
     if len(inner) == 2:
         acted = tape.compiled(inner[0], inner[1])
     elif into and into[0].outputs == 2 * spec.intermediate:
-        acted = tape.allocate((inner[0],), picked * spec.intermediate, counts=ops.PART_COPY)
+        acted = tape.allocate(
+            (inner[0],), picked * spec.intermediate, counts=ops.PART_COPY, is_part=True
+        )
     else:
         acted = tape.compiled(inner[0])
     (output,) = _products(tape, acted, indices, [down], picked, ops.EXPERT_MATMUL_DOWN)
@@ -142,18 +146,24 @@ def _products(
     tape: Tape,
     x: int,
     indices: int,
-    experts: Iterable[Projection],
+    experts: Sequence[Projection],
     picked: int,
     counts: ops.OperationCount,
 ) -> list[int]:
+    # Each row takes the bias of its expert (switch_layers.py, bias[indices]), before the products.
+    biases = [
+        tape.allocate((indices,), picked * expert.outputs, counts=ops.EXPERT_GATHER)
+        for expert in experts
+        if expert.has_bias
+    ]
+
     def product(expert: Projection) -> int:
         elements = picked * expert.outputs
-        made = tape.allocate(
+        return tape.allocate(
             (x, indices), elements, weight=expert.touched, counts=counts, name="experts"
         )
-        if expert.has_bias:
-            # That of each row's expert (switch_layers.py, bias[indices]).
-            tape.inplace(made, tape.allocate((indices,), elements, counts=ops.EXPERT_GATHER))
-        return made
 
-    return adapted_each(tape, x, experts, picked, product, gathers=True)
+    made = adapted_each(tape, x, experts, picked, product, gathers=True)
+    for array, bias in zip(made, biases, strict=False):
+        tape.inplace(array, bias)
+    return made

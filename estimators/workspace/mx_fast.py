@@ -10,7 +10,7 @@ def norm(tape: Tape, x: int, elements: int, *, shared: bool) -> int:
     """RMSNorm or LayerNorm of an array; ``shared`` says that others read it too."""
     if tape.backend != "cpu":
         # The kernel writes over its input when it may (mlx backend/metal/normalization.cpp).
-        return tape.allocate((x,), elements) if shared else tape.inplace(x)
+        return tape.allocate((x,), elements, is_part=True) if shared else tape.inplace(x)
     # The CPU has no kernel; the fallback casts its input to float32 and the result back.
     wide = elements * FLOAT32
     # mx.astype returns an array that has the type already.
@@ -29,7 +29,7 @@ def rope(tape: Tape, x: int, elements: int, *, rows: int, dim: int) -> int:
     """Rotary embedding of transposed heads, so that the result is a new array."""
     if tape.backend != "cpu":
         # Only an input in rows without gaps can be written over (backend/metal/rope.cpp).
-        return tape.allocate((x,), elements)
+        return tape.allocate((x,), elements, is_part=True)
     angles = rows * dim // 2
     # Every layer computes its own tables of cosines and sines, in float32.
     positions = tape.allocate((), rows, nbytes=rows * FLOAT32, counts=ops.ROPE_POSITIONS)

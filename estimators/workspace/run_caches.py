@@ -140,7 +140,7 @@ class RunCaches:
                 outside = layers - simulated[number]
                 for buffer in buffers:
                     held = call.occupancy[buffer]
-                    before = capacity_at(buffer, workload, position)
+                    before = capacity_at(buffer, workload, position) if decoding else held.before
                     packed = mixer.inputs[0].outputs - buffer.heads * buffer.value_dim
                     if held.is_first_chunk:
                         total += call.tokens * packed * outside

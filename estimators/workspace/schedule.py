@@ -69,8 +69,10 @@ def layers_in_flight(programs: Sequence[Program], limits: BatchLimits | None) ->
     # Closed batches that have not run, and the open one.
     batches = limits.in_flight + 1
     elements = min(sum(step.elements for step in p.steps) for p in programs)
+    # The operation that closes a batch is in it.
+    most = (limits.max_mebi_elements + 1 << 20) + max(s.elements for p in programs for s in p.steps)
     by_dispatches = ceil_div(batches * (limits.max_ops + 1), max(1, dispatches))
-    by_elements = ceil_div(batches * (limits.max_mebi_elements + 1) << 20, max(1, elements))
+    by_elements = ceil_div(batches * most, max(1, elements))
     return max(LEAST_SIMULATED, min(by_dispatches, by_elements))
 
 

@@ -58,6 +58,8 @@ class _Operation(NamedTuple):
     weight: int
     counts: OperationCount
     temporary: int
+    sizes: tuple[int, ...]
+    """The elements of each array as this operation touches it: a view has fewer."""
 
 
 class Tape(Struct):
@@ -102,15 +104,23 @@ class Tape(Struct):
         weight: int = 0,
         counts: OperationCount = ELEMENTWISE,
         temporary: int = 0,
+        is_part: bool = False,
         name: str = "activations",
     ) -> int:
-        """Record an operation with an array of its own; ``weight`` elements are also touched."""
+        """Record an operation with an array of its own; ``weight`` elements are also touched.
+
+        One that reads ``is_part`` of its first input touches as many elements as it makes.
+        """
         made = self.existing(elements, nbytes)
         if self.nbytes[made] > self.largest:
             self.largest, self.largest_name = self.nbytes[made], name
         allocated = self.nbytes[made]
+        arrays = (*inputs, made)
+        sizes = [self.elements[array] for array in arrays]
+        if is_part:
+            sizes[0] = min(sizes[0], elements)
         self._operations.append(
-            _Operation((*inputs, made), made, allocated, weight, counts, temporary)
+            _Operation(arrays, made, allocated, weight, counts, temporary, tuple(sizes))
         )
         return made
 
@@ -118,7 +128,9 @@ class Tape(Struct):
         self, target: int, *inputs: int, weight: int = 0, counts: OperationCount = ELEMENTWISE
     ) -> int:
         """Record an operation that writes into ``target``."""
-        self._operations.append(_Operation((target, *inputs), target, 0, weight, counts, 0))
+        arrays = (target, *inputs)
+        sizes = tuple(self.elements[array] for array in arrays)
+        self._operations.append(_Operation(arrays, target, 0, weight, counts, 0, sizes))
         return target
 
     def compiled(self, target: int, *inputs: int) -> int:
@@ -180,16 +192,16 @@ class Tape(Struct):
         steps = []
         for step, operation in enumerate((*run, *deferred)):
             elements, repeated, longest_ago = operation.weight, [], 0
-            for array in operation.arrays:
+            for array, size in zip(operation.arrays, operation.sizes, strict=True):
                 before = touched.get(array)
                 if before is None:
-                    elements += self.elements[array]
+                    elements += size
                 elif before < len(run) <= step:
                     # From the layer into the deferred steps: all other layers are between.
-                    elements += self.elements[array]
+                    elements += size
                     awaited.append(array)
                 elif before < step:
-                    repeated.append((self.elements[array], step - before))
+                    repeated.append((size, step - before))
                     longest_ago = max(longest_ago, step - before)
                 touched[array] = step
             dispatches = operation.counts.kernels
