@@ -226,8 +226,8 @@ class DenseMLP(Struct, frozen=True, kw_only=True):
     intermediate: int
     gated: bool = True
     """Whether it has two input projections."""
-    split_activation: bool = False
-    """Whether its activation takes two kernels, which have an array between them."""
+    activation_arrays: int = 0
+    """Those between the kernels of its activation."""
 
 
 class MixtureOfExperts(Struct, frozen=True, kw_only=True):

@@ -21,8 +21,8 @@ def record_feed_forward(tape: Tape, x: int, plan: LayerPlan, call: CallShape) ->
     match plan.feed_forward:
         case MixtureOfExperts() as spec:
             return _experts(tape, x, plan, spec, call)
-        case DenseMLP(split_activation=split):
-            return _dense(tape, x, plan.dense, call, split=split)
+        case DenseMLP(activation_arrays=between):
+            return _dense(tape, x, plan.dense, call, between=between)
         case None:
             return _dense(tape, x, plan.dense, call)
         case _ as spec:
@@ -30,14 +30,15 @@ def record_feed_forward(tape: Tape, x: int, plan: LayerPlan, call: CallShape) ->
 
 
 def _dense(
-    tape: Tape, x: int, projections: tuple[Projection, ...], call: CallShape, *, split: bool = False
+    tape: Tape, x: int, projections: tuple[Projection, ...], call: CallShape, *, between: int = 0
 ) -> int:
     rows = call.rows
     inner = project_each(tape, x, projections[:-1], rows)
     down = projections[-1]
     inputs = [p.outputs for p in projections[:-1]]
-    if len(inner) == 2 and split:
-        acted = tape.allocate((inner[0],), rows * inputs[0])
+    if len(inner) == 2 and between:
+        for _ in range(between):
+            acted = tape.allocate((inner[0],), rows * inputs[0])
         tape.inplace(acted, *inner)
     elif len(inner) == 2 and call.target.versions.has("product_after_silu"):
         acted = tape.inplace(tape.compiled(inner[0]), inner[1])

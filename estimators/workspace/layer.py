@@ -115,7 +115,11 @@ def _alternating(
     product = tape.allocate((wide,), every, nbytes=every * _FLOAT32, counts=ops.STREAMS_MIXED)
     predicted = tape.allocate((tape.inplace(product, wide),), every)
     active = tape.allocate((predicted,), elements)
+    residual = active
+    for projection in plan.residual:
+        residual = project(tape, residual, projection, call.rows)
     output = _blocks(tape, active, plan, call, elements, buffers)
+    tape.inplace(output, residual)
     # The innovation of one stream times float32 coefficients promotes all of them.
     innovation = tape.allocate((output, predicted), elements)
     widened = tape.allocate((innovation,), elements, nbytes=elements * _FLOAT32)

@@ -65,6 +65,8 @@ class LayerPlan(Struct, frozen=True):
     streams: int  # hidden states carried side by side (Gemma 3n's alternating updates)
     own_input: tuple[Projection, ...]
     """What takes in the layer's own input: to its width and back (mlx-lm gemma4_text.py)."""
+    residual: tuple[Projection, ...]
+    """What adds a second residual: to a low rank and back (mlx-lm gemma3n.py, laurel)."""
 
 
 def plan_layer(layer: Layer, prefix: str, quantization: QuantizationOf | None) -> LayerPlan:
@@ -83,6 +85,7 @@ def plan_layer(layer: Layer, prefix: str, quantization: QuantizationOf | None) -
         if p.outputs > 1
     ]
     router = matrices.get(Part.ROUTER, [])
+    others = [p for _, p in matrices.get(Part.OTHER, [])]
     return LayerPlan(
         mixers=_mixers(layer, matrices.get(Part.ATTENTION, [])),
         feed_forward=layer.feed_forward,
@@ -91,9 +94,8 @@ def plan_layer(layer: Layer, prefix: str, quantization: QuantizationOf | None) -
         router=router[0][1] if router else None,
         norms=hidden_norms,
         streams=layer.streams,
-        own_input=tuple(
-            p for _, p in matrices.get(Part.OTHER, []) if p.name.startswith("per_layer_")
-        ),
+        own_input=tuple(p for p in others if p.name.startswith("per_layer_")),
+        residual=tuple(p for p in others if p.name.startswith("linear_")),
     )
 
 

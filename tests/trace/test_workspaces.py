@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("mlx_lm", reason="the classes that are traced are mlx-lm's")
 
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
@@ -25,6 +26,30 @@ QUICK = (
     *("phi-4-mini", "qwen3-4b-4bit", "qwen3-next-80b-a3b-4bit", "qwen3-vl-4b"),
 )
 TRACED = sorted(path for path in SAMPLES.glob("*.yaml") if path.stem not in LOOPED)
+
+
+# Products summed from parts, a layer for each batch of work, states before the first chunk, tokens
+# in a loop; and layers that cache what others make.
+CLOSE: tuple[tuple[str, int, int | None], ...] = (
+    *(("llama-3.2-3b.yaml", 65, None), ("phi-4-mini.yaml", 1025, 4)),
+    *(("falcon-h1-7b.yaml", 65, None), ("jamba.json", 513, None), ("hunyuan.json", 513, None)),
+)
+
+
+@pytest.mark.parametrize(("name", "tokens", "bits"), CLOSE)
+def test_what_depends_on_mlxs_own_steps_is_within_a_tenth(
+    name: str, tokens: int, bits: int | None
+) -> None:
+    folder = SAMPLES if name.endswith(".yaml") else SAMPLES.parent / "tests" / "arch" / "cases"
+    checkpoint = open_checkpoint(str(folder / name))
+    workload = Workload(prompt_tokens=tokens, prefill_step=2048 if tokens != 513 else 256)
+    quantize = Quantization(bits, 64) if bits else None
+    by_method = (
+        size(checkpoint, device=M4_MAX_64, quantize=quantize, method=method)
+        for method in ("formula", "trace")
+    )
+    derived, traced = (sized.figures_for(workload).moment for sized in by_method)
+    assert abs(derived.workspace_bytes - traced.workspace_bytes) * 10 <= traced.workspace_bytes
 
 
 @pytest.mark.parametrize("path", quick(TRACED, QUICK), ids=lambda path: path.stem)

@@ -72,8 +72,8 @@ def moment(
         (QWEN3_4B_2507, "h100-80", 10_007, 1.16),
         (QWEN3_4B_2507, "b200", 9_787, 1.18),
         # More than ten graphs: MLX waits, and both GPUs had the same peak. Without cuBLAS's part.
-        (QWEN3_30B_A3B, "h100-80", 64_219, 1),
-        (QWEN3_30B_A3B, "b200", 64_219, 1),
+        (QWEN3_30B_A3B, "h100-80", 64_219, 1.003),
+        (QWEN3_30B_A3B, "b200", 64_219, 1.003),
     ],
 )
 def test_published_peaks_on_cuda_are_below_the_bound(
@@ -81,7 +81,7 @@ def test_published_peaks_on_cuda_are_below_the_bound(
 ) -> None:
     workload = Workload(prompt_tokens=1024, max_tokens=128)
     bound, _ = moment(config, workload, device=find_device(gpu))
-    assert 0.995 < bound.nbytes / (megabytes * 10**6) < over
+    assert 1 <= bound.nbytes / (megabytes * 10**6) < over
 
 
 @pytest.mark.parametrize(("config", "quantization", "megabytes"), PUBLISHED)

@@ -22,7 +22,7 @@ from memfit.estimators.arch.modules import (
     sandwich_norms,
     under,
 )
-from memfit.estimators.arch.specs import Attention
+from memfit.estimators.arch.specs import Attention, DenseMLP
 
 _LANGUAGE_MODEL = "model.language_model"
 
@@ -99,7 +99,7 @@ def _layers(text: Fields, hidden: int, modules: Modules) -> Iterator[Layer]:
     count = text.layers()
     kinds = text.texts("layer_types", count)
     intermediates = text.counts("intermediate_size", count)
-    text.items("activation_sparsity_pattern", count)
+    sparse = text.items("activation_sparsity_pattern", count) or [0] * count
     if kinds is None or intermediates is None:
         key = "layer_types" if kinds is None else "intermediate_size"
         raise text.fail(key, "missing; the model class needs it")
@@ -110,7 +110,10 @@ def _layers(text: Fields, hidden: int, modules: Modules) -> Iterator[Layer]:
     streams = text.count("altup_num_inputs")
     for index, intermediate in enumerate(intermediates):
         mixer = replace(mixers[kinds[index]], owns_cache=index < own)
-        feed_forward, mlp = dense_mlp(hidden, intermediate)
+        _, mlp = dense_mlp(hidden, intermediate)
+        # gelu_topk: squares of the distances to the mean, then the distances to the cut-off.
+        arrays = 2 if sparse[index] else 0
+        feed_forward = DenseMLP(intermediate=intermediate, activation_arrays=arrays)
         yield Layer((mixer,), feed_forward, modules + mlp, streams=streams)
 
 

@@ -105,7 +105,7 @@ def _layers(
         width = intermediate if owns_cache else width_of_sharers
         # geglu is compiled for any shape, and with its broadcasts is deeper than a kernel may be
         # (mlx/compile.cpp, max_compile_depth).
-        feed_forward: FeedForward = DenseMLP(intermediate=width, split_activation=True)
+        feed_forward: FeedForward = DenseMLP(intermediate=width, activation_arrays=1)
         parts = _attention_modules(mixer, hidden, keys_are_values[kind])
         parts += under("mlp", gated_mlp(hidden, width))
         if experts:
