@@ -37,6 +37,7 @@ def _dense(
     down = projections[-1]
     inputs = [p.outputs for p in projections[:-1]]
     if len(inner) == 2 and between:
+        acted = inner[0]
         for _ in range(between):
             acted = tape.allocate((inner[0],), rows * inputs[0])
         tape.inplace(acted, *inner)

@@ -63,7 +63,7 @@ def describe(fields: Fields, traits: Dense, model_type: str) -> Model:
     fields.ignore(*traits.ignored, *_WINDOW_KEYS)
     modules = _layer_modules(fields, traits, sizes)
     mlp = DenseMLP(
-        intermediate=sizes.width, gated=traits.gated, split_activation=traits.split_activation
+        intermediate=sizes.width, gated=traits.gated, activation_arrays=traits.activation_arrays
     )
     mixers = {window: _mixer(fields, traits, sizes, window) for window in set(windows)}
     return Model(

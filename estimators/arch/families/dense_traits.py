@@ -82,8 +82,8 @@ class Dense(Struct, frozen=True, kw_only=True):
     mlp_scalars: tuple[str, ...] = ()
     mlp_bias: Flag = False
     gated: bool = True
-    split_activation: bool = False
-    """As `DenseMLP.split_activation`."""
+    activation_arrays: int = 0
+    """As `DenseMLP.activation_arrays`."""
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     norm_bias: Flag = False
     parallel: Flag = False

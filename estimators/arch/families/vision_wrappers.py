@@ -60,7 +60,7 @@ _MLLAMA = Dense(
         "num_key_value_heads": 8,
         "vocab_size": 32000,
     },
-    split_activation=True,
+    activation_arrays=1,
     tied=False,
 )
 _CROSSING = [3, 8, 13, 18, 23, 28, 33, 38]
