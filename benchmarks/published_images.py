@@ -52,9 +52,7 @@ KERNELS["metal"].insert(
 
 # Versions that cannot be installed, and the next one.
 INSTALLED = {"0.6.11": "0.6.12"}
-NOT_RUN = {
-    "Step-3.7-Flash-oQ2e": "the bits of its layers are not known",
-}
+NOT_RUN = {"Step-3.7-Flash-oQ2e": "the bits of its layers are not known"}
 
 
 class Files(NamedTuple):

@@ -55,12 +55,7 @@ _QWEN3 = PatchGrid(16, (256 * 256, 4096 * 4096), stamps_frames=True)
 _GLM = PatchGrid(14, (112 * 112, 28 * 28 * 12288), counts_frames=True, takes_videos=False)
 _GLM_OCR = PatchGrid(14, (112 * 112, 14 * 14 * 8 * 6144), counts_frames=True, takes_videos=False)
 _ERNIE = PatchGrid(
-    14,
-    (56 * 56, 28 * 28 * 1280),
-    temporal=1,
-    takes_videos=False,
-    is_fixed=True,
-    cuts_aspect=True,
+    14, (56 * 56, 28 * 28 * 1280), temporal=1, takes_videos=False, is_fixed=True, cuts_aspect=True
 )
 _HUNYUAN = PatchGrid(
     16, (512 * 512, 2048 * 2048), temporal=1, takes_videos=False, is_fixed=True, breaks_rows=True

@@ -75,7 +75,7 @@ def prefilled_kv_cache(model: Model, workload: Workload) -> KVCache:
 
 def _cache_at(model: Model, workload: Workload, tokens: int) -> KVCache:
     """Return the cache once ``tokens`` of the run have passed."""
-    # Layers are alike: each kind is computed once.
+    # Many layers are equal: each kind is computed once.
     buffers = Counter(kv_buffers(model, workload.max_kv_size))
     total = held = per_token = allocated_tokens = held_tokens = 0
     for buffer, layers in buffers.items():

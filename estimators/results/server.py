@@ -25,7 +25,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     max_num_seqs: int | None = None
     """Requests that mlx_vlm.server takes out of its queue; None: all."""
     vision_cache_size: int = 20
-    """Requests whose features of images mlx_vlm.server keeps, where the model's class does."""
+    """Requests for which mlx_vlm.server keeps features of images, where the model's class does."""
 
     @property
     def rows(self) -> int:

@@ -21,12 +21,7 @@ from memfit.estimators.mlx.kv_cache import buffer_token_bytes, kv_buffers, kv_ca
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, format_version
 from memfit.estimators.results.estimate import Basis, Note
-from memfit.estimators.runtimes.interface import (
-    DraftFigures,
-    Figure,
-    MemoryFigures,
-    RuntimeModel,
-)
+from memfit.estimators.runtimes.interface import DraftFigures, Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.mlx_lm_commands import (
     STDIN,
     generate_command,

@@ -22,12 +22,7 @@ from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.weights.derived import tensor_bytes
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.workspace.peak import ERROR_PERCENT, PeakMoment
-from memfit.estimators.workspace.vision import (
-    VisionWork,
-    embedded_bytes,
-    has_formula,
-    vision_work,
-)
+from memfit.estimators.workspace.vision import VisionWork, embedded_bytes, has_formula, vision_work
 
 MLX_VLM = Runtime(
     name="mlx-vlm",

@@ -24,11 +24,7 @@ from memfit.estimators.mlx.kv_cache import buffer_token_bytes, kv_buffers, kv_ca
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Basis, Note
-from memfit.estimators.runtimes.by_class import (
-    TRACE_ERROR_PERCENT,
-    described_by_class,
-    unquantised,
-)
+from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, described_by_class, unquantised
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_vlm import MlxVlm, reject_batch_windows
 from memfit.estimators.runtimes.runtime import Runtime

@@ -200,7 +200,7 @@ class _Parts:
     def part(self, index: int, split: tuple[int, ...] | None) -> SizedModel:
         rank = Rank(index, self._ranks.size, "pipeline", split)
         start, end = rank.layers(len(self._sized.model.layers))
-        # By formula and by trace alike, equal layers at equal ends of the pipeline are equal.
+        # Both by formula and by trace, equal layers at equal ends of the pipeline are equal.
         own = self._sized.model.layers[start:end] if self._is_described else (start, end)
         device = self._ranks.device(index, self._sized.device)
         key = own, rank.receives, rank.sends, device

@@ -73,13 +73,7 @@ class View:
         return self._strides
 
     def set_layout(
-        self,
-        strides: Strides | None,
-        data_size: int,
-        *,
-        row: bool,
-        column: bool,
-        dense: bool,
+        self, strides: Strides | None, data_size: int, *, row: bool, column: bool, dense: bool
     ) -> None:
         self._strides = strides
         self.data_size = data_size

@@ -246,7 +246,7 @@ class _Recorder:
         # An array that no message has named before is the output of this node.
         key, shape, dtype = described
         kind = *shape, dtype
-        # Layers repeat: one object for all arrays that are alike.
+        # Layers repeat: one object for all equal arrays.
         if kind not in self._alike:
             self._alike[kind] = Array(tuple(shape), _name(dtype))
         return self._add(key, self._alike[kind])

@@ -77,7 +77,7 @@ def record_training(
     ``validated`` is the length of the longest batch of the validation, None without one. The steps
     until the first update are there if it ``is_whole``: they are almost the same, without a loop.
     A class that ``loops`` over tokens is traced with fewer of its frozen layers, of which only one
-    is computed at a time; with ``iterations`` its loops end after so many. The model has to be
+    is computed at a time; with ``iterations`` its loops end after that many. The model has to be
     restored afterwards.
 
     Raises:

@@ -1,7 +1,7 @@
 """A run of mlx-vlm with images: its own generate_step inside one export, cut where it evaluates.
 
 Ids, grids and masks are real arrays, because classes compute shapes from them; weights are
-placeholders. Pixels are real too, all alike, so that they take no memory.
+placeholders. Pixels are real too, all equal, so that they take no memory.
 """
 
 import sys
@@ -27,7 +27,7 @@ from memfit.estimators.trace.loop_guard import LoopError, few_slices
 from memfit.estimators.trace.recording import GraphError, record_call
 from memfit.estimators.trace.undo_cse import unmerged
 
-# The first token and the one after it: all others are alike.
+# The first token and the one after it: all others are equal.
 _TOKENS = 2
 # Of a canvas: one from noise alone, one with the logits before it, and the last one.
 _DENOISING_STEPS = 3

@@ -170,7 +170,7 @@ def _token_loop(
     """One step for each token; ``state`` are the elements of one and the bytes of each element.
 
     A loop's outputs hang off its chain, so every token's state waits for the end of it. ``counts``
-    are of what a step makes besides states.
+    are of what a step makes in addition to states.
     """
     elements, width = state
     states = []

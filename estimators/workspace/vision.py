@@ -85,11 +85,7 @@ TRAITS = {
     "gemma3": Traits(rotates=False),
     "gemma3n": Traits(float32=True, convolves=True, merges=3),
     "gemma4": Traits(
-        norms_heads=True,
-        pads_heads=True,
-        masks_patches=True,
-        one_hot_positions=True,
-        joins="all",
+        norms_heads=True, pads_heads=True, masks_patches=True, one_hot_positions=True, joins="all"
     ),
     "glm4v": Traits(joins="rest"),
     "glm4v_moe": Traits(masks_each_block=True, joins="all"),
@@ -122,7 +118,7 @@ class VisionWork(NamedTuple):
     """The largest single allocation."""
     largest_name: str
     crossing: int = 0
-    """In a call of a text model that attends to the features, besides twice what text takes."""
+    """In a call of a text model that attends to the features, added to twice what text takes."""
 
 
 def embedded_bytes(model: Model, workload: Workload) -> int:
@@ -228,7 +224,7 @@ class _Tower:
             yield from [self._merging()] * self._traits.merges
             return
         yield self._embedding()
-        block = self._block(next(iter(self._blocks.values())))  # all blocks of a tower are alike
+        block = self._block(next(iter(self._blocks.values())))  # all blocks of a tower are equal
         yield from (block,) * len(self._blocks)
         yield self._merging()
 

@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.gating import (
-    SAMPLES,
-    target,
-    write_plain_config,
-    write_policy,
-    write_quantised,
-)
+from tests.cli.gating import SAMPLES, target, write_plain_config, write_policy, write_quantised
 from tests.cli.running import Memfit
 from tests.models import QWEN3_4B, QWEN3_NEXT_80B, sample_config, write_config
 

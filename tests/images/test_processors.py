@@ -293,10 +293,7 @@ CASES = {
     ),
     "fastvlm": Case(
         {"model_type": "fastvlm"},
-        preprocessor={
-            "size": {"shortest_edge": 128},
-            "crop_size": {"height": 128, "width": 128},
-        },
+        preprocessor={"size": {"shortest_edge": 128}, "crop_size": {"height": 128, "width": 128}},
         words=("<image>",),
     ),
     "gemma4_unified": Case(

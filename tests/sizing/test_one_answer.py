@@ -103,7 +103,7 @@ questions = st.builds(
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An adapter of Qwen3-4B, whose matrices no other sample has."""
+    """An adapter of Qwen3-4B; no other sample has its matrices."""
     return write_adapter(tmp_path_factory.mktemp("adapter"))
 
 

@@ -111,12 +111,7 @@ def _profile(
 
 
 def _with_measurements(
-    result: "ExpertsPlan",
-    sized: "SizedModel",
-    run: Workload,
-    units: "Units",
-    *,
-    is_saved: bool,
+    result: "ExpertsPlan", sized: "SizedModel", run: Workload, units: "Units", *, is_saved: bool
 ) -> "ExpertsPlan":
     """Add what ``memfit tune experts`` measured here, that its profile was used, and notes."""
     from memfit.estimators.machine.host import detect_host

@@ -58,11 +58,11 @@ def point_rows(points: tuple[Point, ...], units: Units) -> Iterator[tuple[str, .
 
 def reasons(points: tuple[Point, ...]) -> Iterator[str]:
     """Yield why points were not measured, or not completely: each reason once."""
-    alike: dict[str, list[Workload]] = {}
+    same: dict[str, list[Workload]] = {}
     for point in points:
         if point.reason:
-            alike.setdefault(f"{point.status}: {point.reason}", []).append(point.workload)
-    for reason, works in alike.items():
+            same.setdefault(f"{point.status}: {point.reason}", []).append(point.workload)
+    for reason, works in same.items():
         more = f" and {len(works) - 1} more" if len(works) > 1 else ""
         yield f"{settings(works[0])}{more}: {reason}"
 

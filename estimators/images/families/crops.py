@@ -388,8 +388,7 @@ def _least_enlarged(image: ImageSize, window: int, margin: int, most: int) -> tu
     shapes.sort(key=lambda shape: (math.prod(shape), shape[0]))
     height, width = image.height - margin, image.width - margin
     scales = array(
-        "f",
-        (min(_over(h * window, height), _over(w * window, width)) for h, w in shapes),
+        "f", (min(_over(h * window, height), _over(w * window, width)) for h, w in shapes)
     )
     if all(scale < 1 for scale in scales):
         return shapes[max(range(len(shapes)), key=scales.__getitem__)]

@@ -109,7 +109,7 @@ class LlavaNext(Struct, frozen=True):
     side: int = 336
     patch: int = 14
     added: int = 1
-    """Features of a tile besides those of its patches."""
+    """Features of a tile in addition to those of its patches."""
     strategy: str = "default"
     """By default the first of them is left out."""
     down: str = "1"
@@ -331,7 +331,7 @@ class Phi4MM(Struct, frozen=True):
 
 
 def _rows_within(image: ImageSize, most: int) -> tuple[int, int]:
-    """Return the rows and columns of at most so many patches in the ratio of an image."""
+    """Return rows and columns of at most ``most`` patches in the ratio of an image."""
     aspect = image.width / image.height
     rows = int(math.sqrt(most / aspect))
     columns = int(rows * aspect)

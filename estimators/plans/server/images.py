@@ -38,11 +38,7 @@ CACHES_FEATURES = frozenset(
 
 
 def plan_image_server(
-    sized: SizedModel,
-    workload: Workload,
-    settings: ServerSettings,
-    *,
-    clients: int,
+    sized: SizedModel, workload: Workload, settings: ServerSettings, *, clients: int
 ) -> ServerPlan:
     """Return what mlx_vlm.server takes at most with ``clients`` requests like ``workload`` open.
 

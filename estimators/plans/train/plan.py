@@ -378,7 +378,7 @@ class _Plan:
             )
             yield Note("info", "token-loop", text)
         if not self._is_searched:
-            text = "what fits at most is not searched: a trace of so many loops takes seconds"
+            text = "what fits at most is not searched: a trace of its loops takes seconds"
             yield Note("info", "not-searched", text)
         if data and not data.is_tokenized:
             text = (
