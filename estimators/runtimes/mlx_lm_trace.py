@@ -59,9 +59,11 @@ class ClassTrace(Struct, frozen=True, eq=False):
     adapter: "Adapter | None" = None
     rank: Rank | None = None
     """The rank that has this part of the class, None: it is the whole."""
+    chunks_alone: bool = False
+    """Whether runs end before the first token is sampled."""
     _built: dict[Backend, "TracedModel"] = {}
-    _runs: dict[tuple[Workload, Any, MlxVersions], "TracedRun"] = {}
-    """By workload, `Device.gpu` and versions."""
+    _runs: dict[tuple[Workload, Any, MlxVersions, bool], "TracedRun"] = {}
+    """By workload, `Device.gpu`, versions and ``chunks_alone``."""
     _starts: dict[tuple[Any, MlxVersions], "Start | None"] = {}
     """The first chunk of the last run, by `Device.gpu` and versions."""
     _loads: dict[tuple[Device, MlxVersions], int | None] = {}
@@ -71,7 +73,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
         from memfit.estimators.trace.gc_pause import not_collecting
 
         machine = device or ANY_MAC
-        key = workload, machine.gpu, versions
+        key = workload, machine.gpu, versions, self.chunks_alone
         if key not in self._runs:
             with not_collecting():
                 self._runs[key] = self._followed(workload, machine, versions)
@@ -94,7 +96,8 @@ class ClassTrace(Struct, frozen=True, eq=False):
 
         built = self.built(machine.backend)
         try:
-            trace, shapes = built.record(workload, _target(machine, versions))
+            target = _target(machine, versions)
+            trace, shapes = built.record(workload, target, chunks_alone=self.chunks_alone)
         except GraphError as error:
             return TracedRun(built.shapes(workload), None, str(error))
         key = machine.gpu, versions
@@ -313,6 +316,10 @@ class MlxLmTrace(MlxLm, frozen=True):
         extra = max(0, self.load_bytes - self.resident_bytes)
         footprint = replace(self.subject.footprint, conversions=(Conversion(0, extra),), cut=())
         return MlxLm(self.runtime, replace(self.subject, footprint=footprint))
+
+    def chunks_view(self) -> "MlxLmTrace":
+        """Return the same for the chunks of prompts alone."""
+        return replace(self, trace=replace(self.trace, chunks_alone=True))
 
     def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
         """Yield the versions of what was run, and what an estimate assumes."""

@@ -131,6 +131,10 @@ class SizedModel(Struct):
         view = self.runtime_model.formula_view()
         return self if view is self.runtime_model else self._under(view)
 
+    def chunks_view(self) -> "SizedModel":
+        """Return what may leave out the tokens that are generated, if that is quicker."""
+        return self._under(self.runtime_model.chunks_view())
+
     def comparing(self, *workloads: Workload) -> "SizedModel":
         """Return what answers for all these workloads in one way, so that peaks compare."""
         view = self.runtime_model.comparing(*workloads)

@@ -39,15 +39,8 @@ class TraceSearch(Struct):
     """Whether even the formula's largest need fits for the longest prompt: nothing is traced."""
     _scale: tuple[int, int] = (1, 1)
     """Bytes of workspace by trace, and by formula."""
-    _traced: set[Workload] = field(default_factory=set)
-
-    def fits(self, workload: Workload) -> bool:
-        """Return whether a workload fits by trace.
-
-        Raises:
-            UnsupportedError: when the runtime cannot run the workload.
-        """
-        return self._leaves_room(workload) and fits_comfortably(self.sized, workload)
+    _traced: dict[Workload, SizedModel] = field(default_factory=dict)
+    """Workloads that were traced, and the model that has their figures."""
 
     def longest_context(self, most: int) -> int | None:
         """Return the longest multiple of 256 up to ``most`` that fits, None when none does."""
@@ -73,7 +66,8 @@ class TraceSearch(Struct):
 
     def caveat(self, workload: Workload) -> str:
         """Return how `requirement` of a workload was found, empty when by trace."""
-        if workload in self._traced and self.sized.workspace_basis(workload)[0] == "traced":
+        traced = self._traced.get(workload)
+        if traced and traced.workspace_basis(workload)[0] == "traced":
             return ""
         if self.formula.is_between_traces:
             return self.by
@@ -89,7 +83,7 @@ class TraceSearch(Struct):
             UnsupportedError: when the runtime cannot run the workload.
         """
         if workload in self._traced:
-            return self.sized.requirement(workload)
+            return self._traced[workload].requirement(workload)
         return self._largest_need(workload) if self.is_certain else self._scaled_need(workload)
 
     def _candidate(self, found: int, top: int, attempt: int) -> int:
@@ -116,13 +110,25 @@ class TraceSearch(Struct):
 
     def _confirm(self, workload: Workload) -> bool:
         """Whether a workload fits by trace; the formula is scaled to it."""
-        need = self.sized.requirement(workload)
-        self._traced.add(workload)
+        traced = self._traced[workload] = self._tracing(workload)
+        need = traced.requirement(workload)
         derived, workspace = self.formula.requirement(workload), self._workspace(workload)
         if workspace:
             beyond = need.peak_bytes - derived.peak_bytes
             self._scale = (max(0, workspace + beyond), workspace)
         return self._judged(need)
+
+    def _tracing(self, workload: Workload) -> SizedModel:
+        """The model to trace: the chunks alone if, with the formula's error, the peak is in one."""
+        moment = self.formula.figures_for(workload).moment
+        basis, percent = self.formula.workspace_basis(workload)
+        prefill, decode = moment.prefill_bytes, moment.decode_bytes
+        if self.sized.is_known(workload) or self.sized.draft or basis != "derived":
+            return self.sized
+        if prefill is None or decode is None:
+            return self.sized
+        is_clear = (prefill - decode) * 100 > 2 * percent * moment.workspace_bytes
+        return self.sized.chunks_view() if is_clear else self.sized
 
     def _leaves_room(self, workload: Workload) -> bool:
         """Whether weights and caches fit: a trace takes long and finds no less."""

@@ -18,7 +18,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.adapters import Adapter
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.machine.device import Backend
-from memfit.estimators.mlx.call_plan import PlannedCall, planned_calls
+from memfit.estimators.mlx.call_plan import PREFILL, PlannedCall, planned_calls
 from memfit.estimators.trace.cache_stepper import leaves, length_of
 from memfit.estimators.trace.call_recorder import KeptCalls, Running, Sample
 from memfit.estimators.trace.class_description import (
@@ -210,15 +210,22 @@ class TracedModel:
                 self._load = record_share(self._build(None, None), target, self._rank)
         return self._load
 
-    def record(self, workload: Workload, target: TraceTarget) -> tuple[Trace, TracedShapes]:
+    def record(
+        self, workload: Workload, target: TraceTarget, *, chunks_alone: bool = False
+    ) -> tuple[Trace, TracedShapes]:
         """Return the graphs of a workload's calls, and the bytes at its end.
+
+        With ``chunks_alone`` the run ends before the first token is sampled.
 
         Raises:
             GraphError: also, when the graphs of the calls cannot be recorded.
         """
+        planned = planned_calls(workload, target.versions)
+        if chunks_alone:
+            planned = tuple(call for call in planned if call.phase in PREFILL)
         with self._tracing(workload):
             running = Running(self._model, self._modules, workload, target, kept=self._kept)
-            trace = self._trace(running, planned_calls(workload, target.versions), target)
+            trace = self._trace(running, planned, target)
             return trace, self._shapes(running.caches, workload)
 
     def record_planned(

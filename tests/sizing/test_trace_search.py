@@ -62,6 +62,8 @@ def test_a_formula_that_is_too_high_or_too_low_does_not_decide(
     assert right * 7 // 8 <= found <= right
     prompt = ASKED.prompt_only(found)
     assert not searching.caveat(prompt)
+    # Without the last token, which needs less.
+    assert searching._traced[prompt] is not traced
     assert searching.requirement(prompt) == traced.requirement(prompt)
     assert searching.too_long is not None
     assert searching.too_long > found
