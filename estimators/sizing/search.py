@@ -6,6 +6,7 @@ most bits first, the cheapest change first. The answer is the first one that fit
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -23,8 +24,8 @@ KV_BITS = (None, 8, 4)
 # The longest context searched when neither the config nor the runtime has a limit.
 UNBOUNDED_CONTEXT = 2**20
 
-# Values that are guessed by a line before one is known to be too large.
-_BY_LINE = 6
+# Values that are guessed by a curve before one is known to be too large.
+_BY_CURVE = 6
 
 Candidate = TypeVar("Candidate")
 
@@ -65,7 +66,7 @@ def most_fitting(
     """Return the largest of ascending values with a need within the limit, 0 when none has.
 
     The need grows with the value. It is computed for few values: those that are ``known`` or next
-    to these, then where the line through two of them reaches the limit. ``floor`` is about the
+    to these, then where the curve through three of them reaches the limit. ``floor`` is about the
     need of nothing. What is far beyond the limit by two computed needs below it is not computed.
 
     >>> most_fitting(range(1, 1000), lambda value: value * value, 5000, [10])
@@ -81,10 +82,10 @@ def most_fitting(
         elif _is_beyond(values[low], points, limit):
             break
         else:
-            # A need with steps would come near from one side only: every third time the middle,
+            # A need with steps would come near from one side only: every fourth time the middle,
             # once a value is known to be too large.
-            is_line = count % 3 < 2 or (high == len(values) and count < _BY_LINE)
-            guess = _reached(values, points, limit) if is_line else (low + high) // 2
+            is_curve = count % 4 < 3 or (high == len(values) and count < _BY_CURVE)
+            guess = _reached(values, points, limit) if is_curve else (low + high) // 2
             guess = max(low, min(high - 1, guess))
             count += 1
         value = values[guess]
@@ -98,13 +99,18 @@ def most_fitting(
 
 def _reached(values: Sequence[int], points: Mapping[int, int], limit: int) -> int:
     """Return the index of about the last value with a need within the limit."""
-    # The two points around the limit, or the two next to it.
-    near = sorted(points, key=lambda value: (abs(points[value] - limit), value))[:2]
-    low, high = min(near), max(near)
-    rise = points[high] - points[low] if len(near) > 1 else 0
-    if rise <= 0:
+    # A parabola: products of all tokens with all tokens grow with the square.
+    near = sorted(points, key=lambda value: (abs(points[value] - limit), value))[:3]
+    slopes = [(points[b] - points[a]) / (b - a) for a, b in pairwise(sorted(near))]
+    if not slopes or min(slopes) <= 0:
         return len(values) // 2
-    return bisect_right(values, low + (limit - points[low]) * (high - low) // rise) - 1
+    first, second, *last = sorted(near)
+    bend = max(0.0, (slopes[1] - slopes[0]) / (last[0] - first)) if last else 0.0
+
+    def need(value: int) -> int:
+        return points[first] + int((value - first) * (slopes[0] + bend * (value - second)))
+
+    return bisect_right(values, limit, key=need) - 1
 
 
 def _is_beyond(value: int, points: Mapping[int, int], limit: int) -> bool:

@@ -54,8 +54,9 @@ class TracedSteps:
         Raises:
             UnsupportedError: when the class cannot be trained, or not traced.
         """
+        from memfit.estimators.trace.recording import TooLargeError
         from memfit.estimators.trace.training_peak import training_peak
-        from memfit.estimators.trace.training_recorder import KINDS, TokenLoopError
+        from memfit.estimators.trace.training_recorder import KINDS
 
         # The number of accumulated steps changes nothing from the third on.
         recipe = replace(
@@ -72,31 +73,30 @@ class TracedSteps:
                 self._target(),
                 validated=validated,
             )
+            few = self._few(recipe, quantize)
             try:
-                run, growth = record(is_whole=is_whole), None
-            except TokenLoopError:
-                run, growth = self._continued(record, recipe, tokens, quantize)
+                # From here on the two short ones take less time.
+                run, growth = record(is_whole=is_whole, longest_loop=4 * few), None
+            except TooLargeError:
+                run, growth = self._continued(record, few, tokens)
             self._peaks[key] = training_peak(run, self._machine, self._versions.mlx, growth)
         return self._peaks[key]
 
-    def _continued(
-        self,
-        record: "Callable[..., Training]",
-        recipe: Recipe,
-        tokens: int,
-        quantize: Quantization | None,
-    ) -> "tuple[Training, LoopGrowth]":
-        """Return a run with loops over a few tokens, and what it lacks."""
-        from memfit.estimators.trace.training_loop import LoopGrowth
-
+    def _few(self, recipe: Recipe, quantize: Quantization | None) -> int:
+        """Return of how many tokens a loop is traced where it is not traced whole."""
         layers = recipe.num_layers if recipe.num_layers > 0 else self.built(quantize).layers
         # Checkpointed, the loops run once more.
-        few = max(_FEWEST, min(_MOST, _LOOPS // (layers * (1 + recipe.grad_checkpoint))))
+        return max(_FEWEST, min(_MOST, _LOOPS // (layers * (1 + recipe.grad_checkpoint))))
+
+    def _continued(
+        self, record: "Callable[..., Training]", few: int, tokens: int
+    ) -> "tuple[Training, LoopGrowth]":
+        """Return a run with loops over twice as many tokens, and what it lacks."""
+        from memfit.estimators.trace.training_loop import LoopGrowth
+
         shorter, longer = (record(iterations=count) for count in (few, 2 * few))
-        lacking = tokens - 1 - 2 * few
-        growth = LoopGrowth(
-            shorter, self._machine, self._versions.mlx, added=few, lacking=max(0, lacking)
-        )
+        lacking = max(0, tokens - 1 - 2 * few)
+        growth = LoopGrowth(shorter, self._machine, self._versions.mlx, added=few, lacking=lacking)
         return longer, growth
 
     def run_bytes(self, recipe: Recipe, quantize: Quantization | None) -> int:

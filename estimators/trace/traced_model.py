@@ -43,9 +43,8 @@ from memfit.estimators.trace.model_builder import (
     unread_format,
 )
 from memfit.estimators.trace.ranks import as_rank, parallel_of, share
-from memfit.estimators.trace.recording import GraphError
+from memfit.estimators.trace.recording import GraphError, TooLargeError
 from memfit.estimators.trace.training_recorder import (
-    TokenLoopError,
     Training,
     record_training,
 )
@@ -253,26 +252,32 @@ class TracedModel:
         validated: int | None = None,
         is_whole: bool = False,
         iterations: int | None = None,
+        longest_loop: int | None = None,
     ) -> Training:
         """Return the steps of mlx-lm's trainer, as `training_recorder.record_training`.
 
         Those of a class that loops over tokens are always whole, unless its loops are shortened: an
         operation more or less changes the order of all, and the first step may be the largest.
 
+        ``longest_loop`` is the most tokens of a batch that a loop is traced for whole.
+
         Raises:
             GraphError: also, when a step cannot be recorded.
         """
         loops = self.loops_in_training
+        is_long = iterations is None and longest_loop is not None and tokens > longest_loop
+        if loops and is_long:
+            raise TooLargeError
         record = partial(record_training, self._model, recipe, tokens, target, validated=validated)
         with self._tracing():
             self._modules.restore()
             try:
                 is_whole = is_whole or (loops and iterations is None)
                 return record(is_whole=is_whole, loops=loops, iterations=iterations)
-            except TokenLoopError:
-                if loops:
-                    raise
+            except TooLargeError:
                 self.loops_in_training = True
+                if loops or is_long:
+                    raise
                 self._modules.restore()
                 return record(is_whole=True, loops=True)
             finally:

@@ -18,7 +18,6 @@ from memfit.estimators.trace.leaves import Leaf, leaves_of
 from memfit.estimators.trace.libraries import changed
 from memfit.estimators.trace.loop_guard import MAX_SLICES, LoopError, few_slices, shortened
 from memfit.estimators.trace.recording import (
-    MAX_LOOP_NODES,
     MAX_NODES,
     RecordedGraph,
     TooLargeError,
@@ -26,6 +25,8 @@ from memfit.estimators.trace.recording import (
 )
 from memfit.estimators.trace.undo_cse import unmerged
 
+# Of a step whose loops over tokens are traced whole, before operations are fused: about 4 s.
+_MAX_LOOP_NODES = 90_000
 # Steps with an accumulation are of three kinds, whatever their number.
 KINDS = 3
 _NEVER = 10**9
@@ -38,10 +39,6 @@ OPTIMIZERS = {
 }
 TrainingPhase = Literal["validation", "first", "later"]
 GRADIENTS, LOGITS = "gradients", "logits and loss"
-
-
-class TokenLoopError(TooLargeError):
-    """The class loops over tokens when it is trained, and the graph of a step is too large."""
 
 
 class TrainingCall(NamedTuple):
@@ -102,11 +99,9 @@ def _refusals(model: Any) -> Iterator[None]:
     kind = type(model).__module__.rpartition(".")[2]
     try:
         yield
-    except LoopError:
-        text = f"{kind}: the class loops over tokens when it is trained, too many to trace"
-        raise TokenLoopError(text) from None
-    except TooLargeError:
-        raise TooLargeError(f"{kind}: a step has more operations than are traced") from None
+    except (LoopError, TooLargeError):
+        text = f"{kind}: a training step has more operations than can be traced"
+        raise TooLargeError(text) from None
     except RuntimeError as error:
         # mlx/primitives.cpp, QuantizedMatmul::vjp
         if "no gradient wrt the quantized" not in str(error):
@@ -198,9 +193,9 @@ class _Run:
         iterations: int | None,
     ) -> None:
         self._library, self._model, self._recipe = library, model, recipe
-        self._target, self._iterations = target, iterations
+        self._target, self._is_loop, self._iterations = target, loops, iterations
         # What `record_call` leaves out of MAX_NODES; the shortened loops have few enough.
-        self._before = MAX_NODES - MAX_LOOP_NODES if loops and iterations is None else 0
+        self._before = MAX_NODES - _MAX_LOOP_NODES if loops and iterations is None else 0
         self._trainer = library.load("mlx_lm.tuner.trainer")
         self._random: list[Any] = []
         # Steps until the first update of the optimizer.
@@ -273,8 +268,8 @@ class _Run:
         """Limit loops over the tokens of a batch, of which the last is only predicted."""
         few = self._iterations
         with (
-            # A few iterations of the loops of many layers take more slices than other classes.
-            few_slices(MAX_SLICES if few is None else 4 * MAX_SLICES),
+            # The nodes of a loop are counted when it is exported.
+            few_slices(2 * MAX_SLICES * (1 + bool(few)) if self._is_loop else MAX_SLICES),
             shortened(self._library, tokens - 1, few) if few else nullcontext(),
         ):
             yield

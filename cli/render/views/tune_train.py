@@ -18,8 +18,8 @@ def to_document(result: TrainTuneResult, units: Units) -> Document:
         )
         for each in result.phases
     )
-    last = result.phases[-1]
-    is_near = abs(last.ratio - 1) <= _NEAR
+    largest = max(result.phases, key=lambda each: each.measured_bytes)
+    is_near = abs(largest.ratio - 1) <= _NEAR
     return report(
         title=result.model,
         facts=(
@@ -29,7 +29,7 @@ def to_document(result: TrainTuneResult, units: Units) -> Document:
             *([f"saved as {result.measurement_id}"] if result.measurement_id else ()),
         ),
         tables=(Table(("Peak of", "Estimated", "Measured", "Ratio"), rows),),
-        verdict=f"The largest step took {format_bytes(last.measured_bytes, units)}; the estimate"
+        verdict=f"The run took {format_bytes(largest.measured_bytes, units)} at most; the estimate"
         f" is {'within' if is_near else 'not within'} 5 % of it.",
         colour="green" if is_near else "yellow",
         sections=(("Notes", tuple(note.message for note in result.notes)),),
