@@ -349,7 +349,8 @@ class _Tower:
             # CPU the windows are written out.
             tiled = read * kernel**2 if self._device.backend == "cpu" else 2 * (read + cells)
             tiled *= _FLOAT32 if is_dense and kernel > 1 else 0
-            x = tape.allocate((padded, cast), cells, temporary=tiled)
+            windows = tape.allocate((padded,), 0, nbytes=tiled)
+            x = tape.allocate((padded, cast, windows), cells)
             for _ in range(_NORM_STEPS):
                 x = tape.allocate((x,), cells)
             if "query" in path and not self._is_fused(_HEAD_DIM):

@@ -25,7 +25,7 @@ pytest.importorskip("mlx_lm")
 if find_spec("mlx_vlm") is None:  # its import takes seconds
     pytest.skip("mlx-vlm is not installed", allow_module_level=True)
 from tests.arch.test_wrappers import LLAVA_1_5_7B
-from tests.trace.vision_cases import QWEN3_VL, WIDE
+from tests.trace.vision_cases import GEMMA3N, QWEN3_VL, WIDE
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 TOWERS = ("GLM-4V", "GLM-4V, experts", "GLM-OCR", "InternVL (chat)", "Llama 3.2 Vision", "Gemma 3n")
@@ -166,7 +166,7 @@ def test_images_of_a_model_without_a_formula_are_traced_unless_a_formula_is_aske
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_the_work_of_a_tower_by_formula_is_a_bound_on_the_trace(name: str) -> None:
-    (case,) = (case for case in WIDE if case.name == name)
+    (case,) = (case for case in (*WIDE, GEMMA3N) if case.name == name)
     checkpoint = Checkpoint("model", "local", case.config, "config.json")
     workload = with_image_tokens(checkpoint, Workload(prompt_tokens=30, images=PHOTO))
     device, runtime = find_device("m4-max-64"), get_runtime("mlx-vlm")
