@@ -94,7 +94,7 @@ def main() -> None:
     rows = [row for row in map(json.loads, lines) if arguments.model in row["model"]]
     if arguments.page:
         versions = dict.fromkeys(map(_version, rows))
-        table = [line for each in versions for line in _run(arguments.directory, each)]
+        table = [line for each in versions for line in _run(arguments, each)]
         intro, titles, _ = arguments.page.read_text().partition("|--:|---|\n")
         arguments.page.write_text("\n".join([intro + titles.rstrip(), *table, ""]))
         print(totals(table))
@@ -111,16 +111,16 @@ def _version(row: dict[str, Any]) -> str:
     return str(row.get("mlx_vlm", "unknown"))
 
 
-def _run(directory: Path, version: str) -> list[str]:
+def _run(arguments: argparse.Namespace, version: str) -> list[str]:
     """Return the rows of a version of mlx-vlm, with the classes of that version."""
-    command = [sys.executable, "-m", "benchmarks.published_images", str(directory)]
+    rows = (str(arguments.directory), "--model", arguments.model, "--version", version)
     with TemporaryDirectory() as folder:
         if version != "unknown":
             wanted = f"mlx-vlm=={INSTALLED.get(version, version)}"
             install = ("pip", "install", "--quiet", "--no-deps", "--target", folder, wanted)
             subprocess.run([sys.executable, "-m", *install], check=True)
         done = subprocess.run(
-            [*command, "--version", version],
+            [sys.executable, "-m", "benchmarks.published_images", *rows],
             env={**os.environ, "PYTHONPATH": folder},
             check=True,
             stdout=subprocess.PIPE,

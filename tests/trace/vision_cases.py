@@ -209,6 +209,11 @@ _CLIP: dict[str, Any] = {
         **{"projection_dim": 64, "vocab_size": 8000},
     },
 }
+_SIGLIP = {**_TOWER, "model_type": "siglip_vision_model", "patch_size": 14}
+_MOLMO2 = {
+    **{"hidden_size": 128, "intermediate_size": 256, "head_dim": 32},
+    **{"num_attention_heads": 4, "num_key_value_heads": 4},
+}
 WIDE = (
     _wide(
         "Pixtral",
@@ -451,6 +456,103 @@ WIDE = (
                 **{"image_num_heads": 4, "image_num_key_value_heads": 4, "image_num_layers": 4},
                 **{"image_head_dim": 32, "image_mlp_dim": 384, "d_model": 256},
                 "vit_layers": [-2, -3],
+            },
+        },
+        640,
+        480,
+    ),
+    _wide(
+        "Granite Vision",
+        {
+            **{"model_type": "granite_vision", "image_token_index": IMAGE_TOKEN},
+            "image_grid_pinpoints": [[384, 768], [768, 384], [768, 768]],
+            "text_config": {**_TEXT, "model_type": "granite"},
+            "vision_feature_layer": [-1, -2],
+            "vision_config": {**_SIGLIP, "image_size": 384},
+        },
+        640,
+        480,
+    ),
+    _wide(
+        "Aya Vision",
+        {
+            **{"model_type": "aya_vision", "image_token_index": IMAGE_TOKEN},
+            **{"downsample_factor": 2, "alignment_intermediate_size": 512},
+            "text_config": {**_TEXT, "model_type": "cohere2", "num_hidden_layers": 4},
+            "vision_config": {**_SIGLIP, "image_size": 364},
+        },
+        640,
+        480,
+    ),
+    _wide(
+        "Idefics2",
+        {
+            **{"model_type": "idefics2", "image_token_id": IMAGE_TOKEN, "vocab_size": 8000},
+            "text_config": {**_TEXT, "model_type": "mistral"},
+            "vision_config": {
+                **_TOWER,
+                "model_type": "idefics2",
+                "patch_size": 14,
+                "image_size": 980,
+            },
+            "perceiver_config": {
+                **{"model_type": "idefics2", "num_key_value_heads": 2, "resampler_depth": 2},
+                **{"resampler_head_dim": 32, "resampler_n_heads": 4, "resampler_n_latents": 64},
+            },
+        },
+        640,
+        480,
+    ),
+    _wide(
+        "Kimi K2.5",
+        {
+            **{"model_type": "kimi_k25", "media_placeholder_token_id": IMAGE_TOKEN},
+            "text_config": {
+                **{**_TEXT, "model_type": "deepseek_v3", "kv_lora_rank": 64, "q_lora_rank": 64},
+                **{"qk_rope_head_dim": 32, "v_head_dim": 32, "qk_nope_head_dim": 32},
+            },
+            "vision_config": {
+                **{"model_type": "moonvit", "depth": 3, "embed_dim": 128, "hidden_size": 128},
+                **{"num_heads": 4, "intermediate_size": 384},
+            },
+        },
+        640,
+        480,
+    ),
+    _wide(
+        "PaddleOCR-VL",
+        {
+            **{"model_type": "paddleocr_vl", **_TEXT, **_QWEN_TOKENS, "use_bias": False},
+            "hidden_size": 1024,
+            "rope_scaling": {"type": "default", "mrope_section": [8, 12, 12]},
+            "vision_config": {
+                **{**_TOWER, "model_type": "paddleocr_vl", "patch_size": 14, "image_size": 384},
+            },
+        },
+        640,
+        480,
+    ),
+    _wide(
+        "Hunyuan-VL",
+        {
+            **{"model_type": "hunyuan_vl", **_TEXT, "image_token_id": IMAGE_TOKEN},
+            "rope_scaling": {
+                **{"alpha": 1000.0, "factor": 1.0, "type": "xdrope"},
+                "xdrope_section": [8, 8, 8, 8],
+            },
+            "vision_config": {**_TOWER, "out_hidden_size": 256, "patch_size": 16},
+        },
+        640,
+        480,
+    ),
+    _wide(
+        "Molmo2",
+        {
+            **{"model_type": "molmo2", "image_end_token_id": 7003, "image_patch_id": IMAGE_TOKEN},
+            "text_config": {**_TEXT, "model_type": "molmo2"},
+            "vision_config": {
+                "vit_config": {**_MOLMO2, "num_hidden_layers": 3},
+                "adapter_config": {**_MOLMO2, "text_hidden_size": 256, "vit_layers": [-1, -2]},
             },
         },
         640,
