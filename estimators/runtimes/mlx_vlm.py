@@ -105,6 +105,12 @@ class MlxVlm(MlxLm, frozen=True):
             UnsupportedError: when no formula has the work of the tower, or there is none.
         """
         reject_batch_windows(workload)
+        if workload.batch > 1 and workload.kv_bits is not None:
+            # mlx_vlm/generate/ar.py, _make_cache: from the first token, all layers but the last.
+            raise UnsupportedError(
+                "no formula has the quantised caches of mlx-vlm's batches: leave out KV bits, or"
+                " take --method trace with mlx-vlm installed"
+            )
         figures, subject = MlxLm.figures(self, workload), self.subject
         if workload.images:
             self.require_tower()
