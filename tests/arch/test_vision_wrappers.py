@@ -87,3 +87,10 @@ def test_layers_that_the_class_cannot_load_are_refused() -> None:
     config["llm_config"] = {**config.pop("text_config"), "model_type": "internlm2"}
     with pytest.raises(ConfigError, match=r"llm_config\.model_type: .*layers of Qwen"):
         build_model(config, "config.json")
+
+
+@pytest.mark.parametrize("ratio", [1e-320, 3])
+def test_a_ratio_that_leaves_no_patch_is_refused(ratio: float) -> None:
+    config = {**CASES["internvl_chat"].config, "downsample_ratio": ratio}
+    with pytest.raises(ConfigError, match=r"downsample_ratio: expected 1/14 to 1, got"):
+        build_model(config, "config.json")

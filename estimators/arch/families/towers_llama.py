@@ -116,7 +116,10 @@ def intern_vit(section: Fields, root: Fields, hidden: int) -> Modules:
         weight("embeddings.position_embedding", positions, width),
         *repeated("encoder.layers", tower_layers(section, "num_hidden_layers", 24), block),
     )
-    merged = width * int(1 / root.number("downsample_ratio", 0.5)) ** 2
+    ratio = root.number("downsample_ratio", 0.5)
+    if not 1 / size <= ratio <= 1:
+        raise root.fail("downsample_ratio", f"expected 1/{size} to 1, got {ratio}")
+    merged = width * int(1 / ratio) ** 2
     adapter = (
         Module("mlp1.0", (merged,), Part.OTHER, merged),
         linear("mlp1.1", merged, hidden, Part.OTHER, bias=True),
