@@ -49,6 +49,9 @@ _AGAIN = (
 )
 _AGAIN_BY_METHOD = ("astype",)
 
+# A loop looks for functions and classes in the process, which may have imported mlx-vlm too.
+_OWN = {"_generate_module_override": lambda _, own: own}
+
 Kind = Literal["eval", "async_eval", "clear_cache"]
 
 
@@ -197,8 +200,7 @@ class _Recorder:
             changed(core, hooks | {name: self._apart(getattr(core, name)) for name in _AGAIN}),
             changed(owner, {embed: self._embed(getattr(owner, embed))}),
             changed(kind, made),
-            # It looks at the modules of the process, which may have imported mlx-vlm too.
-            changed(self._loop, {"_generate_module_override": lambda _, own: own}),
+            changed(self._loop, _OWN),
             few_places(sys.modules[kind.__module__], self.given["input_ids"].size, self._features),
             changed(type(language), {"__call__": self._few_chunks(type(language).__call__)}),
         ):
@@ -374,7 +376,7 @@ def batch_generating(
     loop: Any, model: Any, given: Mapping[str, Any], workload: Workload
 ) -> Iterator[Any]:
     """Run mlx-vlm's batch_generate until its second token, on what its processor would give."""
-    replaced = {
+    replaced = _OWN | {
         "prepare_inputs": lambda *_, **__: given,
         "apply_chat_template": lambda *_, **__: "",
         "should_add_special_tokens": lambda *_: False,
