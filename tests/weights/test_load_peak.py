@@ -85,13 +85,28 @@ def fp8() -> tuple[dict[str, Any], Tensors]:
     return config, blocks
 
 
+def baichuan_m1() -> tuple[dict[str, Any], Tensors]:
+    """A head that is normalised in float32; only the class describes it."""
+    config = {
+        **{"model_type": "baichuan_m1", "hidden_size": 256, "intermediate_size": 512},
+        **{"vocab_size": 20000, "num_hidden_layers": 2, "num_attention_heads": 4},
+        **{"num_key_value_heads": 2, "num_swa_attention_heads": 4, "num_swa_key_value_heads": 2},
+        **{"sliding_window": 64, "sliding_window_layers": [0], "conv_window": 2},
+        **{"rope_theta": 1e4, "rms_norm_eps": 1e-6, "tie_word_embeddings": False},
+        **{"torch_dtype": "bfloat16", "max_position_embeddings": 4096},
+    }
+    return config, plain(config)
+
+
 CHECKPOINTS: dict[str, Callable[[], tuple[dict[str, Any], Tensors]]] = {
     "mixtral": lambda: mixtral(4),
     "mixtral-16": lambda: mixtral(16),
     "many-experts": many_experts,
     "awq": awq,
     "fp8": fp8,
+    "baichuan_m1": baichuan_m1,
 }
+UNDESCRIBED = ("baichuan_m1",)
 
 
 def write(name: str, directory: Path) -> Path:
@@ -110,7 +125,7 @@ def load_of(checkpoint: Checkpoint, method: Method, device: Device) -> int:
     return runtime_model.load_bytes
 
 
-@pytest.mark.parametrize("name", quick(list(CHECKPOINTS), ("mixtral", "awq", "fp8")))
+@pytest.mark.parametrize("name", quick(list(CHECKPOINTS), ("mixtral", "awq", "fp8", "baichuan_m1")))
 def test_load_peaks_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
     directory = write(name, tmp_path)
     peaks = []
@@ -123,11 +138,11 @@ def test_load_peaks_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
         model, _ = load_model(directory)
         peaks.append(mx.get_peak_memory() - before)
         del model
-    traced, bound = predicted(directory, "trace"), predicted(directory, "formula")
+    traced = predicted(directory, "trace")
     assert 0.97 * max(peaks) <= traced
     # The slowest device: the measurement is below it where reads were fast.
     assert traced <= 1.35 * max(peaks)
-    assert bound >= max(peaks)
+    assert name in UNDESCRIBED or predicted(directory, "formula") >= max(peaks)
 
 
 @pytest.mark.parametrize("device", [HOST, MAX], ids=lambda device: device.backend)
