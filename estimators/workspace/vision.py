@@ -29,6 +29,7 @@ from memfit.estimators.workspace.schedule import formula_limits, transient_peak
 from memfit.estimators.workspace.tape import Program, Tape
 
 _BLOCK = re.compile(r"(?!.*(?:merger|audio))(.*?\.\d+)\.(.+)")
+_ATTENTION = re.compile("attn|attention")  # the latter in pixtral.py
 _LAYER_INPUTS = "per_layer_model_projection"
 _FLOAT32 = 4
 _INT64 = 8
@@ -284,7 +285,7 @@ class _Tower:
     def _block(self, matrices: list[tuple[str, int, int]]) -> Program:
         """A block: norms, attention with rotated queries and keys, and the feed-forward part."""
         tape, wide = self._tape(), self._rows * self._hidden
-        attention = [matrix for matrix in matrices if "attn" in matrix[0]]
+        attention = [matrix for matrix in matrices if _ATTENTION.search(matrix[0])]
         head_dim = max(1, attention[-1][1] // self._heads)
         normed = tape.allocate((0,), wide, nbytes=wide * _FLOAT32)
         queries = mixed = self._product(tape, (normed,), attention[:-1])
@@ -315,7 +316,7 @@ class _Tower:
         inner = tape.allocate((x,), wide, nbytes=wide * _FLOAT32)
         ups: list[int] = []
         for matrix in matrices:
-            if "attn" not in matrix[0]:
+            if not _ATTENTION.search(matrix[0]):
                 ups.append(self._product(tape, (*ups[-2:], inner), [matrix]))
                 # The activation has a few steps; one that is compiled writes its result alone.
                 ups.append(tape.allocate((ups[-1],), self._rows * matrix[2]))

@@ -79,6 +79,12 @@ def test_a_batch_is_traced_and_below_the_bound() -> None:
         sized.figures_for(replace(batch, max_kv_size=512))
 
 
+def test_the_tower_of_mistral_3_is_bounded() -> None:
+    sized, workload = by_trace(next(case.config for case in WIDE if case.name == "Mistral 3"))
+    bound = sized.formula_view().figures_for(workload).moment.nbytes
+    assert sized.figures_for(workload).moment.nbytes < bound
+
+
 def test_a_model_without_a_tower_is_refused() -> None:
     config = {key: value for key, value in QWEN3_VL.items() if key != "vision_config"}
     sized, workload = by_trace(config)
