@@ -462,8 +462,12 @@ def _token(model: Any, kind: str) -> int:
     if own := _PLACEHOLDERS.get(model.config.model_type):
         return own
     names = (f"{kind}_token_index", f"{kind}_token_id", f"{kind}_patch_id")
-    tokens = (getattr(model.config, name, None) for name in names)
-    return next((token for token in tokens if isinstance(token, int)), _TEXT_TOKEN)
+    tokens = {name: getattr(model.config, name, None) for name in names}
+    given = {name: token for name, token in tokens.items() if isinstance(token, int)}
+    token = next(iter(given.values()), _TEXT_TOKEN)
+    for name in given:  # Where a config has two of them, the class reads either.
+        setattr(model.config, name, token)
+    return token
 
 
 def _is_token(array: Any) -> bool:

@@ -59,9 +59,9 @@ def test_the_largest_part_of_a_large_image_is_the_tower() -> None:
     assert large.parts["decode"] < large.nbytes == large.parts["vision"]
 
 
-@pytest.mark.parametrize("name", ["LLaVA-OneVision", "DeepSeek-VL2"])
+@pytest.mark.parametrize("name", ["LLaVA-OneVision", "DeepSeek-VL2", "GLM-4V"])
 def test_classes_get_what_processors_and_transformers_give_them(name: str) -> None:
-    # Resolutions of a list, and a mask of the tokens that features replace.
+    # Resolutions of a list, a mask of the tokens that features replace, one of two ids of them.
     (case,) = (case for case in WIDE if case.name == name)
     assert traced(case).part == "vision"
 

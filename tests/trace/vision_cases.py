@@ -28,8 +28,6 @@ _QWEN_TOKENS = {
     "vision_start_token_id": 7002,
     "vision_end_token_id": 7003,
 }
-# The class reads one, and has a default for the other.
-_GLM_TOKENS = {**_QWEN_TOKENS, "image_token_index": IMAGE_TOKEN}
 _MROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}}
 _PATCHES: dict[str, Any] = {
     "depth": 3,
@@ -238,7 +236,7 @@ WIDE = (
     _wide(
         "GLM-4V",
         {
-            **{"model_type": "glm4v", **_GLM_TOKENS, "eos_token_id": [1]},
+            **{"model_type": "glm4v", **_QWEN_TOKENS, "eos_token_id": [1]},
             **{"image_start_token_id": 7004, "image_end_token_id": 7005},
             **{"video_start_token_id": 7006, "video_end_token_id": 7007},
             "text_config": {
@@ -262,7 +260,7 @@ WIDE = (
     _wide(
         "GLM-4V, experts",
         {
-            **{"model_type": "glm4v_moe", **_GLM_TOKENS, "eos_token_id": [1]},
+            **{"model_type": "glm4v_moe", **_QWEN_TOKENS, "eos_token_id": [1]},
             "text_config": {
                 **_TEXT,
                 **{"model_type": "glm4v_moe_text", "attention_bias": True, "use_qk_norm": False},
