@@ -10,8 +10,15 @@ from msgspec.structs import replace
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
-from memfit.estimators.arch.specs import Attention
+from memfit.estimators.arch.specs import (
+    Attention,
+    GatedDelta,
+    LatentAttention,
+    Recurrent,
+    TracedMixer,
+)
 from memfit.estimators.base import dtypes
+from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.recurrent_state import state_bytes
@@ -99,11 +106,14 @@ def prepare(
 
 def _makes_cache(plan: MixerPlan) -> bool:
     match plan.mixer:
-        case Attention() as spec if len(plan.inputs) == 1:
+        case Attention() as mixer:
             # Queries alone: it caches the keys and values of an earlier layer (mlx-lm hunyuan.py).
-            return spec.owns_cache and plan.inputs[0].outputs > spec.heads * spec.key_dim
-        case _ as mixer:
+            asks = len(plan.inputs) == 1 and plan.inputs[0].outputs <= mixer.heads * mixer.key_dim
+            return mixer.owns_cache and not asks
+        case LatentAttention() | GatedDelta() | Recurrent() | TracedMixer() as mixer:
             return mixer.owns_cache
+        case _:
+            assert_never(plan.mixer)
 
 
 def _traits(device: Device, versions: MlxVersions) -> BackendTraits:

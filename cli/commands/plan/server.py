@@ -13,11 +13,13 @@ from memfit.cli.options.ranks import RankedMachine
 from memfit.cli.options.runtime import VersionOptions
 from memfit.cli.options.workload import CONTEXT, IMAGES, WorkloadOptions
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.units import parse_count, parse_size
+from memfit.estimators.base.units import Units, parse_count, parse_size
 
 if TYPE_CHECKING:
+    from memfit.estimators.base.workload import Workload
     from memfit.estimators.plans.server.batch_schedule import Request
-    from memfit.estimators.results.server import ServerSettings
+    from memfit.estimators.results.server import ServerPlan, ServerSettings
+    from memfit.estimators.sizing.sized_model import SizedModel
 
 _MOST_AT_ONCE = 1024
 
@@ -123,14 +125,12 @@ def server(
     from msgspec.structs import replace
 
     from memfit.cli.render.views.server import to_document
-    from memfit.estimators.plans.server.images import PREFILLED, plan_image_server
-    from memfit.estimators.plans.server.plan import plan_server
     from memfit.estimators.sizing.prompted import prompted
     from memfit.estimators.sizing.workload import MARGIN_BYTES
 
     partial = workload.partial()
     images = bool(partial.values.images)
-    settings, traffic = asked.settings(images=images), asked.recorded()
+    question = (asked.settings(images=images), asked.recorded(), asked.clients)
     sizes = model.sized if images else model.sized_for_mlx_lm
     sized = sizes(
         machine.chosen(),
@@ -142,13 +142,24 @@ def server(
     sized, run = prompted(sized, partial, keeps_runtime=False)
     sized = machine.full_first(sized, run)
     run = replace(run, max_tokens=parsed("--max-tokens", parse_count, asked.max_tokens))
-    if images:
-        clients = asked.clients or settings.max_num_seqs or PREFILLED
-        result = plan_image_server(sized, run, settings, clients=clients)
-    else:
-        clients = asked.clients or 2 * settings.rows
-        result = plan_server(
-            sized, run, settings, clients=clients, traffic=traffic, units=output.units
-        )
+    result = _planned(sized, run, *question, output.units)
     output.write(model.answer(result, to_document(result, output.units, plot=output.draws(False))))
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
+
+
+def _planned(
+    sized: "SizedModel",
+    run: "Workload",
+    settings: "ServerSettings",
+    traffic: "tuple[Request, ...]",
+    clients: int | None,
+    units: Units,
+) -> "ServerPlan":
+    from memfit.estimators.plans.server.images import PREFILLED, plan_image_server
+    from memfit.estimators.plans.server.plan import plan_server
+
+    if run.images:
+        clients = clients or settings.max_num_seqs or PREFILLED
+        return plan_image_server(sized, run, settings, clients=clients)
+    clients = clients or 2 * settings.rows
+    return plan_server(sized, run, settings, clients=clients, traffic=traffic, units=units)

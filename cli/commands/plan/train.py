@@ -15,6 +15,8 @@ from memfit.cli.options.runtime import VersionOptions
 from memfit.cli.options.training import TrainingOptions
 
 if TYPE_CHECKING:
+    from memfit.estimators.base.recipe import Recipe
+    from memfit.estimators.plans.train.plan import TrainingData
     from memfit.estimators.sizing.sized_model import SizedModel
 
 
@@ -42,16 +44,7 @@ def train(
     sized = model.sized_for_mlx_lm(
         machine.chosen(), verbose=output.verbose, versions=versions, margin_bytes=MARGIN_BYTES
     )
-    data = None
-    if directory is not None:
-        from memfit.probes.training_data import read_training_data
-
-        data = read_training_data(
-            directory,
-            _directory(model.reference(), sized),
-            sized.checkpoint.config,
-            mask_prompt=recipe.mask_prompt,
-        )
+    data = None if directory is None else _data(directory, model.reference(), sized, recipe)
     question = TrainQuestion(
         recipe=recipe, quantize=model.quantization(), data=data, config=asked.adapter_file()
     )
@@ -60,6 +53,17 @@ def train(
     result = with_measured(result, saved, sized.device)
     output.write(Answer(result, to_document(result, output.units, plot=output.draws(False))))
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
+
+
+def _data(directory: Path, reference: str, sized: "SizedModel", recipe: "Recipe") -> "TrainingData":
+    from memfit.probes.training_data import read_training_data
+
+    return read_training_data(
+        directory,
+        _directory(reference, sized),
+        sized.checkpoint.config,
+        mask_prompt=recipe.mask_prompt,
+    )
 
 
 def _directory(reference: str, sized: "SizedModel") -> Path | None:

@@ -11,7 +11,14 @@ from memfit.estimators.arch.families.wrappers import Wrapper, wrap
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Part, array, embedding, norm
-from memfit.estimators.arch.specs import Attention
+from memfit.estimators.arch.specs import (
+    Attention,
+    GatedDelta,
+    LatentAttention,
+    Recurrent,
+    TracedMixer,
+)
+from memfit.estimators.base.dispatch import assert_never
 
 _GLM4V = replace(
     dense_models.MODELS["glm4"],
@@ -113,14 +120,20 @@ def _mllama(text: Fields) -> Model:
 def _crossing(layer: Layer) -> Layer:
     """Keys and values are made of the image for each call, and of the queries without one."""
     [mixer] = layer.mixers
-    assert isinstance(mixer, Attention)
+    match mixer:
+        case Attention():
+            across = replace(mixer, owns_cache=False, qk_norm=True)
+        case LatentAttention() | GatedDelta() | Recurrent() | TracedMixer():
+            raise AssertionError("Llama's layers attend")
+        case _:
+            assert_never(mixer)
     return replace(
         layer,
-        mixers=(replace(mixer, owns_cache=False, qk_norm=True),),
+        mixers=(across,),
         modules=(
             *(replace(m, path=m.path.replace("self_attn", "cross_attn")) for m in layer.modules),
-            norm("cross_attn.q_norm", mixer.key_dim),
-            norm("cross_attn.k_norm", mixer.key_dim),
+            norm("cross_attn.q_norm", across.key_dim),
+            norm("cross_attn.k_norm", across.key_dim),
             array("cross_attn_attn_gate", (1,), Part.OTHER),
             array("cross_attn_mlp_gate", (1,), Part.OTHER),
         ),
