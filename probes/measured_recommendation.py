@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Basis, Recommendation
-from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
+from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.sizing.peak_fit import Line, Peak, ShortPrompt, calibration, line_through
 from memfit.estimators.sizing.recommend import recommend_here
@@ -58,6 +58,14 @@ class MeasuredLine(MlxLm, frozen=True):
         if step > self.line.prefill_step:
             peak = max(peak, figures.moment.nbytes)
         return _with_peak(figures, max(peak, kept), kept)
+
+    def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
+        """Return the estimate's basis of a workspace where the figures are the estimate's."""
+        if figure == "workspace" and workload not in self.peaks:
+            estimated = self.inner.figures(workload).moment.nbytes
+            if self.line is None or self.figures(workload).moment.nbytes == estimated:
+                return self.inner.basis(figure, workload)
+        return super().basis(figure, workload)
 
     @property
     def _missed_bytes(self) -> int:

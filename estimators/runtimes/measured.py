@@ -64,6 +64,8 @@ class Measured(MlxLm, frozen=True):
         return device == self.subject.device
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
+        if figure == "workspace" and workload != self.measurement.workload:
+            return self.inner.basis(figure, workload)
         return self.workspace_basis
 
     def formula_view(self) -> RuntimeModel:

@@ -308,10 +308,15 @@ class _Recommender(Struct, frozen=True):
                 f" {self._size(need.largest_buffer_bytes)}, above {self._size(largest)}, the"
                 " largest the device gives"
             )
-        budget = self._size(self.device.working_set_bytes * 9 // 10)
+        limit_bytes = self.device.working_set_bytes
+        needed = f"{tokens} would need {self._size(need.peak_bytes)}{by}"
+        if need.peak_bytes * 10 > limit_bytes * 9:
+            budget = self._size(limit_bytes * 9 // 10)
+            return f"{needed}, above {budget}, nine tenths of the {self.device.budget}"
         return (
-            f"{tokens} would need {self._size(need.peak_bytes)}{by}, above {budget}, nine tenths"
-            f" of the {self.device.budget}"
+            f"{needed}, with its stated error up to"
+            f" {self._size(need.peak_bytes + need.error_bytes)}, above the {self.device.budget},"
+            f" {self._size(limit_bytes)}"
         )
 
     def _caveat(self, context: int | None, separator: str) -> str:

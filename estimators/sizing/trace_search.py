@@ -39,6 +39,8 @@ class TraceSearch(Struct):
     """Whether even the formula's largest need fits for the longest prompt: nothing is traced."""
     _scale: tuple[int, int] = (1, 1)
     """Bytes of workspace by trace, and by formula."""
+    _percent: int | None = None
+    """By how much a workspace by trace may be wrong, None before the first."""
     _traced: dict[Workload, SizedModel] = field(default_factory=dict)
     """Workloads that were traced, and the model that has their figures."""
 
@@ -116,6 +118,7 @@ class TraceSearch(Struct):
         if workspace:
             beyond = need.peak_bytes - derived.peak_bytes
             self._scale = (max(0, workspace + beyond), workspace)
+            _, self._percent = traced.workspace_basis(workload)
         return self._judged(need)
 
     def _tracing(self, workload: Workload) -> SizedModel:
@@ -155,12 +158,17 @@ class TraceSearch(Struct):
         need = self.formula.requirement(workload)
         _, percent = self.formula.workspace_basis(workload)
         more = ceil_div(self._workspace(workload) * percent, 100)
-        return replace(need, peak_bytes=need.peak_bytes + more)
+        return replace(need, peak_bytes=need.peak_bytes + more, error_bytes=0)
 
     def _scaled_need(self, workload: Workload) -> Need:
         need, workspace = self.formula.requirement(workload), self._workspace(workload)
+        if self._percent is None:
+            return need
         traced, derived = self._scale
-        return replace(need, peak_bytes=need.peak_bytes + workspace * traced // derived - workspace)
+        scaled = workspace * traced // derived
+        error_bytes = ceil_div(scaled * self._percent, 100)
+        peak_bytes = need.peak_bytes + scaled - workspace
+        return replace(need, peak_bytes=peak_bytes, error_bytes=error_bytes)
 
     def _workspace(self, workload: Workload) -> int:
         return self.formula.figures_for(workload).moment.workspace_bytes
