@@ -150,7 +150,11 @@ def test_the_whole_command_counts_the_tower(seeing: Path, image_file: Path, tmp_
     measured = estimate(len(TEXT), 3)
     assert measured["workload"]["prompt_tokens"] == len(TEXT) + 18
     assert measured["components"]["workspace"]["basis"] == "measured"
-    assert measured["peak_bytes"] == row.figures["peak"].measured
+    [kept] = (json.loads(path.read_text()) for path in tmp_path.rglob("measurements/*.json"))
+    runs = (kept["warm_up"], *kept["runs"])
+    peaks = {max(run["prefill_peak_bytes"], run["decode_peak_bytes"]) for run in runs}
+    # Where the warm-up took the most, it counts.
+    assert measured["peak_bytes"] in {row.figures["peak"].measured, max(peaks)} & peaks
     assert any("and mlx-vlm" in line for line in measured["assumptions"])
     other = estimate(len(TEXT), 4)
     assert other["components"]["workspace"]["basis"] != "measured"

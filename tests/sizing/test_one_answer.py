@@ -135,8 +135,10 @@ def runtime_of(question: Question, path: str) -> Runtime:
 
 
 def versioned(question: Question, runtime: Runtime) -> Runtime:
-    asked = (question.mlx, question.mlx_lm)
-    mlx, mlx_lm = (parse_version(version) if version else None for version in asked)
+    """The runtime as of the versions that the one asked for has; a command refuses others."""
+    named = get_runtime(question.runtime) if question.runtime else runtime
+    mlx = parse_version(question.mlx) if question.mlx and named.mlx_version else None
+    mlx_lm = parse_version(question.mlx_lm) if question.mlx_lm and named.mlx_lm_version else None
     return with_versions(runtime, mlx=mlx, mlx_lm=mlx_lm, strict=False)
 
 
