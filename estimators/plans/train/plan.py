@@ -212,7 +212,7 @@ class _Plan:
     def _commands(self, recipe: Recipe, quantize: Quantization | None) -> tuple[str, ...]:
         data = self._question.data
         return train_commands(
-            self._sized.checkpoint.id,
+            self._sized.checkpoint.to_load,
             recipe,
             data=data.directory if data else None,
             config=self._question.config,
