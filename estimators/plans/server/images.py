@@ -146,13 +146,12 @@ class _Evaluation:
         sized = self._sized
         run = replace(self._workload, batch=rows, max_tokens=0, prefill_step=settings.prefill_step)
         moment = sized.figures_for(run).moment
-        error = moment.workspace_bytes * sized.workspace_basis(run)[1] // 100
         most = moment.nbytes if moment.prefill_bytes is None else moment.prefill_bytes
         # A request that has not begun holds its pixels in place of a cache and embeddings.
         kept = decoding * max(self._embedded, self._pixels - self._row_bytes)
         return self._answer(
             settings,
-            prefill=(most - sized.resident_bytes, error),
+            prefill=(most - sized.resident_bytes, sized.error_bytes(run)),
             decoding=decoding,
             prefilled=rows,
             images=kept + (self._clients - rows - decoding) * self._pixels,
