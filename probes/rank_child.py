@@ -127,7 +127,12 @@ def _measure(setup: dict[str, Any], sender: _Sender) -> None:
 
 
 def _end_with_launcher() -> None:
-    """End when mlx.launch does, also during a call: it holds the other end of standard input."""
+    """End when mlx.launch does, also during a call: it holds the other end of standard input.
+
+    MLX holds Python's lock while it connects. Over ssh the end of the terminal is a signal, which
+    needs no lock; a launcher that nohup started would have it ignored.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     def wait() -> None:
         with suppress(OSError):  # of a terminal without an other end
