@@ -1,6 +1,6 @@
 # make demo, make test: each sets itself up. make check: everything CI runs. uv is used if installed.
-# make test leaves out the tests marked exhaustive; make test-all runs them too, and measures the
-# branch coverage of the others, which take a third longer with it.
+# make test leaves out the tests marked exhaustive; make test-all runs them too; make coverage
+# measures the branches that the others run, which take twice as long with it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +15,7 @@ CREATE_VENV := uv venv --quiet --python $(PYTHON) $(VENV)
 INSTALL := uv pip install --quiet --python $(BIN)/python
 endif
 
-.PHONY: demo test test-all test-browser check docs lint format types imports wheel requirements clean
+.PHONY: demo test test-all coverage test-browser check docs lint format types imports wheel requirements clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/memfit estimate
@@ -23,9 +23,11 @@ demo: $(VENV)/.runtime
 test: $(VENV)/.dev
 	$(PYTEST) -m 'not exhaustive'
 
-test-all: $(VENV)/.dev
-	$(PYTEST) -m 'not exhaustive' --cov --cov-report=
+test-all: test
 	$(PYTEST) -m exhaustive
+
+coverage: $(VENV)/.dev
+	$(PYTEST) -m 'not exhaustive' --cov --cov-report=
 	@echo "branch coverage: $$($(BIN)/coverage report --format=total) %"
 
 # The pages of --format html in Chromium; `make check` runs these too, where it is installed.

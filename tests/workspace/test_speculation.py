@@ -89,5 +89,5 @@ def test_the_peak_is_that_of_mlx_lms_own_loop(workload: Workload, tokens: int) -
         timeout=120,
     )
     for predicted in (by_formula, top.nbytes):
-        # A run frees arrays early where the CPU is quicker than Python.
-        assert 0.96 < (predicted - weights) / (int(child.stdout) - weights) < 1.12
+        # A run holds more or less with how far the CPU is behind Python.
+        assert 0.93 < (predicted - weights) / (int(child.stdout) - weights) < 1.12
