@@ -29,8 +29,8 @@ from memfit.estimators.gate.verdict import Totals, judge_limit, judge_limits
 from memfit.estimators.images.processor import with_image_tokens
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.results.gate import LimitCheck, TargetReport, TargetStatus
-from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.results.gate import LimitCheck, TargetReport, TargetStatus, Unit
+from memfit.estimators.runtimes.budget import OF_RUNTIME, judge
 from memfit.estimators.runtimes.registry import runtime_for_images, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
@@ -200,39 +200,29 @@ class Evaluation(Struct, frozen=True):
     def _context_check(self) -> LimitCheck:
         tokens = self.subject.workload.total_tokens
         most = tokens - self._beyond_context
-        return LimitCheck(
-            limit="model_context",
-            line=self.target.line,
-            passed=False,
-            unit="tokens",
-            sense="at most",
-            figure=tokens,
-            allowed=most,
-            written=str(most),
-            whole="the model's context",
-            missed_by=self._beyond_context,
-        )
+        return self._broken("model_context", "tokens", tokens, most, "the model's context")
 
     def _budget_checks(self) -> Iterator[LimitCheck]:
         """Yield that a runtime does not run the workload in the memory that it gives itself."""
         need = self.sized.requirement(self.subject.workload)
         budget = need.budget
-        if not budget or not {"cache_budget", "runtime_budget"}.intersection(
-            judge(need, self._device)[1]
-        ):
-            return
-        allowed = budget.of_device(self._device)
-        yield LimitCheck(
-            limit="runtime_budget",
+        if budget and OF_RUNTIME.intersection(judge(need, self._device)[1]):
+            allowed = budget.of_device(self._device)
+            yield self._broken("runtime_budget", "bytes", need.budgeted_bytes, allowed, "")
+
+    def _broken(self, limit: str, unit: Unit, figure: int, allowed: int, whole: str) -> LimitCheck:
+        """A limit that is not the policy's, and that the figure is above."""
+        return LimitCheck(
+            limit=limit,
             line=self.target.line,
             passed=False,
-            unit="bytes",
+            unit=unit,
             sense="at most",
-            figure=need.budgeted_bytes,
+            figure=figure,
             allowed=allowed,
             written=str(allowed),
-            whole="",
-            missed_by=need.budgeted_bytes - allowed,
+            whole=whole,
+            missed_by=figure - allowed,
         )
 
     def _require_baseline(self) -> None:

@@ -9,6 +9,8 @@ from memfit.estimators.runtimes.runtime import Budget
 # mlx-lm warns when the weights alone exceed nine tenths of the working set (generate.py,
 # wired_limit); the whole peak is compared with the same share.
 COMFORTABLE = (9, 10)
+OF_RUNTIME: frozenset[LimitName] = frozenset({"cache_budget", "runtime_budget"})
+"""Limits that a runtime sets itself."""
 
 
 class Need(Struct, frozen=True):

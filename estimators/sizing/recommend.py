@@ -12,7 +12,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import WORKING_SET, Device
 from memfit.estimators.machine.wired_limit import RISK, wired_limit
 from memfit.estimators.results.estimate import Advice, Recommendation
-from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, judge
 from memfit.estimators.runtimes.expert_capacity import ExpertCapacity, expert_capacity
 from memfit.estimators.sizing.actions import Answer
 from memfit.estimators.sizing.joint import JointSearch, Settings
@@ -293,7 +293,7 @@ class _Recommender(Struct, frozen=True):
             return f"{tokens} cannot be run: {error}"
         by = f" {self.search.by}" if self.search.caveat(longer) else ""
         exceeded = judge(need, self.device)[1]
-        if need.budget and {"cache_budget", "runtime_budget"}.intersection(exceeded):
+        if need.budget and OF_RUNTIME.intersection(exceeded):
             for_cache = need.budget.for_cache
             return (
                 f"{tokens} would need{by} {'a cache of ' if for_cache else ''}"
