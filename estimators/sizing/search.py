@@ -49,8 +49,8 @@ def first_fitting(
 
 
 def halves(value: int, least: int) -> Iterator[int]:
-    """Yield the half of a value, the half of that and so on, none below ``least``."""
-    while value // 2 >= least:
+    """Yield the half of a value, the half of that and so on, none below ``least``, 0 once."""
+    while value and value // 2 >= least:
         value //= 2
         yield value
 

@@ -32,7 +32,7 @@ from memfit.estimators.sizing.estimate import (
     device_summary,
     notes_on_versions,
 )
-from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting
+from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting, halves
 from memfit.estimators.sizing.sized_model import SizedModel
 
 MAX_SIMULATED = 2000
@@ -126,9 +126,11 @@ def one_at_a_time(sized: SizedModel, workload: Workload) -> str | None:
 
 def cheaper(settings: ServerSettings) -> Iterator[ServerSettings]:
     """Yield settings that take less, those that cost the least speed first."""
-    for decode in _halves(settings.decode_concurrency, 1):
-        for stored in _halves(settings.prompt_cache_size, 0):
-            for prompts in _halves(min(settings.prompt_concurrency, decode), 1):
+    most, kept = settings.decode_concurrency, settings.prompt_cache_size
+    for decode in (most, *halves(most, 1)):
+        together = min(settings.prompt_concurrency, decode)
+        for stored in (kept, *halves(kept, 0)):
+            for prompts in (together, *halves(together, 1)):
                 for step in PREFILL_STEPS:
                     if step <= settings.prefill_step:
                         yield replace(
@@ -138,13 +140,6 @@ def cheaper(settings: ServerSettings) -> Iterator[ServerSettings]:
                             decode_concurrency=decode,
                             prompt_cache_size=stored,
                         )
-
-
-def _halves(value: int, least: int) -> Iterator[int]:
-    while value > least:
-        yield value
-        value //= 2
-    yield least
 
 
 class _Evaluation:
