@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import Version
 from memfit.estimators.trace.graph_format import Call, Node
@@ -50,7 +51,7 @@ class LoopGrowth:
 
         def whole(position: int) -> int:
             rise = max(0, after[position].loop_bytes - before[position].loop_bytes)
-            return after[position].nbytes + -(-rise * self._lacking // self._added)
+            return after[position].nbytes + ceil_div(rise * self._lacking, self._added)
 
         top = max(range(len(after)), key=whole)
         return replace(highest, nbytes=whole(top), alive=tuple(after[top].alive.items()))

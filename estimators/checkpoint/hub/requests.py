@@ -37,8 +37,9 @@ _AGAIN = frozenset((408, 429, 500, 502, 503, 504))
 # "bytes first-last/size"; a star for a size that the server does not know (RFC 9110).
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 # "ratelimit" of the Hub: r requests left, t seconds until more (huggingface_hub _http.py).
-_TOKEN_VARIABLE = re.compile("HF_TOKEN|HF_OIDC|HUGGING_?FACE")
 _RATE_LIMIT = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*([0-9]{1,9})")
+# Variables that can hold a token or name where it is (huggingface_hub constants.py).
+_TOKEN_VARIABLE = re.compile("HF_TOKEN|HF_OIDC|HUGGING_?FACE")
 
 
 class NoAnswerError(UnreachableError):
