@@ -30,6 +30,8 @@ _RAISED = 32
 # A class that loops over tokens is traced with shorter chunks, but not with shorter ones than this.
 _SHORTEST_STEP = 16
 _SHORTER = 4
+# From the start of a line to its end.
+_GROWTH = 4
 # The batch generator has other caches than one sequence, so that a line starts at two.
 _FEW, _BATCH = 2, 8
 # The longest prompt that is traced where a config names no limit.
@@ -138,12 +140,17 @@ class TracedWorkspace(Struct, frozen=True, eq=False):
         """Return the prompts to trace, in ascending order; the last is not below the workload's."""
         # A chunk of its own length, a whole one, and one after others.
         step, images = workload.prefill_step, workload.image_tokens
-        lengths = {images + length for length in (_STEP, step, 2 * step)}
+        lengths = {images + length for length in (_STEP, step)}
         if workload.kv_bits is not None:
             lengths.add(workload.quantized_kv_start + _STEP)
         limit = round_down(self.max_context or _UNBOUNDED, _STEP)
         # A prompt beyond the limit of the model is traced itself.
         longest = max(limit, round_up(workload.prompt_tokens, _STEP))
+        # The more a layer takes, the fewer run at once: a line is good for a few times its start.
+        tokens = 2 * step
+        while images + tokens < longest:
+            lengths.add(images + tokens)
+            tokens *= _GROWTH
         return sorted({min(length, longest) for length in (*lengths, longest)})
 
     def _run(self, workload: Workload, target: _Target) -> _Traced:
