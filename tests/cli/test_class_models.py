@@ -113,6 +113,16 @@ def test_other_commands_answer(memfit: Memfit, tmp_path: Path, arguments: tuple[
     assert "by formula" not in run.out
 
 
+def test_a_class_that_is_not_converted_is_trained_as_it_is(memfit: Memfit, tmp_path: Path) -> None:
+    config = next(case for case in CASES if case["model_type"] == "afm7")
+    path, recipe = write_config(tmp_path, config), ("--num-layers", "1", "--max-seq-length", "128")
+    # Its layers do not take the mode that mlx's quantize passes to them.
+    assert "mode" in memfit("estimate", path, "--quantize", "4").err
+    knobs = memfit("plan", "train", path, *recipe, "--json").json["knobs"]
+    assert knobs
+    assert not any("weight_bits" in knob["settings"] for knob in knobs)
+
+
 def test_unequal_machines_get_a_split(memfit: Memfit, tmp_path: Path) -> None:
     large = {**MOE, "num_hidden_layers": 12, "moe_intermediate_size": 2048, "n_routed_experts": 64}
     path = write_config(tmp_path, large)

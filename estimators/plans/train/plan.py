@@ -7,6 +7,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.recipe import SHORTEST, Recipe
 from memfit.estimators.machine.device import Device
@@ -244,15 +245,24 @@ class _Plan:
             yield _with_batch(recipe, quantize, 1)
         if recipe.num_layers > 1:
             yield _with_layers(recipe, quantize, recipe.num_layers // 2)
-        if recipe.fine_tune_type != "full" and _KNOB_BITS in self._weight_bits():
+        if self._is_convertible:
             yield _Change({"weight_bits": _KNOB_BITS}, "quality", recipe, converted(_KNOB_BITS))
         # Half of what the batches have, which examples of a data set may not reach.
         tokens = self._question.tokens(recipe)
         if tokens >= 2 * SHORTEST:
             yield _with_length(recipe, quantize, tokens // 2)
 
-    def _weight_bits(self) -> tuple[int, ...]:
-        return () if self._question.quantize else self._sized.weight_bits()
+    @property
+    def _is_convertible(self) -> bool:
+        """Whether fewer bits are another setting: mlx_lm.convert may fail on the class."""
+        is_plain = self._recipe.fine_tune_type != "full" and not self._question.quantize
+        if not is_plain or _KNOB_BITS not in self._sized.weight_bits():
+            return False
+        try:
+            self._steps.built(converted(_KNOB_BITS))
+        except UnsupportedError:
+            return False
+        return True
 
     def _checkpointed(self, recipe: Recipe, quantize: Quantization | None) -> _Change:
         changed = replace(recipe, grad_checkpoint=True)
@@ -285,7 +295,7 @@ class _Plan:
             yield added(self._checkpointed(made.recipe, made.quantize))
         for size in halves(made.recipe.batch_size, 1):
             yield added(_with_batch(made.recipe, made.quantize, size))
-        if made.recipe.fine_tune_type != "full" and _KNOB_BITS in self._weight_bits():
+        if self._is_convertible:
             yield added(
                 _Change({"weight_bits": _KNOB_BITS}, "quality", made.recipe, converted(_KNOB_BITS))
             )
