@@ -174,6 +174,14 @@ def test_machines_are_counted_and_the_command_is_given(memfit: Memfit, model: Pa
     assert plan["choices"][1]["commands"][0].startswith("mlx.launch --hostfile hosts.json")
 
 
+def test_ranks_run_the_converted_model(memfit: Memfit, model: Path) -> None:
+    plan = memfit("plan", "ranks", model, "--memory", "16GB", "--quantize", "4", "--json").json
+    for choice in plan["choices"]:
+        convert, serve = choice["commands"]
+        converted = convert.split("--mlx-path ")[1].split()[0]
+        assert f"--model {converted} " in serve
+
+
 def test_a_fleet_is_placed_by_best_fit(memfit: Memfit, model: Path, tmp_path: Path) -> None:
     fleet = tmp_path / "fleet.yaml"
     content = {

@@ -203,7 +203,7 @@ def cell_widths(mixer: Mixer) -> Iterator[tuple[int, int]]:
             pass
         case TracedMixer():
             raise UnsupportedError(
-                "llama.cpp: its caches are not described for a model that only mlx-lm describes"
+                "llama.cpp's caches are not described for a model that only mlx-lm describes"
             )
         case _:
             assert_never(mixer)
