@@ -128,7 +128,9 @@ class ContextPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-context/1"
     """Within the working set, everything included."""
     automatic: AutoContext | None
     longest_context: Tokens | None
-    """Within nine tenths of the working set, in steps of 256; None also when nothing fits."""
+    """Within what is recommended, in steps of 256; None also when nothing fits."""
+    recommended_bytes: Bytes | None
+    """Nine tenths of the working set, or what the runtime takes of the memory in any case."""
     fit: ContextFit | None
     verdict: Verdict
     matrix: tuple[MatrixCell, ...]

@@ -26,6 +26,14 @@ class Need(Struct, frozen=True):
     """By how much the peak may be too low."""
 
 
+def recommended_bytes(budget: Budget | None, device: Device) -> int:
+    """Return what a run may take: what its runtime takes in any case, else nine tenths."""
+    if budget and budget.is_taken:
+        return budget.of_device(device)
+    share, whole = COMFORTABLE
+    return device.working_set_bytes * share // whole
+
+
 def judge(need: Need, device: Device | None) -> tuple[Verdict, tuple[LimitName, ...]]:
     """Return the verdict and the limits that are exceeded.
 
@@ -43,8 +51,7 @@ def judge(need: Need, device: Device | None) -> tuple[Verdict, tuple[LimitName, 
         exceeded.append("cache_budget" if budget.for_cache else "runtime_budget")
     if exceeded:
         return "exceeds", tuple(exceeded)
-    if budget and budget.of == "memory":
-        # It takes its share in any case, and leaves the rest free.
+    if budget and budget.is_taken:
         return "fits", ()
     share, whole = COMFORTABLE
     # A peak that may be above the limit is never said to fit without reserve.

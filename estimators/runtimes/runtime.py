@@ -39,6 +39,11 @@ class Budget(Struct, frozen=True):
         return whole * self.share // 100
 
     @property
+    def is_taken(self) -> bool:
+        """Whether the runtime takes it in any case, and leaves the rest free."""
+        return self.of == "memory"
+
+    @property
     def for_cache(self) -> bool:
         """Whether it limits the cache alone."""
         return self.of in ("cache", "working_set_for_cache")

@@ -67,11 +67,10 @@ def _verdict(sized: SizedModel, workload: Workload, units: Units) -> Iterator[st
         f" = {need.peak_bytes} bytes"
     )
     if sized.device:
-        working_set = sized.device.working_set_bytes
-        yield (
-            f"fits when need <= 9 / 10 of the working set {working_set}"
-            f" = {working_set * 9 // 10} bytes ({format_bytes(working_set * 9 // 10, units)})"
-        )
+        limit, share = sized.device.working_set_bytes, ""
+        if not (need.budget and need.budget.is_taken):
+            limit, share = limit * 9 // 10, f"9 / 10 of the working set {limit} = "
+        yield f"fits when need <= {share}{limit} bytes ({format_bytes(limit, units)})"
     if sized.device and need.budget and need.budget.is_limit:
         part = "the cache's" if need.budget.for_cache else "its own"
         yield (

@@ -229,6 +229,8 @@ class _Recommender(Struct, frozen=True):
         choices = self.joint.weight_bits
         if not choices:
             why = "the weights are quantised already, or mlx_lm.convert does not make them"
+            if not self._sized.runtime_model.on_mlx:
+                why = f"{self._sized.runtime} converts no weights"
             return Advice("not_applicable", None, why)
         plan = self._sized.footprint.plan
         now = plan.default.bits if plan else dtypes.BITS[self._sized.model.dtype]
@@ -241,7 +243,9 @@ class _Recommender(Struct, frozen=True):
 
     def wired_limit(self, context: int | None) -> Advice:
         """The wired limit for the recommended context, else for the workload."""
-        if self.device.backend != "metal" or not self._sized.runtime_model.on_mlx:
+        if not self._sized.runtime_model.on_mlx:
+            return Advice("not_applicable", None, f"{self._sized.runtime} sets no wired limit")
+        if self.device.backend != "metal":
             return Advice("not_applicable", None, "MLX has a wired limit on Macs only")
         if context is None:
             tokens = self._workload.total_tokens

@@ -15,7 +15,7 @@ from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.units import round_down
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.budget import COMFORTABLE, judge
+from memfit.estimators.runtimes.budget import COMFORTABLE, Need, judge
 from memfit.estimators.sizing.sized_model import SizedModel
 
 CONTEXT_STEP = 256
@@ -197,22 +197,27 @@ def _try(excess: Callable[[int], int | None], steps: int) -> int | None:
 
 
 def _excess(sized: SizedModel, workload: Workload) -> int | None:
-    """Tenths of bytes above the comfortable share of the working set, at most 0 when it fits."""
+    """By how much a need is above what it may take, at most 0 when it fits."""
     if sized.device is None:
         return None
     need = sized.requirement(workload)
-    over = _over(need.peak_bytes, sized.device)
+    over = _over(need, sized.device)
     fits = judge(need, sized.device)[0] == "fits"
     return over if fits == (over <= 0) else None
 
 
 def _least_excess(sized: SizedModel) -> int:
-    return _over(sized.resident_bytes + sized.margin_bytes, sized.device) if sized.device else 1
+    if sized.device is None:
+        return 1
+    weights, budget = sized.resident_bytes, sized.runtime_model.runtime.budget
+    return _over(Need(weights + sized.margin_bytes, 0, weights, budget), sized.device)
 
 
-def _over(nbytes: int, device: Device) -> int:
+def _over(need: Need, device: Device) -> int:
+    if need.budget and need.budget.is_taken:
+        return need.budgeted_bytes - need.budget.of_device(device)
     share, whole = COMFORTABLE
-    return nbytes * whole - device.working_set_bytes * share
+    return need.peak_bytes * whole - device.working_set_bytes * share
 
 
 def with_kv_bits(workload: Workload, bits: int | None) -> Workload:

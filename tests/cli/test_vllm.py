@@ -20,6 +20,23 @@ def test_no_sentence_is_about_another_runtime(memfit: Memfit, tmp_path: Path) ->
         assert "wired" not in run.out.lower()
         assert "Mac" not in run.out
     assert "mlx" not in memfit("plan", "context", model, "--runtime", "vllm").out.lower()
+    run = memfit("estimate", model, "--runtime", "vllm", "--device", "rtx-3060", "--json")
+    assert "mlx" not in run.out.lower()
+
+
+def test_the_longest_prompt_is_what_the_pool_holds(memfit: Memfit, tmp_path: Path) -> None:
+    model = write_config(tmp_path, {**QWEN3_4B, "max_position_embeddings": 131_072})
+    # The tenth of the memory that other runtimes leave free is not free under this share.
+    share = ("--gpu-memory-utilization", "0.98")
+    arguments = (model, "--runtime", "vllm", "--device", "rtx-3060", *share, "--json")
+    answer = memfit("estimate", *arguments).json
+    tokens, held = answer["recommendation"]["context_tokens"]["value"], answer["pool"]["tokens"]
+    assert tokens <= held < tokens + 256
+    assert [action["goal"] for action in answer["actions"]].count("request") == 1
+    assert all(action["settings"] for action in answer["actions"][1:])
+    plan = memfit("plan", "context", *arguments).json
+    assert plan["longest_context"] == tokens <= plan["automatic"]["right_tokens"]
+    assert plan["recommended_bytes"] == answer["pool"]["budget_bytes"]
 
 
 def test_the_share_of_the_memory_can_be_set(memfit: Memfit) -> None:

@@ -86,7 +86,8 @@ def _contexts(result: ContextPlan, units: Units) -> Table:
             budget = format_bytes(largest.budget_bytes, units)
             rows.append((name, budget, _fitting(largest.tokens)))
     if result.device:
-        rows.append(("Recommended", "9/10 of that", _fitting(result.longest_context or 0)))
+        budget = format_bytes(result.recommended_bytes or 0, units)
+        rows.append(("Recommended", budget, _fitting(result.longest_context or 0)))
     if result.automatic:
         own = result.automatic
         budget = format_bytes(own.budget_bytes, units)
@@ -162,11 +163,11 @@ def _verdict(result: ContextPlan, units: Units) -> str:
         if fit.headroom_bytes >= 0
         else f"{shown(-fit.headroom_bytes)} too much"
     )
-    return (
-        f"{tokens} tokens: {VERDICT_WORDS[result.verdict]}: {shown(fit.required_bytes)}"
-        f" of a working set of {shown(fit.recommended_bytes)} and {shown(fit.total_bytes)} of"
-        f" memory; {headroom}."
-    )
+    memory = f"{shown(fit.total_bytes)} of memory"
+    if fit.recommended_bytes != fit.total_bytes:
+        memory = f"a working set of {shown(fit.recommended_bytes)} and {memory}"
+    verdict = f"{tokens} tokens: {VERDICT_WORDS[result.verdict]}"
+    return f"{verdict}: {shown(fit.required_bytes)} of {memory}; {headroom}."
 
 
 def _tokens(value: int | None) -> str:

@@ -22,8 +22,9 @@ from memfit.estimators.results.context import (
 )
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
-from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.budget import judge, recommended_bytes
 from memfit.estimators.runtimes.registry import runtime_summary
+from memfit.estimators.runtimes.runtime import Budget
 from memfit.estimators.sizing.estimate import (
     assumption_notes,
     device_summary,
@@ -99,6 +100,7 @@ class _Plan(Struct, frozen=True):
             unified=self._largest(ceilings, device) if device else None,
             automatic=self._automatic(ceilings, device) if device else None,
             longest_context=longest,
+            recommended_bytes=recommended_bytes(self._budget, device) if device else None,
             fit=self._fit(device) if device else None,
             verdict=judge(sized.requirement(workload), device)[0],
             matrix=tuple(self._matrix(ceilings)),
@@ -108,6 +110,10 @@ class _Plan(Struct, frozen=True):
             notes=(*self._notes(), *self._left_out(ceilings)),
             images=image_advice(sized, workload) or UNSET,
         )
+
+    @property
+    def _budget(self) -> Budget:
+        return self.sized.runtime_model.runtime.budget
 
     def _ceilings(self) -> Ceilings:
         model, asked = self.sized.model.max_context, self.asked
@@ -137,7 +143,8 @@ class _Plan(Struct, frozen=True):
 
         def fits(tokens: int) -> bool:
             need = self.sized.requirement(self.workload.prompt_only(tokens))
-            return judge(replace(need, budget=None), device)[0] == "fits"
+            of_device = need if self._budget.is_taken else replace(need, budget=None)
+            return judge(of_device, device)[0] == "fits"
 
         most = ceilings.effective
         longest = first_fitting(context_lengths(most), fits, monotone=True) or 0
