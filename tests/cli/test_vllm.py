@@ -76,6 +76,13 @@ def test_weights_of_mlx_are_not_loadable(memfit: Memfit) -> None:
     assert "not-loadable" in {note["code"] for note in run.json["notes"]}
 
 
+def test_a_format_that_only_the_name_has_is_said(memfit: Memfit, tmp_path: Path) -> None:
+    model = write_config(tmp_path / "Qwen3-4B-NVFP4", QWEN3_4B)
+    answer = memfit("estimate", model, "--runtime", "vllm", "--json").json
+    assert answer["components"]["weights"]["basis"] == "bound"
+    assert any("the name says NVFP4" in note["message"] for note in answer["notes"])
+
+
 def test_a_comparison_has_the_machine_of_an_estimate(memfit: Memfit) -> None:
     llama, qwen = (str(SAMPLES / name) for name in ("llama-3.1-8b.yaml", "qwen3-0.6b.yaml"))
     options = ("--runtime", "vllm", "--device", "rtx-4090", "--context", "4k", "--json")

@@ -28,7 +28,7 @@ from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.runtimes.vllm.formats import Packing, packing_of, quantization_method
 from memfit.estimators.weights.derived import WeightTotals, tensor_bytes
-from memfit.estimators.weights.footprint import WeightFootprint
+from memfit.estimators.weights.footprint import WeightFootprint, bounded_by_name
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.quantization_plan import foreign_block
 
@@ -76,7 +76,10 @@ def vllm_footprint(checkpoint: Checkpoint, model: Model, known: WeightFootprint)
     sizes = known.sizes + Counter(filter(None, _additions(model, method)))
     # Kernels of different GPUs pad the experts of MXFP4 to different tiles.
     basis: Basis = "bound" if method == "mxfp4" else "derived"
-    return replace(known, sizes=sizes, basis=basis, plan=None, notes=())
+    known = replace(known, sizes=sizes, basis=basis, plan=None, notes=())
+    if method or checkpoint.tensors is not None:
+        return known
+    return bounded_by_name(known, checkpoint.id, computed_dtype(model))
 
 
 def _derived(model: Model, packing: Packing | None) -> WeightTotals:
