@@ -19,6 +19,8 @@ def test_no_sentence_is_about_another_runtime(memfit: Memfit, tmp_path: Path) ->
         assert "mlx" not in run.out.lower()
         assert "wired" not in run.out.lower()
         assert "Mac" not in run.out
+    share = memfit("estimate", model, "--runtime", "vllm", "--device", "rtx-3060").out
+    assert "GB of CUDA graphs" in " ".join(share.split())
     assert "mlx" not in memfit("plan", "context", model, "--runtime", "vllm").out.lower()
     run = memfit("estimate", model, "--runtime", "vllm", "--device", "rtx-3060", "--json")
     assert "mlx" not in run.out.lower()

@@ -265,11 +265,13 @@ def task(result: Estimate) -> str:
 
 
 def peak(result: Estimate, units: Units) -> str:
-    low, high = result.peak_range_bytes
+    (low, high), pool = result.peak_range_bytes, result.pool
     if result.method == "measure":
         return f"peak {size(result.peak_bytes, units)}, measured"
     if high == result.peak_bytes:
-        return f"peak at most {size(high, units)}"
+        text = f"peak at most {size(high, units)}"
+        # No rule bounds what the driver takes for them.
+        return f"{text}, with {size(pool.graph_bytes, units)} of CUDA graphs" if pool else text
     between = f"{tenths(low, units, down=True)} to {tenths(high, units)}"
     return f"peak {size(result.peak_bytes, units)} ({between})"
 
