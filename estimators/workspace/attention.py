@@ -42,18 +42,29 @@ def record_attention(
         # The doubled query projection holds the output gate; both halves are strided.
         gate = tape.allocate((queries,), wide, counts=ops.PART_COPY, is_part=True)
         queries = tape.allocate((queries,), wide, counts=ops.PART_COPY, is_part=True)
-    if spec.owns_cache:
-        narrow = rows * spec.kv_heads * spec.key_dim
-        if spec.qk_norm:
-            # A view of a packed product shares its buffer, so the norm cannot write over it.
-            keys = norm(tape, keys, narrow, shared=not apart)
-        keys = rope(tape, keys, narrow, rows=call.tokens, dim=spec.key_dim)
-    if spec.qk_norm:
-        queries = norm(tape, queries, wide, shared=not apart)
+    narrow = rows * spec.kv_heads * spec.key_dim
+
+    def normed(array: int, elements: int) -> int:
+        # A view of a packed product shares its buffer, so the norm cannot write over it.
+        return norm(tape, array, elements, shared=not apart) if spec.qk_norm else array
+
+    def turned(array: int, elements: int) -> int:
+        return rope(tape, array, elements, rows=call.tokens, dim=spec.key_dim)
+
+    def for_keys() -> int:
+        return turned(normed(keys, narrow), narrow) if spec.owns_cache else keys
+
+    on_cpu = tape.backend == "cpu"
+    if on_cpu:
+        # Chains of many operations there, which end together.
+        keys, queries = tape.alternate((for_keys, lambda: turned(normed(queries, wide), wide)))
+    else:
+        keys, queries = for_keys(), normed(queries, wide)
     occupancy = call.occupancy[buffer]
-    # The cache update is deeper in the graph than the rope of the queries, so MLX runs it first.
     held_keys, held_values = _fetch(tape, call, buffer, (keys, values), spec.owns_cache)
-    queries = rope(tape, queries, wide, rows=call.tokens, dim=spec.key_dim)
+    if not on_cpu:
+        # The cache update is deeper in the graph than the rope of the queries, and runs first.
+        queries = turned(queries, wide)
     # What is left to read of a packed product are the values.
     tape.elements[values] = rows * spec.kv_heads * spec.value_dim
     output = attend(

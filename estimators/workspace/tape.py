@@ -4,7 +4,8 @@ An operation either makes a new array or writes into one that no other reads (ML
 buffer of an input with a single consumer: mlx array.h, is_donatable).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import zip_longest
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -138,6 +139,17 @@ class Tape(Struct):
         if self.compiled_copies:
             return self.allocate((target, *inputs), self.elements[target])
         return self.inplace(target, *inputs)
+
+    def alternate(self, chains: Iterable[Callable[[], int]]) -> list[int]:
+        """Record chains that MLX, which walks the graph breadth first, runs in turns."""
+        made, recorded, start = list[int](), [], len(self._operations)
+        for chain in chains:
+            made.append(chain())
+            recorded.append(self._operations[start:])
+            del self._operations[start:]
+        for turn in zip_longest(*recorded):
+            self._operations += [operation for operation in turn if operation]
+        return made
 
     def old_state(self, elements: int, nbytes: int, *, exists: bool) -> int:
         """Number a state as it was before the call: zeros where there was no call before."""
