@@ -101,6 +101,21 @@ CHUNKS_OUTPUT = OperationCount(2, 4, "mlx-lm models/ssm.py, ssm_attn: D times x,
 REPEATED_INPUT = OperationCount(1, 4, "mlx-lm models/ssm.py, next_state: B repeated")
 DECAYED_INPUT = OperationCount(1, 4, "mlx-lm models/ssm.py, next_state: dt and last decays")
 
+# Adapters: mlx-lm tuner/lora.py and dora.py, which dequantises a packed matrix.
+LOW_RANK_PRODUCT = OperationCount(1, 2, "mlx/ops.cpp, matmul: input flattened, output unflattened")
+SCALED_UPDATE = OperationCount(1, 1, "mlx-lm tuner/lora.py: the scale broadcast")
+SCALED_FACTOR = OperationCount(1, 2, "mlx-lm tuner/dora.py: lora_b transposed, scale broadcast")
+MATRIX_PRODUCT = OperationCount(1, 1, "mlx-lm tuner/dora.py: two matrices, lora_a transposed")
+ROW_SUMS = OperationCount(1, 1, "mlx/linalg.cpp, norm: squares summed, their axis removed")
+BROADCAST_PRODUCT = OperationCount(1, 1, "mlx-lm tuner/dora.py: magnitudes broadcast")
+SHIFTED_LEFT = OperationCount(1, 1, "mlx/ops.cpp, affine_dequantize: bits broadcast")
+SHIFTED_RIGHT = OperationCount(1, 2, "mlx/ops.cpp, affine_dequantize: bits broadcast, expanded")
+CAST_VALUES = OperationCount(1, 1, "mlx/ops.cpp, affine_dequantize: reshaped, cast")
+SCALED_VALUES = OperationCount(1, 2, "mlx/ops.cpp, affine_dequantize: scales expanded, broadcast")
+BIASED_VALUES = OperationCount(
+    1, 3, "mlx/ops.cpp, affine_dequantize: biases expanded, broadcast; reshaped"
+)
+
 # Alternating updates: mlx-lm models/gemma3n.py, Gemma3nAltUp.
 STREAMS_MIXED = OperationCount(1, 3, "mlx-lm models/gemma3n.py: coefficients, transposes")
 OTHER_STREAMS = OperationCount(1, 2, "mlx-lm models/gemma3n.py: all streams but the first")

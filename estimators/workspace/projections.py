@@ -1,6 +1,7 @@
 """Matrix products with weights, and what an adapter adds to them."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from memfit.estimators.arch.modules import LowRank
@@ -12,9 +13,6 @@ from memfit.estimators.workspace.tape import Tape
 
 _WORD_BITS = 32
 _WORD = 4
-
-# Operations with a stop after each, so that those of other products can come between.
-_Steps = Generator[None, None, int]
 
 
 def project(
@@ -56,21 +54,15 @@ def adapted_each(
     gathers: bool = False,
 ) -> list[int]:
     """Each ``product`` of one input, with what an adapter adds to it; experts are gathered."""
-    made, added = list[int](), dict[int, _Steps]()
+    made, added = list[int](), dict[int, Callable[[], int]]()
     for place, projection in enumerate(projections):
         if adapter := projection.low_rank:
             width = max(adapter.width, tape.width)
             sum_ = _Adapted(tape, x, rows, projection, adapter, width, gathers)
-            added[place] = sum_.dora() if adapter.rescales else sum_.lora(product)
+            added[place] = sum_.dora if adapter.rescales else partial(sum_.lora, product)
         made.append(-1 if adapter else product(projection))
-    # MLX walks the graph breadth first, so the operations of several products alternate.
-    while added:
-        for place, steps in tuple(added.items()):
-            try:
-                next(steps)
-            except StopIteration as end:
-                made[place] = end.value
-                del added[place]
+    for place, array in zip(added, tape.alternate(added.values()), strict=True):
+        made[place] = array
     return made
 
 
@@ -125,44 +117,39 @@ class _Adapted(NamedTuple):
     gathers: bool
     """Whether rows choose their matrices, in products that are never split."""
 
-    def lora(self, product: Callable[[Projection], int]) -> _Steps:
+    def lora(self, product: Callable[[Projection], int]) -> int:
         """Record mlx-lm tuner/lora.py; return the sum."""
-        update = yield from self._update()
-        y = product(self.projection)
-        yield
-        return (yield from self._sum(y, update))
+        update = self._scaled(self._update(self._low()))
+        return self._sum(product(self.projection), update)
 
-    def dora(self) -> _Steps:
-        """Record mlx-lm tuner/dora.py, which makes the adapted matrix in every call."""
+    def dora(self) -> int:
+        """Record mlx-lm tuner/dora.py, which makes the adapted matrix in every call.
+
+        What needs no activations is as deep in the graph as the products of low rank, and runs
+        with them.
+        """
         tape, projection, rank = self.tape, self.projection, self.adapter.rank
         cells = projection.inputs * projection.outputs
-        scaled = self._wide((), rank * projection.outputs, weight=rank * projection.outputs)
-        yield
-        dense = yield from self._dequantised(cells)
-        matrix = self._wide((scaled,), cells, weight=rank * projection.inputs, counts=ops.MATMUL)
-        yield
-        base = dense
-        if self._promotes:
-            base = self._wide((dense,), cells)
-            yield
-        update = yield from self._update()
+        factor, scale = rank * projection.outputs, ops.SCALED_FACTOR
+        scaled = self._wide((), factor, weight=factor, counts=scale)
+        dense = self._dequantised(cells)
+        weight = rank * projection.inputs
+        matrix = self._wide((scaled,), cells, weight=weight, counts=ops.MATRIX_PRODUCT)
+        base = self._wide((dense,), cells) if self._promotes else dense
+        low = self._low()
         tape.inplace(matrix, base)
-        yield
         # mx.linalg.norm: squares, their sums, the root.
         tape.inplace(matrix)
-        yield
-        norms = self._wide((matrix,), projection.outputs)
-        yield
+        norms = self._wide((matrix,), projection.outputs, counts=ops.ROW_SUMS)
+        update = self._update(low)
         tape.inplace(norms)
-        yield
-        shape = (self.rows, projection.inputs, projection.outputs)
-        y = _matmul(tape, (self.x, dense), shape)
-        yield
+        update = self._scaled(update)
+        y = _matmul(tape, (self.x, dense), (self.rows, projection.inputs, projection.outputs))
         # The magnitudes over the norms.
         tape.inplace(norms, weight=projection.outputs)
-        yield
-        y = yield from self._sum(y, update)
-        return tape.inplace(y, tape.allocate((norms,), projection.outputs))
+        y = self._sum(y, update)
+        factors = tape.allocate((norms,), projection.outputs)
+        return tape.inplace(y, factors, counts=ops.BROADCAST_PRODUCT)
 
     @property
     def _promotes(self) -> bool:
@@ -179,61 +166,52 @@ class _Adapted(NamedTuple):
         nbytes = elements * self.width
         return self.tape.allocate(inputs, elements, nbytes=nbytes, weight=weight, counts=counts)
 
-    def _update(self) -> _Steps:
-        """Record the product with both matrices of low rank, times the adapter's scale."""
-        rows, rank, projection, x = self.rows, self.adapter.rank, self.projection, self.x
+    def _low(self) -> int:
+        """Record the product with the first matrix of low rank."""
+        rows, rank, inputs, x = self.rows, self.adapter.rank, self.projection.inputs, self.x
+        counts = ops.LOW_RANK_PRODUCT
         if self._promotes:
-            x = self._wide((x,), rows * projection.inputs)
-            yield
-        weight, inner = rank * projection.inputs, projection.inputs
+            x = self._wide((x,), rows * inputs)
+        weight = rank * inputs
         if self.gathers:
-            low = self._wide((x,), rows * rank, weight=weight, counts=ops.MATMUL)
-        else:
-            nbytes = rows * rank * self.width
-            low = _matmul(self.tape, (x,), (rows, inner, rank), weight=weight, nbytes=nbytes)
-        yield
-        weight, elements = rank * projection.outputs, rows * projection.outputs
-        update = self._wide((low,), elements, weight=weight, counts=ops.MATMUL)
-        yield
-        self.tape.inplace(update)
-        yield
-        return update
+            return self._wide((x,), rows * rank, weight=weight, counts=counts)
+        shape, nbytes = (rows, inputs, rank), rows * rank * self.width
+        return _matmul(self.tape, (x,), shape, weight=weight, nbytes=nbytes, counts=counts)
 
-    def _sum(self, y: int, update: int) -> _Steps:
+    def _update(self, low: int) -> int:
+        """Record the product with the second one."""
+        outputs = self.projection.outputs
+        weight, counts = self.adapter.rank * outputs, ops.LOW_RANK_PRODUCT
+        return self._wide((low,), self.rows * outputs, weight=weight, counts=counts)
+
+    def _scaled(self, update: int) -> int:
+        return self.tape.inplace(update, counts=ops.SCALED_UPDATE)
+
+    def _sum(self, y: int, update: int) -> int:
         if self._promotes:
             update = self.tape.allocate((update,), self.rows * self.projection.outputs)
-            yield
-        self.tape.inplace(y, update)
-        yield
-        return y
+        return self.tape.inplace(y, update)
 
-    def _dequantised(self, cells: int) -> _Steps:
+    def _dequantised(self, cells: int) -> int:
         """Record a packed matrix as a plain one, which a plain one is already."""
         tape, packing, touched = self.tape, self.projection.packing, self.projection.touched
         if packing is None:
             return tape.retain(tape.existing(cells, 0))
         if tape.backend != "cpu":
-            dense = tape.allocate((), cells, weight=touched)
-            yield
-            return dense
+            return tape.allocate((), cells, weight=touched)
         # The CPU has no kernel for it: values become integers of four bytes (mlx ops.cpp,
         # affine_dequantize). Those of floating-point modes take fewer.
         each = _WORD_BITS // packing.bits
-        parts = []
-        for _ in range(each):
-            part = cells // each
-            parts.append(tape.allocate((), part, nbytes=part * _WORD, weight=part))
-            yield
-        for part in parts:
-            tape.inplace(part)
-            yield
+        part = cells // each
+        parts = [
+            tape.allocate((), part, nbytes=part * _WORD, weight=part, counts=ops.SHIFTED_LEFT)
+            for _ in range(each)
+        ]
+        for shifted in parts:
+            tape.inplace(shifted, counts=ops.SHIFTED_RIGHT)
         counts = ops.repeated(each)
         integers = tape.allocate(tuple(parts), cells, nbytes=cells * _WORD, counts=counts)
-        yield
-        dense = tape.allocate((integers,), cells)
-        yield
+        dense = tape.allocate((integers,), cells, counts=ops.CAST_VALUES)
         # Times the scales, plus the biases.
-        for _ in range(2):
-            tape.inplace(dense)
-            yield
-        return dense
+        tape.inplace(dense, counts=ops.SCALED_VALUES)
+        return tape.inplace(dense, counts=ops.BIASED_VALUES)

@@ -10,7 +10,9 @@ import pytest
 pytest.importorskip("mlx_lm", reason="the graphs are those of MLX and mlx-lm")
 
 import mlx.core as mx
+from msgspec.structs import replace
 
+from memfit.estimators.arch.modules import LowRank
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.arch.specs import Attention
 from memfit.estimators.base.quantization import Quantization
@@ -187,6 +189,30 @@ def test_a_packed_projection_has_the_kernels_of_its_row(
     assert dispatches(operations, backend) == sum(s.dispatches for s in tape.program().steps)
 
 
+def dora(core: Any, x: Any, scales: Any, biases: Any, a: Any, b: Any, m: Any, words: Any) -> Any:
+    """mlx-lm tuner/dora.py, DoRALinear, over a packed matrix."""
+    matrix = core.dequantize(words, scales, biases, group_size=32, bits=4)
+    y, z = x @ matrix.T, (x @ a) @ b
+    out = y + (20.0 * z).astype(x.dtype)
+    norms = core.linalg.norm(matrix + (20.0 * b.T) @ a.T, axis=1)
+    return (m / norms).astype(x.dtype) * out
+
+
+@pytest.mark.parametrize("backend", ["metal", "cpu"])
+def test_dora_over_a_packed_matrix_has_the_counts_of_its_rows(
+    backend: Backend, operations: list[int]
+) -> None:
+    given = [
+        *arrays((1, TOKENS, 64), (96, 2), (96, 2)),
+        *(mx.zeros(shape, mx.float32) for shape in ((64, 8), (8, 96), (96,))),
+        mx.zeros((96, 8), mx.uint32),
+    ]
+    peak(recorded_graph(backend, dora, given), DEVICES[backend])
+    tape = Tape(backend, 2, TOKENS * 64)
+    project(tape, 0, replace(PACKED, low_rank=LowRank(8, 4, rescales=True)), TOKENS)
+    assert dispatches(operations, backend) == sum(s.dispatches for s in tape.program().steps)
+
+
 # Without biases, which the formula does not cover, and with layers of one kind.
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": False, "mlp_bias": False},
@@ -254,5 +280,8 @@ def test_rows_of_latent_attention_and_recurrences_have_no_more_kernels(
 def test_every_row_names_its_source() -> None:
     rows = [row for row in vars(operation_counts).values() if isinstance(row, OperationCount)]
     assert len(rows) > 40
-    assert all(row.source.startswith(("mlx/", "mlx-lm models/", "written by")) for row in rows)
+    assert all(
+        row.source.startswith(("mlx/", "mlx-lm models/", "mlx-lm tuner/", "written by"))
+        for row in rows
+    )
     assert all(row.kernels >= 0 <= row.views for row in rows)
