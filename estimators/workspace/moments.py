@@ -151,8 +151,10 @@ class RunMoments:
             head = head_program(vocabulary, prepared.head_touched, call, hidden, sampled)
             followed.append(head)
         steps = [program.steps for program in followed]
-        # MLX runs what only the next call needs after the last layer.
-        steps += [programs[number].deferred for number in order]
+        # MLX runs what only the next call needs after the last layer; the first step of a batch
+        # evaluates its tokens alone (GenerationBatch._step), and the next makes it in its turn.
+        if not call.copies_states:
+            steps += [programs[number].deferred for number in order]
         # Layers that are not followed hold what their deferred steps will read.
         deferred_bytes = sum(
             (layers - simulated[number]) * programs[number].deferred_bytes

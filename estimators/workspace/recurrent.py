@@ -79,8 +79,10 @@ def record_recurrent(tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call:
     state_buffer = max(spec.state, key=lambda s: s.elements, default=StateBuffer(0))
     state = state_buffer.elements * call.batch
     width = _FLOAT32 if state_buffer.float32 else call.width
-    # One token is one step, whatever form a class has for many.
-    scan = spec.scan if call.tokens > 1 else Scan.KERNEL
+    # One token is one step, whatever form a class has for many; without Metal that of Mamba-2 is
+    # its matrix form (mlx-lm models/ssm.py, ssm_update).
+    is_matrix = spec.scan is Scan.MATRIX and call.target.backend != "metal"
+    scan = spec.scan if call.tokens > 1 or is_matrix else Scan.KERNEL
     match scan:
         case Scan.STACKED:
             output = _stacked_states(tape, mixed, state_buffer, inner, call)
