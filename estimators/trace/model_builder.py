@@ -157,7 +157,7 @@ def class_errors(
         where = _where(error, config, by)
         if batch > 1:
             name += f": {by}'s class fails on a batch of {batch} sequences"
-        raise UnsupportedError(f"{name}: {where}: {_what(error)}") from None
+        raise UnsupportedError(f"{name}: {where}: {_what(error, batch)}") from None
 
 
 def _where(error: BaseException, config: Mapping[str, Any], by: str) -> str:
@@ -174,10 +174,17 @@ def _where(error: BaseException, config: Mapping[str, Any], by: str) -> str:
     return place
 
 
-def _what(error: BaseException) -> str:
+def _what(error: BaseException, batch: int) -> str:
     text = printable(textwrap.shorten(public_names(str(error)), 200, placeholder=" …"))
     if isinstance(error, AttributeError) and text.endswith("has no attribute 'Model'"):
         return "mlx-lm has no such class"
+    if "Attempting to eval an array" in text:
+        # Caches of a batch have an array of offsets.
+        return (
+            "it takes one position for all sequences, as a number, and a batch has one for each"
+            if batch > 1
+            else "it computes with the values of arrays, which a trace does not have"
+        )
     if isinstance(error, NotImplementedError) and "Quantization" in text:
         return f"--kv-bits: {text}; leave it out for this model"
     if isinstance(error, SystemExit):
