@@ -25,7 +25,7 @@ CONTEXT = ("context", "ctx_size", "max_model_len")
 """The options that set the context, by the names of three programs."""
 IMAGES = ("image", "video")
 """The options of what a prompt has in addition to text."""
-_MODEL_LEN = re.compile(r"([0-9]{1,12})([kKmM]?)|([0-9]{1,12}\.[0-9]{1,6})([km])")
+_MODEL_LEN = r"([0-9]{1,12})([kKmM]?)|([0-9]{1,12}\.[0-9]{1,6})([km])"
 _MODEL_LEN_UNITS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
 
 
@@ -44,7 +44,7 @@ def _kv_bits(text: str) -> int:
 
 def _model_len(text: str) -> int:
     """Tokens as vLLM reads them (engine/arg_utils.py, human_readable_int): k is 1000, K is 1024."""
-    match = _MODEL_LEN.fullmatch(text.strip())
+    match = re.fullmatch(_MODEL_LEN, text.strip())
     if match is None:
         raise InputError(f"{text[:40]!r} is no number of tokens; write 32768, 32K or --context 32k")
     number, unit = match[1] or match[3], match[2] or match[4] or ""

@@ -11,11 +11,11 @@ from typing import Any
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.base.files import printable
 
-_STRUCTURAL = re.compile(
-    r"layer|head|expert|dim|size|window|rank|block|state|conv|kernel|group|chunk|interval|pattern"
-    r"|freq|mlp|attn|attention|mixer|moe|ssm|mamba|latent|index|sparse|shared|vocab|compress|width"
-    r"|depth|channel|expand|ngram|memory|cache|recurrent|hidden|skip|dense|linear|delta"
-)
+_STRUCTURAL = """
+    layer head expert dim size window rank block state conv kernel group chunk interval pattern
+    freq mlp attn attention mixer moe ssm mamba latent index sparse shared vocab compress width
+    depth channel expand ngram memory cache recurrent hidden skip dense linear delta
+    """.split()
 
 _IGNORED_PATTERN = re.compile(
     r"(^|_)(token_ids?|token_index|token|dropout|drop|eps|epsilon|theta|base|coef|alpha|beta|std"
@@ -45,7 +45,7 @@ def unread_keys(fields: Fields) -> Iterator[str]:
     for key, value in fields.unread().items():
         if _is_off(value) or key in _IGNORED or _IGNORED_PATTERN.search(key):
             continue
-        if _STRUCTURAL.search(key):
+        if any(part in key for part in _STRUCTURAL):
             yield printable(fields.full_path(key))
     for section in fields.sections:
         yield from unread_keys(section)

@@ -13,7 +13,7 @@ AFFINE_GROUPS = (32, 64, 128)
 # The only (bits, group size) of each floating mode: mlx ops.cpp, validate_mode_with_type.
 FLOAT_MODES = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
 MODES = ("affine", *FLOAT_MODES)
-_BITS = re.compile(r"([0-9]{1,3})(?:[ -]?bits?)?")
+_BITS = r"([0-9]{1,3})(?:[ -]?bits?)?"
 # Defaults of mlx_lm.convert for each mode: mlx-lm utils.py, defaults_for_mode.
 DEFAULTS = {"affine": (4, 64), **FLOAT_MODES}
 
@@ -81,7 +81,7 @@ def parse_format(text: str) -> tuple[int, str]:
     wanted = text.strip().lower()
     if wanted in FLOAT_MODES:
         return FLOAT_MODES[wanted][0], wanted
-    if match := _BITS.fullmatch(wanted):
+    if match := re.fullmatch(_BITS, wanted):
         return int(match[1]), "affine"
     raise InputError(
         f"{text[:40]!r} is no format of weights; write bits ({', '.join(map(str, AFFINE_BITS))}),"

@@ -9,12 +9,12 @@ from memfit.estimators.base.errors import InputError
 
 _DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{0,3})")
+_SIZE = r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{0,3})"
 # Five digits are terabytes: a longer number without a unit is of bytes.
-_MEMORY = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,9})?)\s*[Gg]?")
-_SHARE = re.compile(r"[0-9](?:\.[0-9]{1,9})?")
-_COUNT = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([kKmM]?)")
-_DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{1,3})")
+_MEMORY = r"([0-9]{1,5}(?:\.[0-9]{1,9})?)\s*[Gg]?"
+_SHARE = r"[0-9](?:\.[0-9]{1,9})?"
+_COUNT = r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([kKmM]?)"
+_DURATION = r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{1,3})"
 _MILLISECONDS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000}
 MAX_COUNT = 2**40
 
@@ -58,7 +58,7 @@ def parse_size(text: str) -> int:
     >>> parse_size("64GB"), parse_size("1.5GiB")
     (64000000000, 1610612736)
     """
-    match = _SIZE.fullmatch(text.strip())
+    match = re.fullmatch(_SIZE, text.strip())
     unit = match[2].upper() if match else None
     factor = None if unit is None else _DECIMAL.get(unit, _BINARY.get(unit))
     if match and match[2][:1].isupper() and match[2].endswith("b"):
@@ -80,7 +80,7 @@ def parse_memory(text: str) -> int:
     >>> parse_memory("32"), parse_memory("32G"), parse_memory("32GiB")
     (32000000000, 32000000000, 34359738368)
     """
-    match = _MEMORY.fullmatch(text.strip())
+    match = re.fullmatch(_MEMORY, text.strip())
     return parse_size(f"{match[1]}GB" if match else text)
 
 
@@ -108,7 +108,7 @@ def parse_count(text: str) -> int:
     >>> parse_count("32k")
     32768
     """
-    match = _COUNT.fullmatch(text.strip())
+    match = re.fullmatch(_COUNT, text.strip())
     factor = {"": 1, "k": 1024, "m": 1024**2}[match[2].lower()] if match else 0
     value = Decimal(match[1]) * factor if match else Decimal("NaN")
     if match is None or value != int(value):
@@ -139,7 +139,7 @@ def parse_share(text: str) -> Fraction:
     >>> parse_share("0.925")
     Fraction(185, 2)
     """
-    if not _SHARE.fullmatch(text.strip()) or not 0 < (share := Fraction(text.strip())) <= 1:
+    if not re.fullmatch(_SHARE, text.strip()) or not 0 < (share := Fraction(text.strip())) <= 1:
         raise InputError(f"{text[:40]!r} is not a share above 0 and up to 1, such as 0.92")
     return 100 * share
 
@@ -154,7 +154,7 @@ def parse_duration(text: str) -> int:
     >>> parse_duration("1.5s"), parse_duration("2min")
     (1500, 120000)
     """
-    match = _DURATION.fullmatch(text.strip())
+    match = re.fullmatch(_DURATION, text.strip())
     factor = _MILLISECONDS.get(match[2]) if match else None
     if match is None or factor is None:
         raise InputError(f"{text!r} is not a duration; write it as 1.5s, 250ms, 2min or 1h")

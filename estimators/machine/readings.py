@@ -6,11 +6,11 @@ from msgspec import Struct
 
 MIB = 2**20
 MAX_BYTES = 2**60
-_MEMINFO_LINE = re.compile(r"^(MemTotal|MemAvailable|MemFree):\s+([0-9]{1,15}) kB$", re.MULTILINE)
-_SYSCTL_LINE = re.compile(r"^([a-z0-9_.]{1,64})\s*[:=]\s*(.{1,256})$", re.MULTILINE)
-_VM_STAT_PAGE = re.compile(r"page size of ([0-9]{1,9}) bytes")
-_VM_STAT_LINE = re.compile(r'^"?([A-Z][A-Za-z -]{1,64})"?:\s+([0-9]{1,15})\.?$', re.MULTILINE)
-_CGROUP_LINE = re.compile(r"^[0-9]{1,9}:([a-z0-9_=,]{0,256}):(/[^\n]{0,4096})$", re.MULTILINE)
+_MEMINFO_LINE = r"^(MemTotal|MemAvailable|MemFree):\s+([0-9]{1,15}) kB$"
+_SYSCTL_LINE = r"^([a-z0-9_.]{1,64})\s*[:=]\s*(.{1,256})$"
+_VM_STAT_PAGE = r"page size of ([0-9]{1,9}) bytes"
+_VM_STAT_LINE = r'^"?([A-Z][A-Za-z -]{1,64})"?:\s+([0-9]{1,15})\.?$'
+_CGROUP_LINE = r"^[0-9]{1,9}:([a-z0-9_=,]{0,256}):(/[^\n]{0,4096})$"
 
 
 class Memory(Struct, frozen=True):
@@ -37,7 +37,7 @@ class MacFacts(Struct, frozen=True):
 
 def parse_meminfo(text: str) -> Memory | None:
     """Return the memory in ``/proc/meminfo``; its kB are 1024 bytes (proc_meminfo(5))."""
-    values = {name: int(kib) * 1024 for name, kib in _MEMINFO_LINE.findall(text)}
+    values = {name: int(kib) * 1024 for name, kib in re.findall(_MEMINFO_LINE, text, re.MULTILINE)}
     total = _sane(values.get("MemTotal"))
     if not total:
         return None
@@ -51,8 +51,8 @@ def parse_vm_stat(text: str) -> int | None:
     Anonymous pages that are not purgeable, wired pages and those the compressor occupies; file
     pages can be reclaimed.
     """
-    page = _VM_STAT_PAGE.search(text)
-    pages = {name: int(count) for name, count in _VM_STAT_LINE.findall(text)}
+    page = re.search(_VM_STAT_PAGE, text)
+    pages = {name: int(count) for name, count in re.findall(_VM_STAT_LINE, text, re.MULTILINE)}
     try:
         used = (
             pages["Anonymous pages"]
@@ -82,7 +82,7 @@ def parse_sysctl(text: str) -> MacFacts | None:
 
     A system without the last one has nothing to set: 0.
     """
-    values = dict(_SYSCTL_LINE.findall(text))
+    values = dict(re.findall(_SYSCTL_LINE, text, re.MULTILINE))
     memory = _sane(_whole(values.get("hw.memsize", "")))
     brand = values.get("machdep.cpu.brand_string", "").strip()
     limit = _whole(values.get("iogpu.wired_limit_mb", "")) or 0
@@ -99,7 +99,7 @@ def parse_cgroup(text: str) -> tuple[str, ...]:
     parent's limit holds too, and inside a container the own group is seen as the root.
     """
     files = []
-    for controllers, path in _CGROUP_LINE.findall(text):
+    for controllers, path in re.findall(_CGROUP_LINE, text, re.MULTILINE):
         base, name = "/sys/fs/cgroup", "memory.max"
         if controllers:
             base, name = f"{base}/memory", "memory.limit_in_bytes"
