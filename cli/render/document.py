@@ -4,7 +4,7 @@ No text in a document is escaped: each writer does that for its format.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
@@ -17,14 +17,14 @@ VERDICT_CELLS = {**VERDICT_WORDS, "exceeds": "no"}
 VERDICT_COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
 
 
-class Pair(NamedTuple):
+class Pair(Struct, frozen=True):
     """A problem and its remedy."""
 
     problem: str
     remedy: str
 
 
-class Toned(NamedTuple):
+class Toned(Struct, frozen=True):
     """A text in a colour, which only repeats what the text says."""
 
     text: str
@@ -147,7 +147,7 @@ class Commands(Part, frozen=True):
     heading: str = "To paste"
 
 
-class Bar(NamedTuple):
+class Bar(Struct, frozen=True):
     """A bar: bytes of up to three kinds, and its limit in bytes."""
 
     label: str
@@ -180,7 +180,7 @@ class BarChart(Part, frozen=True):
         return max(1, *(max(sum(bar.parts), bar.limit or 0) for bar in self.bars))
 
 
-class Dot(NamedTuple):
+class Dot(Struct, frozen=True):
     """A point of a scatter: points with the same settings share a letter."""
 
     letter: str
@@ -268,7 +268,7 @@ class HeatMap(Part, frozen=True):
 Chart = BarChart | Scatter | RunChart | HeatMap
 
 
-class Slider(NamedTuple):
+class Slider(Struct, frozen=True):
     """A setting with its values, and the one that it starts with."""
 
     label: str
@@ -276,7 +276,7 @@ class Slider(NamedTuple):
     start: int
 
 
-class Point(NamedTuple):
+class Point(Struct, frozen=True):
     """What one combination of the sliders needs."""
 
     verdict: str

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from msgspec import Struct
 
 
-class Request(NamedTuple):
+class Request(Struct, frozen=True):
     """One finished request; ``status`` is None when there was no response."""
 
     url: str  # without its query, which may hold a signature

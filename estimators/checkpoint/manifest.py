@@ -17,14 +17,14 @@ class Tensor(NamedTuple):
     nbytes: int
 
 
-class Index(NamedTuple):
+class Index(Struct, frozen=True):
     """What an index file says: the file of each tensor, and the set of these files."""
 
     weight_map: Mapping[str, str]
     files: frozenset[str]
 
 
-class SkippedFile(NamedTuple):
+class SkippedFile(Struct, frozen=True):
     """A weight file that was seen and not counted."""
 
     name: str
@@ -32,7 +32,7 @@ class SkippedFile(NamedTuple):
     reason: str
 
 
-class Choice(NamedTuple):
+class Choice(Struct, frozen=True):
     """One of several models of a repository."""
 
     reference: str

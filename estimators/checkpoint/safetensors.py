@@ -10,8 +10,11 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from math import prod
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 from memfit.estimators.base.dtypes import BITS
 from memfit.estimators.base.errors import CheckpointError
@@ -29,7 +32,7 @@ MAX_EXTENT = 2**63 - 1
 _METADATA = "__metadata__"
 
 
-class Header(NamedTuple):
+class Header(Struct, frozen=True):
     """What a safetensors file says of itself."""
 
     tensors: tuple[Tensor, ...]  # in the order of the header
@@ -37,14 +40,6 @@ class Header(NamedTuple):
     file_bytes: int
     metadata: Mapping[str, str]
     sha256: str  # of those header bytes, hexadecimal
-
-
-class _Span(NamedTuple):
-    """The place of a tensor in the data; sorted spans must follow each other."""
-
-    begin: int
-    end: int
-    name: str
 
 
 def read_header(path: Path) -> Header:
@@ -143,15 +138,12 @@ def _tensor(name: str, entry: Any, cover: "_Cover", path: PurePath) -> Tensor:
     begin, end = _offsets(entry, name, path)
     dtype, shape = _dtype(entry, name, path), _shape(entry, name, path)
     _check_name(name, path)
-    bits = BITS[dtype]
-    for extent in shape:
-        bits *= extent
-    if bits != 8 * (end - begin):
+    if BITS[dtype] * prod(shape) != 8 * (end - begin):
         raise CheckpointError(
             f"{_place(path, name)}: {end - begin} bytes of data_offsets disagree with "
             f"{dtype} x {printable(list(shape))}"
         )
-    cover.add(_Span(begin, end, name))
+    cover.add(begin, end, name)
     return Tensor(name, dtype, shape, end - begin)
 
 
@@ -187,7 +179,7 @@ def _shape(entry: Mapping[str, Any], name: str, path: PurePath) -> tuple[int, ..
 
 def _check_name(name: str, path: PurePath) -> None:
     try:
-        length = len(name.encode("utf-8"))
+        length = len(name if name.isascii() else name.encode("utf-8"))
     except UnicodeEncodeError:
         raise CheckpointError(f"{printable(path)}: a tensor's name is not valid Unicode") from None
     if length > MAX_NAME_BYTES:
@@ -200,14 +192,15 @@ class _Cover:
     def __init__(self, data_bytes: int, path: PurePath) -> None:
         self._data_bytes, self._path = data_bytes, path
         self._covered = 0
-        self._later: list[_Span] = []  # of a header that is not in the order of its data
+        # Begin, end and name, of a header that is not in the order of its data.
+        self._later: list[tuple[int, int, str]] = []
 
-    def add(self, span: _Span) -> None:
-        """Take a span; in order it needs no keeping."""
-        if span.begin == self._covered and not self._later:
-            self._covered = span.end
+    def add(self, begin: int, end: int, name: str) -> None:
+        """Take the span of a tensor; in order it needs no keeping."""
+        if begin == self._covered and not self._later:
+            self._covered = end
         else:
-            self._later.append(span)
+            self._later.append((begin, end, name))
 
     def check(self) -> None:
         """Raise CheckpointError unless the spans cover all the data, once."""

@@ -7,7 +7,9 @@ name (mlx_lm/utils.py, load_model); what it loads is what is counted here.
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
@@ -40,7 +42,7 @@ class _Role(Enum):
     GGUF = "a GGUF file; name it to size it for llama.cpp"
 
 
-class WeightFiles(NamedTuple):
+class WeightFiles(Struct, frozen=True):
     """The counted files of a folder; ``tensors`` and ``bound`` as in `Checkpoint`."""
 
     tensors: tuple[Tensor, ...] | None = None
@@ -70,8 +72,8 @@ def read_weights(files: CheckpointFiles, names: Sequence[str]) -> WeightFiles:
     counted, weights = _counted(files, roles)
     others = [name for name in roles if name not in set(counted)]
     skipped_files = [_left_out(files, name, roles[name].value) for name in others]
-    return weights._replace(
-        skipped_files=weights.skipped_files + tuple(filter(None, skipped_files))
+    return replace(
+        weights, skipped_files=weights.skipped_files + tuple(filter(None, skipped_files))
     )
 
 
@@ -79,15 +81,15 @@ def _counted(files: CheckpointFiles, roles: dict[str, _Role]) -> tuple[list[str]
     index = read_index(files, SAFETENSORS_INDEX)
     if loaded := _of(roles, _Role.LOADED):
         weights = _merged(files, loaded, index)
-        return loaded, weights._replace(
-            warnings=weights.warnings + _index_warnings(files, loaded, weights, index)
+        return loaded, replace(
+            weights, warnings=weights.warnings + _index_warnings(files, loaded, weights, index)
         )
     if others := _of(roles, _Role.OTHER):
         others = sorted(index.files) if index else others
         weights = _merged(files, others, index)
         text = f"mlx-lm loads only model*.safetensors; counted {list_some(others)} in their place"
-        return others, weights._replace(
-            warnings=(f"{printable(files.label)}: {text}", *weights.warnings)
+        return others, replace(
+            weights, warnings=(f"{printable(files.label)}: {text}", *weights.warnings)
         )
     if torch := _of(roles, _Role.TORCH):
         torch = _torch_set(files, torch)

@@ -1,7 +1,9 @@
 """An estimate as a document, and as data."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct
 
 from memfit.cli.render.document import (
     VERDICT_COLOURS,
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 _CELL = ("verdict", "needed_bytes", "prefill_step", "reason")
 
 
-class EstimateView(NamedTuple):
+class EstimateView(Struct, frozen=True):
     result: Estimate
     units: Units
     breakdown: bool = False

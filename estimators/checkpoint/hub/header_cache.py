@@ -10,7 +10,8 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import read_whole, write_atomically
@@ -22,7 +23,7 @@ _DIGEST_BYTES = 32
 _MAX_ENTRY_BYTES = _DIGEST_BYTES + LENGTH_BYTES + MAX_HEADER_BYTES
 
 
-class Usage(NamedTuple):
+class Usage(Struct, frozen=True):
     """How much a cache holds."""
 
     entries: int

@@ -4,7 +4,6 @@ import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct, field
@@ -59,7 +58,7 @@ class RemoteFile(Struct, frozen=True, gc=False):
         return self.git_id in (None, git_id(content))
 
 
-class Listing(NamedTuple):
+class Listing(Struct, frozen=True):
     """A repository at one commit."""
 
     commit: str

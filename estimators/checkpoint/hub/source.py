@@ -2,8 +2,8 @@
 
 import os
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import CheckpointError, UnsupportedError
@@ -22,7 +22,7 @@ DEFAULT_REVISION = "main"
 _GGUF = ".gguf"
 
 
-class _Snapshot(NamedTuple):
+class _Snapshot(Struct, frozen=True):
     """A repository at a commit as huggingface-hub downloaded it, whole or in part."""
 
     directory: Path
