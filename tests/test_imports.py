@@ -60,6 +60,12 @@ def test_importing_the_command_line_keeps_garbage_collection_unchanged() -> None
     )
 
 
+def test_what_sizes_a_model_is_imported_while_the_hub_answers() -> None:
+    modules = modules_after("import memfit.cli.commands.estimate")
+    later = ("memfit.estimators.weights", "memfit.estimators.workspace")
+    assert not [name for name in modules if name.startswith(later)]
+
+
 def test_the_library_loads_neither_typer_nor_rich() -> None:
     loaded = loaded_after("import memfit.estimators.sizing.estimate, memfit.probes")
     assert loaded & (HEAVY | {"typer"}) - {"yaml"} == set()

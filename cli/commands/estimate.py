@@ -1,5 +1,6 @@
 """``memfit estimate``: the memory that a model needs, and whether it fits."""
 
+from functools import partial
 from typing import Annotated, Literal
 
 import typer
@@ -11,6 +12,7 @@ from memfit.cli.options.output import FORMAT, OutputOptions
 from memfit.cli.options.ranks import RankedMachine
 from memfit.cli.options.workload import WorkloadOptions
 from memfit.cli.progress import reporting
+from memfit.cli.render.output import Format, writer_of
 from memfit.model import open_model
 
 
@@ -53,7 +55,8 @@ def estimate(
     estimated.
     """
     asked, device, ranks = workload.partial(), machine.chosen(), machine.over()
-    with reporting(verbose=output.verbose, while_waiting=_load_library) as progress:
+    load = partial(_load_library, output.form)
+    with reporting(verbose=output.verbose, while_waiting=load) as progress:
         opened = open_model(model, runtime, progress=progress)
     from memfit.cli.render.views.estimate import EstimateView
 
@@ -67,7 +70,11 @@ def estimate(
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
 
 
-def _load_library() -> None:
+def _load_library(form: Format) -> None:
     """Import the modules needed next, while the Hub answers."""
     import memfit.cli.render.views.estimate
-    import memfit.estimators.sizing.estimate  # noqa: F401
+    import memfit.estimators.sizing.estimate
+    import memfit.estimators.sizing.prompted
+    import memfit.estimators.sizing.ranks  # noqa: F401
+
+    writer_of(form)

@@ -56,20 +56,22 @@ class RankedMachine(MachineOptions, frozen=True, kw_only=True):
         Raises:
             InputError: when options contradict each other or cannot be read.
         """
-        from memfit.estimators.sizing.ranks import Ranks
-
         devices = self._devices()
         split = parsed("--split", _layers, self.split)
+        size, parallel = self.ranks, self.parallel
         if self.tensor_parallel_size > 1:
-            if (self.ranks, self.parallel, split) != (None, None, None):
+            if (size, parallel, split) != (None, None, None):
                 raise InputError("--tensor-parallel-size sets the ranks: leave out their options")
-            return Ranks(self.tensor_parallel_size, "tensor", None, devices)
-        size = self.ranks if self.ranks is not None else len(devices or split or ())
-        if not size and self.ranks is None:
-            if self.parallel:
-                raise InputError("--parallel needs --ranks N")
-            return None
-        return Ranks(size, self.parallel, split, devices)
+            size, parallel = self.tensor_parallel_size, "tensor"
+        elif size is None:
+            size = len(devices or split or ())
+            if not size:
+                if parallel:
+                    raise InputError("--parallel needs --ranks N")
+                return None
+        from memfit.estimators.sizing.ranks import Ranks
+
+        return Ranks(size, parallel, split, devices)
 
     def full_first(self, sized: "SizedModel", run: "Workload") -> "SizedModel":
         """Return the rank that is full first with longer prompts, the model without ranks.

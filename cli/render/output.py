@@ -53,9 +53,13 @@ def deliver(view: Any, form: Format, output: Path | None) -> None:
 
 
 def rendered(view: Any, form: Format, *, to_file: bool) -> str:
-    """Return a result in a format, by the writer of that name; ``table`` is for the terminal."""
-    writer = import_module(f"memfit.cli.render.writers.{'terminal' if form == 'table' else form}")
-    return str(writer.write(view, to_file=to_file))
+    """Return a result in a format."""
+    return str(writer_of(form).write(view, to_file=to_file))
+
+
+def writer_of(form: Format) -> Any:
+    """Import and return the writer of a format; ``table`` is for the terminal."""
+    return import_module(f"memfit.cli.render.writers.{'terminal' if form == 'table' else form}")
 
 
 def emit(text: str, output: Path | None) -> None:

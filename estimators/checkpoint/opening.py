@@ -22,6 +22,7 @@ _HUB_FILE = re.compile(
 )
 _ADDRESS = re.compile(r"https?://|(?:www\.)?huggingface\.co/|hf\.co/", re.ASCII | re.IGNORECASE)
 _OLLAMA_BLOB = "sha256-"
+_STORES = ("ollama:", "modelscope:")
 HUB = "hub:"
 """Before a name on the Hub, which is not looked up in the directory then."""
 _WANTED = (
@@ -52,10 +53,10 @@ def open_checkpoint(
     if reference and _is_there(path):
         return _open_path(path)
     # Each source is imported only when it is used, which keeps a local read fast.
-    from memfit.estimators.checkpoint.local.stores import open_store
+    if reference.startswith(_STORES):
+        from memfit.estimators.checkpoint.local.stores import open_store
 
-    if (kept := open_store(reference)) is not None:
-        return kept
+        return open_store(reference)
     if _ADDRESS.match(reference):
         return _open_hub(_addressed(reference, guess_hub), progress, picks=True)
     if guess_hub and (sample := _named_sample(reference)):
@@ -85,6 +86,8 @@ def open_sample(name: str) -> Checkpoint:
 
 def _named_sample(name: str) -> Checkpoint | None:
     """The sample of a name in any case; None where there is none."""
+    if "/" in name:
+        return None
     from memfit.estimators.checkpoint.local.samples import sample_names
 
     return open_sample(name.lower()) if name.lower() in sample_names() else None

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.nearest import nearest
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.mlx.versions import Version, format_version, installed_version
 from memfit.estimators.results.estimate import RuntimeSummary
-from memfit.estimators.runtimes.interface import RuntimeModel, Subject
 from memfit.estimators.runtimes.runtime import Runtime
 
+# The command line imports what sizes a model while the Hub answers.
 if TYPE_CHECKING:
+    from memfit.estimators.arch.model import Model
+    from memfit.estimators.runtimes.interface import RuntimeModel, Subject
     from memfit.estimators.runtimes.token_cost import TokenCost
 
 _CLASSES: dict[str, tuple[str, str]] = {
@@ -127,7 +128,7 @@ def as_installed(runtime: Runtime) -> Runtime:
     return with_versions(runtime, mlx=mlx, mlx_lm=mlx_lm, strict=False)
 
 
-def bind(runtime: Runtime, subject: Subject) -> RuntimeModel:
+def bind(runtime: Runtime, subject: "Subject") -> "RuntimeModel":
     """Return a model under a runtime with its settings.
 
     Raises:
@@ -144,7 +145,7 @@ def class_of(runtime: Runtime) -> type[Any]:
     return _imported(*_BY_CLASS[runtime.name])
 
 
-def token_costs(model: Model, runtime: Runtime, workload: Workload) -> "tuple[TokenCost, ...]":
+def token_costs(model: "Model", runtime: Runtime, workload: Workload) -> "tuple[TokenCost, ...]":
     """Return what a runtime caches for every token, equal layers together.
 
     Raises:
@@ -153,11 +154,11 @@ def token_costs(model: Model, runtime: Runtime, workload: Workload) -> "tuple[To
     return _class(runtime.name).token_costs(model, runtime, workload)
 
 
-def _class(name: str) -> type[RuntimeModel]:
+def _class(name: str) -> "type[RuntimeModel]":
     return _imported(*_CLASSES[name])
 
 
-def _imported(module: str, class_name: str) -> type[RuntimeModel]:
+def _imported(module: str, class_name: str) -> "type[RuntimeModel]":
     found: type[RuntimeModel] = getattr(
         import_module(f"memfit.estimators.runtimes.{module}"), class_name
     )

@@ -11,10 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.files import printable
@@ -37,7 +40,7 @@ _AGAIN = frozenset((408, 429, 500, 502, 503, 504))
 # "bytes first-last/size"; a star for a size that the server does not know (RFC 9110).
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 # "ratelimit" of the Hub: r requests left, t seconds until more (huggingface_hub _http.py).
-_RATE_LIMIT = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*([0-9]{1,9})")
+_RATE_LIMIT = r"\br\s*=\s*0\s*;\s*t\s*=\s*([0-9]{1,9})"
 # Variables that can hold a token or name where it is (huggingface_hub constants.py).
 _TOKEN_VARIABLE = re.compile("HF_TOKEN|HF_OIDC|HUGGING_?FACE")
 
@@ -54,7 +57,7 @@ class _AgainError(Exception):
         self.pause = pause
 
 
-class Answer(NamedTuple):
+class Answer(Struct, frozen=True):
     """The requested part of a response body, and what the headers say about the file."""
 
     content: bytes
@@ -62,7 +65,7 @@ class Answer(NamedTuple):
     commit: str | None  # the commit of the file, sent by the Hub before it redirects
 
 
-class _Redirect(NamedTuple):
+class _Redirect(Struct, frozen=True):
     """The target of a redirect, and the commit it names."""
 
     url: str
@@ -76,19 +79,17 @@ class Client:
         """Take what is asked for; the token is read here.
 
         Raises:
-            InputError: when the token is invalid, or the connection settings are unusable.
+            InputError: when the token is invalid.
             UnreachableError: when the token cannot be read.
         """
         self._hub, self._repository, self._sink = hub, repository, progress
-        with ThreadPoolExecutor(max_workers=1) as executor:
-            # It reads the system's certificates, and leaves Python to import what a token needs.
-            session = executor.submit(open_session)
-            self._headers = {
-                "accept-encoding": "identity",  # ranges are of the file, not of its compression
-                "user-agent": f"memfit/{__version__}",
-                **_authorization(),
-            }
-            self._session = session.result()
+        # It reads the system's certificates, and leaves Python to import what is needed next.
+        (self._session,) = start([open_session], 1)
+        self._headers = {
+            "accept-encoding": "identity",  # ranges are of the file, not of its compression
+            "user-agent": f"memfit/{__version__}",
+            **_authorization(),
+        }
         # Set from another thread: requests look at it between parts and between attempts.
         self._stopped = threading.Event()
 
@@ -110,6 +111,7 @@ class Client:
 
         Raises:
             CheckpointError: when the Hub knows no such repository, revision or file.
+            InputError: when the connection settings are unusable.
             NoAnswerError: when no attempt brought an answer, or it took too long.
             UnreachableError: when the Hub refuses.
         """
@@ -173,7 +175,7 @@ class Client:
             # Only the Hub itself knows the commit; the storage that it redirects to does not.
             commit = answer.commit if hop == 0 else commit
             if isinstance(answer, Answer):
-                return answer._replace(commit=commit)
+                return replace(answer, commit=commit)
             # The token is for the endpoint alone; a signed address of a storage needs none.
             if _origin(answer.url) != _origin(url):
                 headers.pop("authorization", None)
@@ -198,9 +200,10 @@ class Client:
         """One request: an answer, or where it leads."""
         import httpx2
 
+        session = self._session.result()
         started, status, body = time.monotonic(), None, bytearray()
         try:
-            with self._session.stream(
+            with session.stream(
                 "GET",
                 url,
                 headers=headers,
@@ -326,7 +329,7 @@ def _asked_pause(response: "httpx2.Response") -> float | None:
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     except (ValueError, OverflowError):
-        limit = _RATE_LIMIT.search(response.headers.get("ratelimit", ""))
+        limit = re.search(_RATE_LIMIT, response.headers.get("ratelimit", ""))
         return float(limit[1]) if limit and response.status_code == 429 else None
 
 

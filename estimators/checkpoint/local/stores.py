@@ -33,16 +33,14 @@ class _Blob(NamedTuple):
     nbytes: int
 
 
-def open_store(reference: str) -> Checkpoint | None:
-    """Return the checkpoint of ``ollama:name:tag`` or ``modelscope:org/name``, None for neither.
+def open_store(reference: str) -> Checkpoint:
+    """Return the checkpoint of ``ollama:name:tag`` or ``modelscope:org/name``.
 
     Raises:
         CheckpointError: when the store does not hold it, or its files are inconsistent.
         UnsupportedError: when it is kept in a form that is not described.
     """
-    store, colon, name = reference.partition(":")
-    if not colon or store not in ("ollama", "modelscope"):
-        return None
+    store, _, name = reference.partition(":")
     return _open_ollama(name, reference) if store == "ollama" else _open_modelscope(name, reference)
 
 
