@@ -93,7 +93,8 @@ class TerminalProgress:
         from rich.progress import Progress
 
         with self._lock:
-            if self._timer is None:
+            # rich takes long to import: the timer of the next work may have shown a bar by now.
+            if self._timer is None or self._bar is not None:
                 return
             self._bar = Progress(
                 console=Console(stderr=True),

@@ -192,6 +192,29 @@ def test_a_terminal_shows_progress_after_half_a_second(
     assert (b"Reading org/name" in shown) is bar
 
 
+_TWO_WORKS = """
+import sys, time
+from memfit.cli.progress import TerminalProgress
+before = sys.stdout
+progress = TerminalProgress(verbose=False)
+for _ in range(2):
+    progress.begin("Reading", 1)
+    time.sleep(0.8)
+progress.end()
+print(sys.stdout is before)
+"""
+
+
+def test_no_second_bar_keeps_standard_output_from_the_first() -> None:
+    ours, theirs = pty.openpty()
+    ran = subprocess.run(
+        [sys.executable, "-c", _TWO_WORKS], stdout=subprocess.PIPE, stderr=theirs, timeout=60
+    )
+    os.close(theirs)
+    os.close(ours)
+    assert ran.stdout == b"True\n"
+
+
 def _piece(terminal: int) -> bytes:
     try:
         return os.read(terminal, 4096)
