@@ -1,7 +1,7 @@
 """A workload: prompt, generation, and the runtime settings it runs with."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ CallPhase = Literal[
     "growing",  # the last single token for which a buffer may be allocated again
     "decode",  # the last generated token
 ]
+ALL_PHASES: frozenset[CallPhase] = frozenset(get_args(CallPhase))
 
 
 class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.mlx.allocator import PAGE, allocated
@@ -280,8 +280,8 @@ class RuntimeModel(Struct, frozen=True):
         """Return what answers many workloads quickly."""
         return self
 
-    def chunks_view(self) -> "RuntimeModel":
-        """Return what may leave out the tokens that are generated, if that is quicker."""
+    def phases_view(self, _: frozenset[CallPhase]) -> "RuntimeModel":
+        """Return what may leave out the calls of other phases, if that is quicker."""
         return self
 
     def comparing(self, *_: Workload) -> "RuntimeModel":

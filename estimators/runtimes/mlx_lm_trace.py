@@ -14,7 +14,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.units import Units
-from memfit.estimators.base.workload import CallPhase, Workload
+from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device
 from memfit.estimators.mlx.call_plan import PREFILL
@@ -59,11 +59,11 @@ class ClassTrace(Struct, frozen=True, eq=False):
     adapter: "Adapter | None" = None
     rank: Rank | None = None
     """The rank that has this part of the class, None: it is the whole."""
-    chunks_alone: bool = False
-    """Whether runs end before the first token is sampled."""
+    phases: frozenset[CallPhase] = ALL_PHASES
+    """The phases of a run of which calls are traced."""
     _built: dict[Backend, "TracedModel"] = {}
-    _runs: dict[tuple[Workload, Any, MlxVersions, bool], "TracedRun"] = {}
-    """By workload, `Device.gpu`, versions and ``chunks_alone``."""
+    _runs: dict[tuple[Workload, Any, MlxVersions, frozenset[CallPhase]], "TracedRun"] = {}
+    """By workload, `Device.gpu`, versions and ``phases``."""
     _starts: dict[tuple[Any, MlxVersions], "Start | None"] = {}
     """The first chunk of the last run, by `Device.gpu` and versions."""
     _loads: dict[tuple[Device, MlxVersions], int | None] = {}
@@ -73,7 +73,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
         from memfit.estimators.trace.gc_pause import not_collecting
 
         machine = device or ANY_MAC
-        key = workload, machine.gpu, versions, self.chunks_alone
+        key = workload, machine.gpu, versions, self.phases
         if key not in self._runs:
             with not_collecting():
                 self._runs[key] = self._followed(workload, machine, versions)
@@ -97,14 +97,15 @@ class ClassTrace(Struct, frozen=True, eq=False):
         built = self.built(machine.backend)
         try:
             target = _target(machine, versions)
-            trace, shapes = built.record(workload, target, chunks_alone=self.chunks_alone)
+            trace, shapes = built.record(workload, target, phases=self.phases)
         except GraphError as error:
             return TracedRun(built.shapes(workload), None, str(error))
         key = machine.gpu, versions
         start = self._starts.get(key)
         if start is None or start.call is not trace.calls[0]:
             start = self._starts[key] = followed_start(trace, machine)
-        return TracedRun(shapes, peak(trace, machine, start))
+        kept, largest = shapes.kv_bytes + shapes.ssm_bytes, shapes.largest_bytes
+        return TracedRun(shapes, peak(trace, machine, start, kept_bytes=kept, largest_kept=largest))
 
     def drafted(
         self,
@@ -317,9 +318,9 @@ class MlxLmTrace(MlxLm, frozen=True):
         footprint = replace(self.subject.footprint, conversions=(Conversion(0, extra),), cut=())
         return MlxLm(self.runtime, replace(self.subject, footprint=footprint))
 
-    def chunks_view(self) -> "MlxLmTrace":
-        """Return the same for the chunks of prompts alone."""
-        return replace(self, trace=replace(self.trace, chunks_alone=True))
+    def phases_view(self, phases: frozenset[CallPhase]) -> "MlxLmTrace":
+        """Return the same for the calls of these phases alone."""
+        return replace(self, trace=replace(self.trace, phases=phases))
 
     def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
         """Yield the versions of what was run, and what an estimate assumes."""

@@ -122,7 +122,8 @@ def _commands(search: JointSearch, settings: Settings, prompt_tokens: int | None
         drafting = draft_flags(name, sized.draft_tokens)
     yield from conversions
     workload = search.workload_with(settings, prompt_tokens)
-    for command in sized.runtime_model.commands(workload, model, kept_caches(sized, workload)):
+    kept = kept_caches(search.sized_for(settings, prompt_tokens), workload)
+    for command in sized.runtime_model.commands(workload, model, kept):
         yield command + drafting
 
 

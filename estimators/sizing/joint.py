@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
+from memfit.estimators.mlx.call_plan import ENDS_OF_PREFILL
 from memfit.estimators.results.estimate import Cost, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.sizing.search import (
@@ -69,10 +70,17 @@ class JointSearch(Struct, eq=False):
     formula: SizedModel | None = None
     """The same model by formula, where the figures are by trace."""
     _variants: dict[int, SizedModel | UnsupportedError] = field(default_factory=dict)
+    _traced: dict[Workload, SizedModel] = field(default_factory=dict)
+    """By workload, the model that has its need by trace."""
 
     @property
     def asked(self) -> Settings:
         return Settings(self.workload.prefill_step, self.workload.kv_bits)
+
+    @property
+    def _by_formula(self) -> SizedModel | None:
+        """The model by formula, where figures are by trace and a formula describes it."""
+        return None if self.formula and self.formula.is_between_traces else self.formula
 
     @property
     def searches_prompts(self) -> bool:
@@ -135,7 +143,23 @@ class JointSearch(Struct, eq=False):
             UnsupportedError: when the runtime cannot run it.
         """
         workload = self.workload_with(settings, prompt_tokens)
-        return self.model(settings.weight_bits).requirement(workload)
+        return self.sized_for(settings, prompt_tokens).requirement(workload)
+
+    def sized_for(self, settings: Settings, prompt_tokens: int | None = None) -> SizedModel:
+        """Return the model that answers for the request with other settings.
+
+        Raises:
+            UnsupportedError: when mlx-lm cannot convert it to these bits.
+        """
+        model, formula = self.model(settings.weight_bits), self._by_formula
+        if formula is None:
+            return model
+        workload = self.workload_with(settings, prompt_tokens)
+        if workload not in self._traced:
+            from memfit.estimators.sizing.trace_view import peak_view
+
+            self._traced[workload] = peak_view(model, formula, workload)
+        return self._traced[workload]
 
     def verdict(self, settings: Settings, prompt_tokens: int | None = None) -> Verdict:
         """Return the verdict of the request with other settings.
@@ -153,18 +177,28 @@ class JointSearch(Struct, eq=False):
     def reach(
         self, settings: Settings, prompt_tokens: int | None = None, *, must_fit: bool = False
     ) -> Verdict:
-        """Return the verdict, computed only where a quick part of the need leaves it open.
+        """Return the verdict, computed only where quick parts of the need leave it open.
 
         If it ``must_fit``, what fits tightly or not at all may be answered as either.
         """
-        model = self.model(settings.weight_bits)
-        least = Need(
-            self._least(settings, prompt_tokens), 0, budget=model.runtime_model.runtime.budget
-        )
-        quick, _ = judge(least, self.sized.device)
-        if quick == "exceeds" or (must_fit and quick == "tight"):
-            return quick
+        for part in self._parts(settings, prompt_tokens):
+            quick, _ = judge(part, self.sized.device)
+            if quick == "exceeds" or (must_fit and quick == "tight"):
+                return quick
         return self.verdict(settings, prompt_tokens)
+
+    def _parts(self, settings: Settings, prompt_tokens: int | None) -> Iterator[Need]:
+        """Parts of the need: what is quick to compute, then a trace without the whole chunks."""
+        model = self.model(settings.weight_bits)
+        least = self._least(settings, prompt_tokens)
+        yield Need(least, 0, budget=model.runtime_model.runtime.budget)
+        workload = self.workload_with(settings, prompt_tokens)
+        view = self.sized_for(settings, prompt_tokens)
+        if self._by_formula and not view.is_known(workload) and not model.draft:
+            by_formula = replace(self._by_formula.requirement(workload), error_bytes=0)
+            # A run that may not fit is mostly too large in its last chunk.
+            if judge(by_formula, self.sized.device)[0] != "fits":
+                yield view.phases_view(ENDS_OF_PREFILL).requirement(workload)
 
     def _least(self, settings: Settings, prompt_tokens: int | None) -> int:
         """A part of the need that is quick to compute; a trace finds no less than the formula."""
@@ -172,11 +206,12 @@ class JointSearch(Struct, eq=False):
             self.model(settings.weight_bits),
             self.workload_with(settings, prompt_tokens),
         )
-        if self.formula is None or self.formula.is_between_traces:
+        formula = self._by_formula
+        if formula is None:
             return model.runtime_model.least_bytes(workload) + model.margin_bytes
-        workspace = self.formula.figures_for(workload).moment.workspace_bytes
-        _, percent = self.formula.workspace_basis(workload)
-        return self.formula.requirement(workload).peak_bytes - workspace * percent // 100
+        workspace = formula.figures_for(workload).moment.workspace_bytes
+        _, percent = formula.workspace_basis(workload)
+        return formula.requirement(workload).peak_bytes - workspace * percent // 100
 
     def best(
         self, candidates: Iterable[Settings], prompt_tokens: int | None = None
@@ -209,13 +244,18 @@ class JointSearch(Struct, eq=False):
         known = [
             each
             for place, each in enumerate(smaller)
-            if self.sized.is_known(self.workload_with(each)) or (not place and not self.formula)
+            if self.sized_for(each).is_known(self.workload_with(each))
+            or (not place and not self.formula)
         ]
         return tuple(each.prefill_step for each in known if self._is_dearer(each))
 
     def _is_dearer(self, settings: Settings) -> bool:
         pair = [self.workload_with(each) for each in (self.asked, settings)]
-        asked, other = map(self.sized.comparing(*pair).requirement, pair)
+        model = self.sized.comparing(*pair)
+        if model is self.sized:
+            asked, other = map(self.need, (self.asked, settings))
+        else:
+            asked, other = map(model.requirement, pair)
         return other.peak_bytes > asked.peak_bytes
 
     def longest_with(self, settings: Settings) -> int:

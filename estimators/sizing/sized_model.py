@@ -19,7 +19,7 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.other_kinds import kind_of_config
 from memfit.estimators.machine.device import Device
@@ -131,9 +131,9 @@ class SizedModel(Struct):
         view = self.runtime_model.formula_view()
         return self if view is self.runtime_model else self._under(view)
 
-    def chunks_view(self) -> "SizedModel":
-        """Return what may leave out the tokens that are generated, if that is quicker."""
-        return self._under(self.runtime_model.chunks_view())
+    def phases_view(self, phases: frozenset[CallPhase]) -> "SizedModel":
+        """Return what may leave out the calls of other phases, if that is quicker."""
+        return self._under(self.runtime_model.phases_view(phases))
 
     def comparing(self, *workloads: Workload) -> "SizedModel":
         """Return what answers for all these workloads in one way, so that peaks compare."""

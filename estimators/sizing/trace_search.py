@@ -10,15 +10,15 @@ from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
     context_lengths,
     first_fitting,
-    fits_comfortably,
     is_accepted,
 )
 from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.trace_view import lower_calls, peak_view
 
 # A trace of a long prompt takes 0.2 s (Qwen3-4B) to 1.1 s (DeepSeek-V3); one is mostly enough.
 MAX_TRACES = 6
 _HALVED_FROM = 3  # scaling has failed twice by then: something other than the peak is the limit
-_NEAR = 16  # a sixteenth more context is not worth another trace
+_NEAR = 12  # a twelfth more context is not worth another trace
 
 
 class TraceSearch(Struct):
@@ -47,16 +47,17 @@ class TraceSearch(Struct):
     def longest_context(self, most: int) -> int | None:
         """Return the longest multiple of 256 up to ``most`` that fits, None when none does."""
         top = round_down(most, CONTEXT_STEP)
-        found = 0
         self.is_certain = bool(top) and is_accepted(self._fits_by_far, top)
         if self.is_certain:
             return top
+        found = self._asked(top)
         for attempt in range(1, MAX_TRACES + 1):
-            tokens = self._candidate(found, top, attempt)
-            prompt = self.workload.prompt_only(tokens) if tokens > found else None
-            if prompt is None or not is_accepted(self._leaves_room, prompt):
+            most = self._candidate(found, top, attempt)
+            if most <= found or (found and most < top and self._is_near(found, most)):
                 break
-            if found and tokens < top and tokens <= found + found // _NEAR:
+            tokens = most if most == top else self._below(most)
+            prompt = self.workload.prompt_only(tokens)
+            if not is_accepted(self._leaves_room, prompt):
                 break
             if is_accepted(self._confirm, prompt):
                 found = tokens
@@ -97,22 +98,57 @@ class TraceSearch(Struct):
                 return most
             attempt -= 1
         tokens = self._longest_by_formula(most)
-        if attempt <= 1 and fits_comfortably(self.sized, self.workload):
+        if attempt <= 1 and is_accepted(self._fits, self.workload):
             tokens = max(tokens, min(round_down(self.workload.prompt_tokens, CONTEXT_STEP), most))
         if attempt >= _HALVED_FROM and self.too_long is not None:
             tokens = min(tokens, round_down((found + self.too_long) // 2, CONTEXT_STEP))
         return tokens if tokens or found else min(CONTEXT_STEP, most)
 
+    def _below(self, most: int) -> int:
+        """A prompt near ``most`` that is likelier to fit, and quicker to trace."""
+        lower = round_down(most - most // (2 * _NEAR), CONTEXT_STEP)
+        # With a last chunk that is too short for the peak.
+        step = self.workload.prefill_step
+        short = round_down(lower - CONTEXT_STEP, step) + CONTEXT_STEP
+        if not self._is_near(short, most) or not self._ends_low(short):
+            short = lower
+        return short if self._is_near(short, most) else most
+
+    def _is_near(self, tokens: int, most: int) -> bool:
+        return tokens + tokens // _NEAR >= most
+
+    def _ends_low(self, tokens: int) -> bool:
+        """Whether the last chunk of a prompt is not its peak."""
+        prompt = self.workload.prompt_only(tokens)
+        return not self.formula.is_between_traces and (
+            "last_chunk" in lower_calls(self.formula, prompt)
+        )
+
+    def _asked(self, top: int) -> int:
+        """Scale the formula to what is asked for; return its prompt if that is found to fit."""
+        asked, tokens = self.workload, self.workload.prompt_tokens
+        if self.formula.is_between_traces and not self.sized.is_known(asked):
+            return 0
+        fits = is_accepted(self._confirm, asked)
+        if asked != asked.prompt_only(tokens) or tokens % CONTEXT_STEP or tokens > top:
+            return 0
+        if not fits:
+            self.too_long = tokens
+        return tokens if fits else 0
+
     def _longest_by_formula(self, most: int) -> int:
         found = first_fitting(context_lengths(most), self._fits_by_formula, monotone=True)
         return found or 0
+
+    def _fits(self, workload: Workload) -> bool:
+        return self._judged(self.requirement(workload))
 
     def _fits_by_formula(self, tokens: int) -> bool:
         return self._judged(self._scaled_need(self.workload.prompt_only(tokens)))
 
     def _confirm(self, workload: Workload) -> bool:
         """Whether a workload fits by trace; the formula is scaled to it."""
-        traced = self._traced[workload] = self._tracing(workload)
+        traced = self._traced[workload] = peak_view(self.sized, self.formula, workload)
         need = traced.requirement(workload)
         derived, workspace = self.formula.requirement(workload), self._workspace(workload)
         if workspace:
@@ -121,29 +157,25 @@ class TraceSearch(Struct):
             _, self._percent = traced.workspace_basis(workload)
         return self._judged(need)
 
-    def _tracing(self, workload: Workload) -> SizedModel:
-        """The model to trace: the chunks alone if, with the formula's error, the peak is in one."""
-        moment = self.formula.figures_for(workload).moment
-        basis, percent = self.formula.workspace_basis(workload)
-        prefill, decode = moment.prefill_bytes, moment.decode_bytes
-        if self.sized.is_known(workload) or self.sized.draft or basis != "derived":
-            return self.sized
-        if prefill is None or decode is None:
-            return self.sized
-        is_clear = (prefill - decode) * 100 > 2 * percent * moment.workspace_bytes
-        return self.sized.chunks_view() if is_clear else self.sized
-
     def _leaves_room(self, workload: Workload) -> bool:
-        """Whether weights and caches fit: a trace takes long and finds no less."""
-        least = self.sized.runtime_model.least_bytes(workload) + self.sized.draft_bytes(workload)
-        return self._judged(Need(least + self.formula.margin_bytes, 0))
+        """Whether a workload may fit, with the formula's error: a trace takes long."""
+        if self.formula.is_between_traces:
+            least = self.sized.runtime_model.least_bytes(workload)
+            return self._judged(
+                Need(least + self.sized.draft_bytes(workload) + self.formula.margin_bytes, 0)
+            )
+        need = self._scaled_need(workload)
+        _, percent = self.formula.workspace_basis(workload)
+        less = self._workspace(workload) * percent // 100
+        return self._judged(replace(need, peak_bytes=need.peak_bytes - less, error_bytes=0))
 
     def _fits_by_far(self, tokens: int) -> bool:
         """Whether a prompt fits by the formula's largest, where trace and formula agree."""
         if self.formula.is_between_traces:
             return False
         _, percent = self.formula.workspace_basis(self.workload)
-        traced = self.sized.figures_for(self.workload).moment.workspace_bytes
+        view = peak_view(self.sized, self.formula, self.workload)
+        traced = view.figures_for(self.workload).moment.workspace_bytes
         derived = self._workspace(self.workload)
         if abs(traced - derived) * 100 > derived * percent:
             return False

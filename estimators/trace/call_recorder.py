@@ -94,6 +94,10 @@ class Running:
             self._push(1)
         self._stepper.quantize()
 
+    def skip_to_end(self) -> None:
+        """Bring the caches to where they are when the workload ends, after any call."""
+        self._stepper.jump(self._workload.total_tokens)
+
     def begin(self) -> int:
         """Fill the caches with a few tokens, recording nothing; return how many."""
         tokens = min(_LEARNING_TOKENS, max(1, self._workload.prompt_tokens - 1))
@@ -124,9 +128,9 @@ class Running:
             # planned_calls knows where a buffer may grow; the caches know whether it does.
             if call.phase == "growing" and not self._stepper.grows_at(call.position):
                 continue
-            yield self._recorded(call, is_end=call is planned[-1])
+            yield self._recorded(call)
 
-    def _recorded(self, planned: PlannedCall, *, is_end: bool) -> Call:
+    def _recorded(self, planned: PlannedCall) -> Call:
         key, is_first = self._key(planned), self._is_first
         call = self._kept.get(key)
         if not is_first:
@@ -135,8 +139,8 @@ class Running:
             call = self._first_call(*planned) if is_first else self._call(*planned)
             self._kept.keep(key, call)
         else:
-            # Later calls are made from what the first leaves, and the run ends as its last does.
-            if is_first or is_end:
+            # Later calls are made from what the first leaves.
+            if is_first:
                 given = self._given_modules()
                 self._push(planned.tokens)
                 # As a recorded call leaves them (record_call): gemma3n.py changes some.

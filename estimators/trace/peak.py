@@ -95,8 +95,19 @@ def followed_start(trace: Trace, device: Device) -> Start | None:
     return Start(call, highest, held) if held else None
 
 
-def peak(trace: Trace, device: Device, start: Start | None = None) -> TracedPeak:
-    """Return the largest moment of a traced run on a device, which may begin with a ``start``."""
+def peak(
+    trace: Trace,
+    device: Device,
+    start: Start | None = None,
+    *,
+    kept_bytes: int | None = None,
+    largest_kept: int = 0,
+) -> TracedPeak:
+    """Return the largest moment of a traced run on a device, which may begin with a ``start``.
+
+    ``kept_bytes`` are those of caches and states when the run ends, ``largest_kept`` those of the
+    largest. Without them they are as the last call leaves them.
+    """
     # Each parameter is an allocation of its own, so each is rounded up.
     weights = sum(allocated(nbytes, device.backend) for nbytes in trace.weights.values())
     moments = list(_moments(trace, device, start))
@@ -104,12 +115,13 @@ def peak(trace: Trace, device: Device, start: Start | None = None) -> TracedPeak
     top = max(moments, key=lambda moment: moment.nbytes)
     nbytes = weights + top.nbytes
     largest_weight = max(trace.weights.values(), default=0)
+    kept = _kept(trace.calls[-1]) if kept_bytes is None else kept_bytes
     return TracedPeak(
         nbytes=nbytes,
         phase=top.call.phase,
         operation=top.operation,
-        workspace_bytes=max(0, top.nbytes - _kept(trace.calls[-1])),
-        largest_buffer_bytes=max(largest_weight, *(moment.largest for moment in moments)),
+        workspace_bytes=max(0, top.nbytes - kept),
+        largest_buffer_bytes=max(largest_weight, largest_kept, *(m.largest for m in moments)),
         alive=(("weights", weights), *top.alive),
         calls=tuple(_followed(moment, weights) for moment in moments),
         prefill_bytes=weights + max((m.nbytes for m in moments if _in_prefill(m)), default=0),

@@ -5,7 +5,7 @@ Any thread may trace. Traces run one after another; other threads may use MLX an
 (isolation.py, docs/formulas.md).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,11 +14,11 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.recipe import Recipe
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
 from memfit.estimators.checkpoint.adapters import Adapter
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.machine.device import Backend
-from memfit.estimators.mlx.call_plan import PREFILL, PlannedCall, planned_calls
+from memfit.estimators.mlx.call_plan import PlannedCall, planned_calls
 from memfit.estimators.trace.cache_stepper import leaves, length_of
 from memfit.estimators.trace.call_recorder import KeptCalls, Running, Sample
 from memfit.estimators.trace.class_description import (
@@ -31,7 +31,7 @@ from memfit.estimators.trace.class_description import (
 from memfit.estimators.trace.graph_format import Call, Trace
 from memfit.estimators.trace.isolation import tracing
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
-from memfit.estimators.trace.leaves import Modules
+from memfit.estimators.trace.leaves import Modules, caches_of
 from memfit.estimators.trace.libraries import versions
 from memfit.estimators.trace.load_recorder import record_load, record_share
 from memfit.estimators.trace.model_builder import (
@@ -67,6 +67,8 @@ class TracedShapes(NamedTuple):
     """Tokens that the longest buffer has room for."""
     held_tokens: int
     """Tokens of the longest buffer that are still needed."""
+    largest_bytes: int
+    """Bytes of the largest array that a cache holds."""
     makes_own_cache: bool
     """Whether the class has a ``make_cache``."""
     unread_format: str | None
@@ -210,21 +212,26 @@ class TracedModel:
         return self._load
 
     def record(
-        self, workload: Workload, target: TraceTarget, *, chunks_alone: bool = False
+        self,
+        workload: Workload,
+        target: TraceTarget,
+        *,
+        phases: Collection[CallPhase] = ALL_PHASES,
     ) -> tuple[Trace, TracedShapes]:
         """Return the graphs of a workload's calls, and the bytes at its end.
 
-        With ``chunks_alone`` the run ends before the first token is sampled.
+        Of the calls after the first only those of ``phases`` are recorded.
 
         Raises:
             GraphError: also, when the graphs of the calls cannot be recorded.
         """
-        planned = planned_calls(workload, target.versions)
-        if chunks_alone:
-            planned = tuple(call for call in planned if call.phase in PREFILL)
+        # Later calls are made from what the first leaves.
+        first, *others = planned_calls(workload, target.versions)
+        planned = [first, *(call for call in others if call.phase in phases)]
         with self._tracing(workload):
             running = Running(self._model, self._modules, workload, target, kept=self._kept)
             trace = self._trace(running, planned, target)
+            running.skip_to_end()
             return trace, self._shapes(running.caches, workload)
 
     def record_planned(
@@ -332,6 +339,7 @@ class TracedModel:
             ssm_bytes=states,
             allocated_tokens=longest,
             held_tokens=needed,
+            largest_bytes=max((leaf.array.nbytes for leaf in caches_of(caches)), default=0),
             makes_own_cache=hasattr(self._model, "make_cache"),
             unread_format=self.unread_format,
             versions=self._versions,

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from memfit.estimators.base import dtypes
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.mlx.call_plan import (
     PlannedCall,
     converting_chunk,
@@ -41,6 +41,8 @@ class RunMoment(Struct, frozen=True):
     largest_name: str
     explanation: str
     """The sum of its parts, as a line of text."""
+    call: CallPhase | None = None
+    """The call it is in, None for the load and for conversions between calls."""
 
 
 class _Followed(NamedTuple):
@@ -113,7 +115,8 @@ class RunMoments:
             followed.in_flight,
         )
         largest, name = max((caches.largest(call.occupancy), KV_BUFFER), followed.largest)
-        return RunMoment(phase, sum(parts), largest, name, _explain(phase, planned, parts))
+        text = _explain(phase, planned, parts)
+        return RunMoment(phase, sum(parts), largest, name, text, planned.phase)
 
     def _followed(self, call: CallShape, *, decoding: bool, has_head: bool) -> _Followed:
         """Return what a call holds; the same for every workload that makes it."""

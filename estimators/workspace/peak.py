@@ -4,13 +4,14 @@ The transient is derived, not fitted: each layer's operations are written down a
 makes them, and follow MLX's scheduler. docs/accuracy.md compares it with measurements.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import ANY_MAC, Device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Phase
@@ -40,6 +41,8 @@ class PeakMoment(Struct, frozen=True):
     """The most in use before the last token of the prompt, None when it is not known by phase."""
     decode_bytes: int | None = None
     """The most in use after that."""
+    call_bytes: Mapping[CallPhase, int] = {}
+    """The most in use during each call, where it is known by call."""
 
     def raised(self, more: int) -> "PeakMoment":
         """Return the moment with ``more`` bytes, which are in use all the time."""
@@ -49,6 +52,7 @@ class PeakMoment(Struct, frozen=True):
             nbytes=self.nbytes + more,
             prefill_bytes=None if prefill is None else prefill + more,
             decode_bytes=None if decode is None else decode + more,
+            call_bytes={call: nbytes + more for call, nbytes in self.call_bytes.items()},
         )
 
     @property
@@ -97,6 +101,7 @@ def peak(
         # Loading comes before the first token, so it belongs to prefill.
         prefill_bytes=max(m.nbytes for m in moments if m.phase != "decode"),
         decode_bytes=max(m.nbytes for m in moments if m.phase == "decode"),
+        call_bytes={m.call: m.nbytes for m in moments if m.call},
     )
 
 

@@ -1,0 +1,31 @@
+"""Of a run by trace, the calls that can hold its peak."""
+
+from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
+from memfit.estimators.mlx.call_plan import PREFILL
+from memfit.estimators.sizing.sized_model import SizedModel
+
+
+def peak_view(sized: SizedModel, formula: SizedModel, workload: Workload) -> SizedModel:
+    """Return what has the peak of a workload by trace, of as few calls as the formula allows.
+
+    A call is left out if, with the formula's error, it takes less than another.
+    """
+    if sized.is_known(workload) or sized.draft:
+        return sized
+    if formula.workspace_basis(workload)[0] != "derived":
+        return sized
+    return sized.phases_view(ALL_PHASES - lower_calls(formula, workload))
+
+
+def lower_calls(formula: SizedModel, workload: Workload) -> frozenset[CallPhase]:
+    """Return the calls below the peak by more than the formula may be wrong for two of them."""
+    moment = formula.figures_for(workload).moment
+    _, percent = formula.workspace_basis(workload)
+    limit = moment.nbytes - 2 * percent * moment.workspace_bytes // 100
+    lower = frozenset[CallPhase]()
+    if moment.decode_bytes is not None and moment.decode_bytes < limit:
+        lower |= ALL_PHASES - PREFILL
+    # Of chunks with a quantised cache the formula follows others.
+    if workload.kv_bits is None:
+        lower |= {call for call, nbytes in moment.call_bytes.items() if nbytes < limit}
+    return lower

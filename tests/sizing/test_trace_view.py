@@ -1,0 +1,39 @@
+"""A trace of few calls has the need of the whole run."""
+
+from pathlib import Path
+
+import pytest
+
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.local.directory import read_directory
+from memfit.estimators.machine.devices import working_set_device
+from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.trace_view import peak_view
+from tests.selection import quick
+
+pytest.importorskip("mlx_lm")
+
+CASES = sorted((Path(__file__).parents[1] / "arch" / "cases").glob("*.json"))
+# The last chunk is whole but for one token, nearly as long, and short.
+WORKLOADS = (
+    Workload(prompt_tokens=512, prefill_step=128),
+    Workload(prompt_tokens=512, prefill_step=128, max_tokens=9, kv_bits=4, quantized_kv_start=0),
+    Workload(prompt_tokens=700, prefill_step=256),
+    Workload(prompt_tokens=1088, prefill_step=512),
+)
+
+
+@pytest.mark.parametrize("path", quick(CASES), ids=lambda path: path.stem)
+def test_a_trace_of_few_calls_has_the_need_of_the_whole_run(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(path.read_bytes())
+    sized = size(read_directory(tmp_path), device=working_set_device(10**12), method="trace")
+    formula = sized.formula_view()
+    for workload in WORKLOADS:
+        try:
+            formula.figures_for(workload)
+        except UnsupportedError:  # KV bits, by the caches of some classes
+            continue
+        # First the view: afterwards the whole run is known.
+        view = peak_view(sized, formula, workload)
+        assert view.requirement(workload) == sized.requirement(workload)
