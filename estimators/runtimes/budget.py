@@ -24,6 +24,8 @@ class Need(Struct, frozen=True):
     budget: Budget | None = None
     error_bytes: int = 0
     """By how much the peak may be too low."""
+    shared_bytes: int = 0
+    """Of a GPU and a host that share the memory, what both need; 0 where the peak is all."""
 
 
 def recommended_bytes(budget: Budget | None, device: Device) -> int:
@@ -44,6 +46,8 @@ def judge(need: Need, device: Device | None) -> tuple[Verdict, tuple[LimitName, 
     exceeded: list[LimitName] = []
     if need.peak_bytes > device.working_set_bytes:
         exceeded.append("working_set")
+    if need.shared_bytes > device.memory_bytes:
+        exceeded.append("memory")
     if device.max_buffer_bytes is not None and need.largest_buffer_bytes > device.max_buffer_bytes:
         exceeded.append("max_buffer")
     budget = need.budget

@@ -374,6 +374,10 @@ class RuntimeModel(Struct, frozen=True):
         """Return what is on the GPU and what on the host, where figures are the GPU's alone."""
         return ()
 
+    def shared_bytes(self, workload: Workload) -> int:
+        """Return what GPU and host need of one memory, 0 where figures are of all of it."""
+        return 0
+
     def pool(self, workload: Workload) -> MemoryPool | None:
         """Return how the runtime divides a device's memory, where it does so at its start."""
         return None

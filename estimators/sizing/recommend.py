@@ -117,9 +117,10 @@ def memory_advice(search: JointSearch, answer: Answer, units: Units) -> Advice:
     if found is None or found[0].sized.device is None:
         return Advice("impossible", None, "no Mac is large enough")
     on_mac, settings = found
-    need, mac = on_mac.need(settings).peak_bytes, found[0].sized.device
+    need, mac = on_mac.need(settings), found[0].sized.device
     why = f"the smallest Mac that fits has {format_bytes(mac.memory_bytes, Units.GIB)}"
-    return Advice("change", mac.memory_bytes, f"{why}, for {format_bytes(need, units)}")
+    needed = max(need.peak_bytes, need.shared_bytes)
+    return Advice("change", mac.memory_bytes, f"{why}, for {format_bytes(needed, units)}")
 
 
 def recommend_here(sized: SizedModel, workload: Workload, units: Units) -> Recommendation:
@@ -304,6 +305,11 @@ class _Recommender(Struct, frozen=True):
                 f"{self._size(need.budgeted_bytes)}, above"
                 f" {self._size(need.budget.of_device(self.device))}, what {self._sized.runtime}"
                 f" gives {'its cache' if for_cache else 'itself'}"
+            )
+        if "memory" in exceeded:
+            return (
+                f"{tokens} would need {self._size(need.shared_bytes)} on GPU and host together,"
+                f" above {self._size(self.device.memory_bytes)}, their memory"
             )
         largest = self.device.max_buffer_bytes
         if largest is not None and need.largest_buffer_bytes > largest:

@@ -150,6 +150,7 @@ class SizedModel(Struct):
             runtime_model.budgeted_bytes(figures) + (0 if budget.for_cache else draft),
             budget,
             self.error_bytes(workload),
+            runtime_model.shared_bytes(workload),
         )
 
     def workspace_basis(self, workload: Workload) -> tuple[Basis, int]:

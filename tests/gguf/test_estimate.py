@@ -182,7 +182,9 @@ def test_a_mac_has_one_memory_for_both_sides(memfit: Memfit, tmp_path: Path) -> 
     path = write(tmp_path / "model.gguf", entry.metadata, entry.tensors)
     where = ("estimate", path, "--memory", "8GB", "--context", "800k", "--json")
     data = memfit(*where, "--gpu-layers", "1").json
-    assert data["verdict"] != "exceeds"
+    assert (data["verdict"], data["exceeded"]) == ("exceeds", ["memory"])
+    # Half of the cache would fit.
+    assert "kv_bits" in data["actions"][0]["settings"]
     assert any("GPU and host share" in note["message"] for note in data["notes"])
     assert memfit(*where).json["verdict"] == "exceeds"
 

@@ -47,6 +47,8 @@ def headline(result: Estimate, units: Units) -> str:
 def _excess(result: Estimate, share: str) -> str:
     if "working_set" in result.exceeded:
         return share
+    if "memory" in result.exceeded:
+        return f"{share}; GPU and host together are larger than the memory"
     if "runtime_budget" in result.exceeded:
         return f"{share}; more than {result.runtime.name} gives itself"
     if "cache_budget" in result.exceeded:

@@ -49,6 +49,8 @@ def weight_rows(result: Estimate) -> Iterator[tuple[str, int]]:
             yield PARTS[name], nbytes
     if result.components.weights.loaded_bytes != result.components.weights.bytes:
         yield "all of these, on disk", result.components.weights.bytes
+    elif result.memories:
+        yield "all of these, on GPU and host", result.components.weights.bytes
 
 
 def title(model: ModelSummary) -> str:

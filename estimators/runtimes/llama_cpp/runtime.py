@@ -189,6 +189,11 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             for place in (Place.GPU, Place.HOST)
         )
 
+    def shared_bytes(self, workload: Workload) -> int:
+        if not self.is_split or self.subject.backend != "metal":
+            return 0
+        return sum(share.total_bytes for share in self.memories(workload))
+
     def _share(
         self, place: Place, context: Context, tokens: int, weights: int, compute: int
     ) -> MemoryShare:
@@ -236,9 +241,8 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         yield from TokenCacheModel.notes(self, workload, figures, units)
         if note := _projector_note(self._projector_bytes, units):
             yield note
-        device = self.subject.device
-        both = sum(share.total_bytes for share in self.memories(workload))
-        if device and device.backend == "metal" and both > device.memory_bytes:
+        device, both = self.subject.device, self.shared_bytes(workload)
+        if device and both > device.memory_bytes:
             text = (
                 f"GPU and host share {format_bytes(device.memory_bytes, units)} here; together they"
                 f" need {format_bytes(both, units)}"
