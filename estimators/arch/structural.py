@@ -17,7 +17,7 @@ _STRUCTURAL = """
     depth channel expand ngram memory cache recurrent hidden skip dense linear delta
     """.split()
 
-_IGNORED_PATTERN = re.compile(
+_IGNORED_PATTERN = (
     r"(^|_)(token_ids?|token_index|token|dropout|drop|eps|epsilon|theta|base|coef|alpha|beta|std"
     r"|initializer_range|scale|multiplier|scaling|act|activation|method|type|dtype|version|impl"
     r"|implementation|init|rate|prob|loss|limit|path|name|softcap|softcapping|cap|fmt)(_|$)"
@@ -43,9 +43,9 @@ _IGNORED = frozenset(
 def unread_keys(fields: Fields) -> Iterator[str]:
     """Yield every key, as messages show it, that looks structural, is on and was not read."""
     for key, value in fields.unread().items():
-        if _is_off(value) or key in _IGNORED or _IGNORED_PATTERN.search(key):
+        if _is_off(value) or key in _IGNORED:
             continue
-        if any(part in key for part in _STRUCTURAL):
+        if any(part in key for part in _STRUCTURAL) and not re.search(_IGNORED_PATTERN, key):
             yield printable(fields.full_path(key))
     for section in fields.sections:
         yield from unread_keys(section)

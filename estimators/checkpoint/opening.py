@@ -15,12 +15,10 @@ from memfit.estimators.checkpoint.local.directory import read_directory, read_fi
 from memfit.estimators.checkpoint.manifest import Checkpoint
 
 _SUFFIXES = (".safetensors", ".gguf", ".json", ".yaml", ".yml", ".bin", ".pt", ".pth")
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w./-]+)?", re.ASCII)
+_HUB_NAME = r"(?a)[\w.-]+/[\w.-]+(?:@[\w./-]+)?"
 # After the colon a GGUF file, or its quantisation.
-_HUB_FILE = re.compile(
-    r"[\w.-]+/[\w.-]+(?:@[\w./-]+)?:(?:[\w./-]+\.gguf|[\w.-]+)", re.ASCII | re.IGNORECASE
-)
-_ADDRESS = re.compile(r"https?://|(?:www\.)?huggingface\.co/|hf\.co/", re.ASCII | re.IGNORECASE)
+_HUB_FILE = r"(?ai)[\w.-]+/[\w.-]+(?:@[\w./-]+)?:(?:[\w./-]+\.gguf|[\w.-]+)"
+_ADDRESS = r"(?ai)https?://|(?:www\.)?huggingface\.co/|hf\.co/"
 _OLLAMA_BLOB = "sha256-"
 _STORES = ("ollama:", "modelscope:")
 HUB = "hub:"
@@ -57,7 +55,7 @@ def open_checkpoint(
         from memfit.estimators.checkpoint.local.stores import open_store
 
         return open_store(reference)
-    if _ADDRESS.match(reference):
+    if re.match(_ADDRESS, reference):
         return _open_hub(_addressed(reference, guess_hub), progress, picks=True)
     if guess_hub and (sample := _named_sample(reference)):
         return sample
@@ -119,9 +117,9 @@ def _open_hub(name: str, progress: Progress, *, picks: bool) -> Checkpoint:
     """Open a name; with ``picks`` a repository of GGUF files at the usual one."""
     from memfit.estimators.checkpoint.hub.source import open_hub, open_hub_file
 
-    if _HUB_FILE.fullmatch(name):
+    if re.fullmatch(_HUB_FILE, name):
         return open_hub_file(name, progress=progress)
-    if not _HUB_NAME.fullmatch(name):
+    if not re.fullmatch(_HUB_NAME, name):
         raise CheckpointError(f"{printable(HUB + name)!r}: write hub:org/name@revision")
     return open_hub(name, progress=progress, picks=picks)
 
@@ -192,9 +190,9 @@ def _is_there(path: Path) -> bool:
 
 
 def _is_hub_name(reference: str) -> bool:
-    if _HUB_FILE.fullmatch(reference) and not reference.startswith("."):
+    if re.fullmatch(_HUB_FILE, reference) and not reference.startswith("."):
         return True
-    return bool(_HUB_NAME.fullmatch(reference)) and not _looks_like_path(reference)
+    return bool(re.fullmatch(_HUB_NAME, reference)) and not _looks_like_path(reference)
 
 
 def _looks_like_path(reference: str) -> bool:

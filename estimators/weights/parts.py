@@ -14,12 +14,12 @@ def part_rules(number: str, *rules: tuple[Part, str]) -> Callable[[str], Part]:
     as 0, so that each name is searched once.
     """
     numbers = re.compile(number)
-    patterns = [(part, re.compile(pattern)) for part, pattern in rules]
 
+    # Patterns are compiled for the first name that is not the model class's; most models have none.
     # Layers repeat, so a few hundred names remain of a hundred thousand.
     @lru_cache(maxsize=4096)
     def of_shape(name: str) -> Part:
-        return next((part for part, found in patterns if found.search(name)), Part.OTHER)
+        return next((part for part, pattern in rules if re.search(pattern, name)), Part.OTHER)
 
     return lambda name: of_shape(numbers.sub("0", name))
 

@@ -193,9 +193,12 @@ def _split_latent(tensors: Iterable[TensorGroup], modules: Modules) -> Iterator[
     """kv_b_proj becomes a matrix per head for keys and one for values (deepseek_v3.py)."""
     for tensor in tensors:
         parent, found, leaf = tensor.name.rpartition(".kv_b_proj.")
+        if not found:
+            yield tensor
+            continue
         # Only classes with latent attention have these two; others load kv_b_proj as it is.
         keys, values = modules.get(f"{parent}.embed_q"), modules.get(f"{parent}.unembed_out")
-        if not found or keys is None or values is None or len(tensor.shape) != 2:
+        if keys is None or values is None or len(tensor.shape) != 2:
             yield tensor
             continue
         heads, latent, key_dim = keys.shape

@@ -83,7 +83,11 @@ class Client:
             UnreachableError: when the token cannot be read.
         """
         self._hub, self._repository, self._sink = hub, repository, progress
-        # It reads the system's certificates, and leaves Python to import what is needed next.
+        # Not in the thread below: it only reads the system's certificates then, outside Python,
+        # while this one imports what is needed next. httpx2 imports httpcore2 with a client.
+        import httpcore2  # noqa: F401
+        from huggingface_hub.utils import get_session  # noqa: F401
+
         (self._session,) = start([open_session], 1)
         self._headers = {
             "accept-encoding": "identity",  # ranges are of the file, not of its compression
