@@ -6,7 +6,7 @@ from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Action, Advice, Grid, Recommendation
 from memfit.estimators.sizing.actions import actions, find_answer
-from memfit.estimators.sizing.grid import NO_GRID, NO_MACS, mac_grid, prompt_grid
+from memfit.estimators.sizing.grid import NO_GRID, NO_MACS, mac_grid, prompt_grid, with_traces
 from memfit.estimators.sizing.joint import JointSearch
 from memfit.estimators.sizing.macs import macs
 from memfit.estimators.sizing.recommend import memory_advice, recommend
@@ -31,11 +31,11 @@ def advise(sized: SizedModel, workload: Workload, units: Units) -> Advised:
     looked_at = JointSearch(search.formula, workload) if search.formula else search
     ladder = _Ladder(looked_at)
     answer = find_answer(search, ladder.get)
-    return Advised(
-        recommend(search, units, answer, memory=memory_advice(search, answer, units)),
-        actions(search, answer),
-        _grid(looked_at, ladder),
-    )
+    advice = recommend(search, units, answer, memory=memory_advice(search, answer, units))
+    grid = _grid(looked_at, ladder)
+    if looked_at.sized.is_between_traces and sized.device:
+        grid = with_traces(grid, search, advice.context_tokens.value or 0)
+    return Advised(advice, actions(search, answer), grid)
 
 
 def search_of(sized: SizedModel, workload: Workload) -> JointSearch:

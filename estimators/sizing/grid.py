@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from msgspec.structs import replace
+
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.results.estimate import Cell, Grid, GridRow, LeftOut, Method
-from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import MAC_SIZES
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT, longest_prompt
@@ -31,6 +33,20 @@ def prompt_grid(search: JointSearch) -> Grid:
 
     rows, left_out = _rows(search, row)
     return Grid("context_tokens", prompts, rows, left_out, _method(search))
+
+
+def with_traces(grid: Grid, search: JointSearch, longest: int) -> Grid:
+    """Return a grid between traces with what is traced: the request, and the longest prompt."""
+    if not grid.rows:
+        return grid
+    (first, *others), asked = grid.rows, search.asked
+    column = grid.columns.index(search.workload.prompt_tokens)
+    cells = list(first.cells)
+    if cells[column].prefill_step == asked.prefill_step:
+        cells[column] = _cell_of(search.need(asked), search, asked)
+    if longest > first.context_tokens:
+        first = replace(first, context_tokens=longest, context_step=asked.prefill_step)
+    return replace(grid, rows=(replace(first, cells=tuple(cells)), *others))
 
 
 def mac_grid(search: JointSearch, ladder: Sequence[JointSearch]) -> Grid:
@@ -133,5 +149,9 @@ def _cell(search: JointSearch, settings: Settings, tokens: int | None) -> Cell:
         need = search.need(chosen, tokens)
     except (InputError, UnsupportedError) as error:
         return Cell("unknown", None, settings.prefill_step, str(error))
+    return _cell_of(need, search, chosen)
+
+
+def _cell_of(need: Need, search: JointSearch, settings: Settings) -> Cell:
     verdict, _ = judge(need, search.sized.device)
-    return Cell(verdict, need.peak_bytes, chosen.prefill_step)
+    return Cell(verdict, need.peak_bytes, settings.prefill_step)

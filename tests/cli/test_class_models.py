@@ -51,6 +51,18 @@ def test_the_grid_is_between_traced_prompts(memfit: Memfit, tmp_path: Path) -> N
     assert row["cells"][0]["needed_bytes"] == data["needed_bytes"]
 
 
+@pytest.mark.parametrize("tokens", ["1000", "7000"])
+def test_what_is_asked_is_traced_in_the_grid_too(
+    memfit: Memfit, tmp_path: Path, tokens: str
+) -> None:
+    path = write_config(tmp_path, MOE)
+    data = memfit("estimate", path, "--context", tokens, *ROOM, "--json").json
+    row = data["grid"]["rows"][0]
+    cell = row["cells"][data["grid"]["columns"].index(int(tokens))]
+    assert cell["needed_bytes"] == data["needed_bytes"]
+    assert row["context_tokens"] >= data["recommendation"]["context_tokens"]["value"]
+
+
 def test_with_ample_memory_the_longest_context_is_traced(memfit: Memfit, tmp_path: Path) -> None:
     path = write_config(tmp_path, MOE)
     data = memfit("estimate", path, "--memory", "64GB", "--json").json["recommendation"]
