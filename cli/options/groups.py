@@ -28,11 +28,12 @@ class Option:
         """Take the arguments of `typer.Option`."""
         self.names, self.help, self.settings = names, help, settings
 
-    def declared(self) -> Any:
+    def declared(self, default: Any) -> Any:
         """Return it as the class of Typer with the same name."""
         import typer
 
-        return getattr(typer, type(self).__name__)(*self.names, help=self.help, **self.settings)
+        kind = getattr(typer, type(self).__name__)
+        return kind(default, *self.names, help=self.help, **self.settings)
 
 
 class Argument(Option):
@@ -83,9 +84,15 @@ def _options(group: type[OptionGroup], markers: Iterable[Any]) -> Iterator[Param
     offered = [name for marker in markers for name in marker.names] or list(fields)
     for name in offered:
         kind, (option,) = _split(fields[name].annotation)
-        option = option.declared() if isinstance(option, Option) else copy(option)
+        default = fields[name].default
+        if isinstance(option, Option):
+            # As a default, which costs a tenth of an annotation.
+            option = default = option.declared(... if default is Parameter.empty else default)
+        else:
+            option = copy(option)
+            kind = Annotated[kind, option]
         option.rich_help_panel = group.panel
-        yield fields[name].replace(kind=Parameter.KEYWORD_ONLY, annotation=Annotated[kind, option])
+        yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 def parsed(option: str, parse: Callable[[str], Value], text: str | None) -> Value | None:
