@@ -1,9 +1,7 @@
 """An estimate as a document, and as data."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from memfit.cli.render.document import (
     VERDICT_COLOURS,
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
 _CELL = ("verdict", "needed_bytes", "prefill_step", "reason")
 
 
-class EstimateView(Struct, frozen=True):
+class EstimateView(NamedTuple):
     result: Estimate
     units: Units
     breakdown: bool = False
