@@ -3,7 +3,7 @@
 >>> import memfit
 >>> answer = memfit.estimate("qwen3-4b-4bit", device="m4-max-64", context="32k")
 >>> answer.fits, answer.peak_bytes
-(True, 7853361152)
+(True, 7752890368)
 """
 
 TYPE_CHECKING = False  # `typing` takes longer to import than everything here

@@ -22,6 +22,8 @@ class Layer(Struct, frozen=True):
     """The path under which each mixer has its modules, where there are several mixers."""
     streams: int = 1
     """Hidden states carried side by side (Gemma 3n's alternating updates)."""
+    norms_after: bool = False
+    """Whether its two norms are of what its blocks make, not of what they read (OLMo 2)."""
 
     @property
     def experts(self) -> MixtureOfExperts | None:

@@ -34,6 +34,8 @@ class Attention(Struct, frozen=True, kw_only=True):
     """Whether queries and keys are normalised."""
     output_gate: bool = False
     """Whether the query projection is doubled, for a gate of the output (Qwen3-Next)."""
+    head_gate: bool = False
+    """Whether the first projection is a gate of each head's output (Step 3.5)."""
     sinks: bool = False
     """Whether a learned sink joins the softmax (gpt-oss)."""
     fused: bool = True
@@ -155,6 +157,8 @@ class Scan(Enum):
     KERNEL = "kernel"  # one operation
     TOKEN_LOOP = "token_loop"  # a Python loop (mlx-lm mamba.py)
     STACKED = "stacked"  # a loop that keeps the states of all tokens (mlx-lm jamba.py)
+    RG_LRU = "rg_lru"  # a loop that writes into the outputs of all tokens (recurrent_gemma.py)
+    WKV = "wkv"  # a kernel of Metal, or a loop (mlx-lm rwkv7.py)
     MATRIX = "matrix"  # Mamba-2's matrix form, in chunks (mlx-lm ssm.py, ssm_attn)
 
 
@@ -227,7 +231,10 @@ class DenseMLP(Struct, frozen=True, kw_only=True):
     gated: bool = True
     """Whether it has two input projections."""
     activation_arrays: int = 0
-    """Those between the kernels of its activation."""
+    """Those between the kernels of its activation: gelu_approx is deeper than MLX compiles to one
+    kernel (mlx/compile.cpp, max_compile_depth)."""
+    token_shift: bool = False
+    """Whether each token is mixed with the one before, which a cache keeps (RWKV)."""
 
 
 class MixtureOfExperts(Struct, frozen=True, kw_only=True):
@@ -240,10 +247,16 @@ class MixtureOfExperts(Struct, frozen=True, kw_only=True):
     shared_intermediate: int = 0
     """The width of all shared experts together."""
     gated: bool = True
+    activation_arrays: int = 0
+    """As `DenseMLP.activation_arrays`."""
+    own_norms: bool = False
+    """Whether router, routed and shared experts each have a norm of their own (Gemma 4)."""
     latent_dim: int | None = None
     """The width of the experts' inputs where it is not the model's (Nemotron-H)."""
     float32_scores: bool = False
     """Whether outputs are weighted in float32, by scores that stay float32."""
+    float32_router: bool = False
+    """Whether the router's product is in float32, of casts (MiniMax)."""
 
 
 FeedForward = DenseMLP | MixtureOfExperts

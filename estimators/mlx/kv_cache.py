@@ -12,6 +12,8 @@ from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.cache_growth import capacity_at
 
+_WORD_BITS = 32
+
 
 class KVCache(Struct, frozen=True):
     """The cache when a workload ends; ``held_bytes`` are of tokens still needed.
@@ -40,6 +42,12 @@ class KVFormat(Struct, frozen=True):
         if self.bits is None:
             return elements * self.width
         return elements * self.bits // 8 + elements // self.group_size * 2 * self.width
+
+    def touched(self, elements: int) -> int:
+        """Return the elements of the arrays that hold them: packed words, scales and biases."""
+        if self.bits is None:
+            return elements
+        return elements * self.bits // _WORD_BITS + elements // self.group_size * 2
 
 
 def kv_buffers(model: Model, max_kv_size: int | None) -> list[KVBuffer]:

@@ -78,12 +78,16 @@ CONVOLUTION_INPUT = OperationCount(3, 4, "mlx-lm models/qwen3_next.py: parts joi
 PADDED_INPUT = OperationCount(2, 2, "mlx-lm models/ssm.py: state and input concatenated, slice")
 CPU_CONVOLUTION = OperationCount(6, 0, "mlx/backend/cpu/conv.cpp, explicit_gemm_conv_1D_cpu")
 REPEATED_HEADS = OperationCount(1, 3, "mlx-lm models/gated_delta.py: mx.repeat")
-TOKEN_PRODUCT = OperationCount(2, 6, "mlx-lm models/gated_delta.py, loop: slices of a token")
-TOKEN_SUM = OperationCount(2, 0, "mlx-lm models/gated_delta.py, loop: product, sum")
-TOKEN_INPUTS = OperationCount(6, 8, "mlx-lm models/mamba.py, ssm_step: x_proj, dt_proj, softplus")
-TOKEN_STATE = OperationCount(2, 2, "mlx-lm models/gated_delta.py, loop: decayed, updated")
-TOKEN_OUTPUT = OperationCount(2, 4, "mlx-lm models/mamba.py, loop: product with C")
-STACKED_OUTPUT = OperationCount(2, 0, "mlx-lm models/gated_delta.py: mx.stack of the loop")
+TOKEN_PRODUCT = OperationCount(2, 12, "mlx-lm models/gated_delta.py, loop: keys cast, slices")
+TOKEN_SUM = OperationCount(2, 2, "mlx-lm models/gated_delta.py, loop: sum, cast")
+TOKEN_TIME_STEP = OperationCount(4, 8, "mlx-lm models/mamba.py, loop: x_proj, dt_proj, softplus")
+DECAYED_STATE = OperationCount(3, 3, "mlx-lm models/mamba.py, loop: dt * A, exp, times the state")
+TOKEN_STATE = OperationCount(2, 4, "mlx-lm models/mamba.py, loop: dt * x times B, sum")
+TOKEN_OUTPUT = OperationCount(3, 4, "mlx-lm models/mamba.py, loop: product with C, D times x, sum")
+KEYS_NORMED = OperationCount(2, 3, "mlx-lm models/rwkv7.py, l2_norm: sums of squares, quotient")
+BONUS = OperationCount(2, 3, "mlx-lm models/rwkv7.py: sum of each head, times its values")
+HEAD_PRODUCTS = OperationCount(1, 5, "mlx-lm models/recurrent_gemma.py: a matrix of each head")
+DECAYED_TOKEN = OperationCount(2, 6, "mlx-lm models/recurrent_gemma.py, rnn_scan: product, sum")
 FIRST_STATES = OperationCount(2, 4, "mlx-lm models/jamba.py: inputs times their widths")
 STATE_DECAYS = OperationCount(2, 2, "mlx-lm models/jamba.py: exponentials of all tokens")
 STEP_STATE = OperationCount(1, 4, "mlx-lm models/jamba.py, loop: two slices multiplied")
@@ -118,7 +122,11 @@ BIASED_VALUES = OperationCount(
 
 # Alternating updates: mlx-lm models/gemma3n.py, Gemma3nAltUp.
 STREAMS_MIXED = OperationCount(1, 3, "mlx-lm models/gemma3n.py: coefficients, transposes")
+STREAM_COEFFICIENTS = OperationCount(
+    7, 8, "mlx-lm models/gemma3n.py: two products, tanh, casts and clips of the second's matrix"
+)
 OTHER_STREAMS = OperationCount(1, 2, "mlx-lm models/gemma3n.py: all streams but the first")
+STREAMS_WRITTEN = OperationCount(2, 1, "mlx-lm models/gemma3n.py: slice update of a copy")
 
 
 def repeated(count: int) -> OperationCount:

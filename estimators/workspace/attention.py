@@ -1,5 +1,7 @@
 """The operations of attention over keys and values of heads (mlx-lm models/base.py and others)."""
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import Growth, KVBuffer
@@ -29,8 +31,13 @@ def record_attention(
 ) -> int:
     """Record an attention layer on its normed input; return its output."""
     rows = call.rows
+    inputs = plan.inputs
+    head_gate = None
+    if spec.head_gate:
+        head_gate = tape.inplace(project(tape, x, inputs[0], rows))
+        inputs = inputs[1:]
     # MLX walks the graph breadth first from its end, so keys and values come before queries.
-    ahead = plan.inputs[1:] + plan.inputs[:1]
+    ahead = inputs[1:] + inputs[:1]
     *others, queries = project_each(tape, x, ahead, rows)
     apart = len(others) > 0
     # One packed qkv_proj is split into views of one product (mlx-lm phi3.py); gemma4_text.py can
@@ -42,35 +49,14 @@ def record_attention(
         # The doubled query projection holds the output gate; both halves are strided.
         gate = tape.allocate((queries,), wide, counts=ops.PART_COPY, is_part=True)
         queries = tape.allocate((queries,), wide, counts=ops.PART_COPY, is_part=True)
-    narrow = rows * spec.kv_heads * spec.key_dim
-
-    def normed(array: int, elements: int) -> int:
-        # A view of a packed product shares its buffer, so the norm cannot write over it.
-        return norm(tape, array, elements, shared=not apart) if spec.qk_norm else array
-
-    def turned(array: int, elements: int) -> int:
-        return rope(tape, array, elements, rows=call.tokens, dim=spec.key_dim)
-
-    def for_keys() -> int:
-        return turned(normed(keys, narrow), narrow) if spec.owns_cache else keys
-
-    on_cpu = tape.backend == "cpu"
-    if on_cpu:
-        # Chains of many operations there, which end together.
-        keys, queries = tape.alternate((for_keys, lambda: turned(normed(queries, wide), wide)))
-    else:
-        keys, queries = for_keys(), normed(queries, wide)
-    occupancy = call.occupancy[buffer]
-    held_keys, held_values = _fetch(tape, call, buffer, (keys, values), spec.owns_cache)
-    if not on_cpu:
-        # The cache update is deeper in the graph than the rope of the queries, and runs first.
-        queries = turned(queries, wide)
+    arrays = _heads(tape, call, spec, buffer, (queries, keys, values), is_packed=not apart)
     # What is left to read of a packed product are the values.
     tape.elements[values] = rows * spec.kv_heads * spec.value_dim
+    occupancy = call.occupancy[buffer]
     output = attend(
         tape,
         call,
-        (queries, held_keys, held_values),
+        arrays,
         occupancy=occupancy,
         spec=spec,
         array_mask=needs_array_mask(spec, call, occupancy),
@@ -79,7 +65,56 @@ def record_attention(
         # output * sigmoid(gate), both over an array that nothing else reads (mlx-lm qwen3_next.py).
         tape.inplace(gate)
         tape.inplace(output, gate)
+    if head_gate is not None:
+        tape.inplace(output, head_gate)
     return project(tape, output, plan.output, rows)
+
+
+def _heads(
+    tape: Tape,
+    call: CallShape,
+    spec: Attention,
+    buffer: KVBuffer,
+    arrays: tuple[int, int, int],
+    *,
+    is_packed: bool,
+) -> tuple[int, int, int]:
+    """Record norms, rotary embeddings and the cache update; return what attention reads."""
+    queries, keys, values = arrays
+    wide, narrow = (call.rows * heads * spec.key_dim for heads in (spec.heads, spec.kv_heads))
+
+    def normed(array: int, elements: int) -> int:
+        # A view of a packed product shares its buffer, so the norm cannot write over it.
+        return norm(tape, array, elements, shared=is_packed) if spec.qk_norm else array
+
+    def turned(array: int, elements: int) -> int:
+        return rope(tape, array, elements, rows=call.tokens, dim=spec.key_dim)
+
+    on_cpu = tape.backend == "cpu"
+    if on_cpu:
+        # Chains of many operations there, which end together.
+        keys, queries = tape.alternate(
+            (
+                lambda: turned(normed(keys, narrow), narrow) if spec.owns_cache else keys,
+                lambda: turned(normed(queries, wide), wide),
+            )
+        )
+    else:
+        keys, queries = normed(keys, narrow) if spec.owns_cache else keys, normed(queries, wide)
+    if spec.owns_cache:
+        # Room for values comes before the rope of the keys.
+        write_values = cache_room(tape, call, buffer, buffer.value_dim)
+        keys = keys if on_cpu else turned(keys, narrow)
+        write_keys = cache_room(tape, call, buffer, buffer.key_dim)
+        held_values, held_keys = write_values(values), write_keys(keys)
+    else:
+        # The layer reads the cache of an earlier one (mlx-lm gemma3n.py, num_kv_shared_layers).
+        held = call.batch * buffer.heads * call.occupancy[buffer].keys
+        held_keys, held_values = (
+            tape.retain(tape.existing(held * dim)) for dim in (buffer.key_dim, buffer.value_dim)
+        )
+    # The cache update is deeper in the graph than the rope of the queries, so MLX runs it first.
+    return queries if on_cpu else turned(queries, wide), held_keys, held_values
 
 
 def needs_array_mask(spec: Mixer, call: CallShape, occupancy: Occupancy) -> bool:
@@ -144,23 +179,7 @@ def attend(
     # mlx-lm models/base.py takes the same steps with quantized_matmul.
     tape.inplace(queries, counts=ops.SCALED_QUERIES)
     count = call.rows * spec.heads * keys
-    scores = tape.allocate(
-        (queries, held_keys), count, nbytes=count * call.width, counts=ops.SCORES, name=SCORES
-    )
-    if not spec.fused:
-        # Divided, put through tanh and multiplied: what keeps gemma2.py from the fused kernel.
-        for _ in range(3):
-            tape.inplace(scores)
-    # A single query may see every key, so it gets no mask (base.py, create_attention_mask).
-    if call.tokens > 1 or array_mask:
-        if array_mask:
-            # Made once for all layers: moments.py counts this mask.
-            tape.inplace(scores, counts=ops.MASKED_SCORES)
-        else:
-            # Every layer makes its own causal mask: one byte for each cell, shared by all heads.
-            cells = call.tokens * keys
-            mask = tape.allocate((), cells, nbytes=cells, counts=ops.CAUSAL_MASK)
-            tape.inplace(scores, mask, counts=ops.MASKED_SCORES)
+    scores = _masked_scores(tape, call, spec, (queries, held_keys), keys, array_mask=array_mask)
     temporary = 0
     # A sink is one more score in each row. It is joined before the softmax and cut off after it.
     if spec.sinks:
@@ -182,6 +201,34 @@ def attend(
     return tape.allocate((output,), wide, nbytes=nbytes, counts=ops.JOINED_HEADS)
 
 
+def _masked_scores(
+    tape: Tape,
+    call: CallShape,
+    spec: Attention,
+    arrays: tuple[int, int],
+    keys: int,
+    *,
+    array_mask: bool,
+) -> int:
+    """Record the scores of scaled queries and keys, with what no token may see masked."""
+    mask: tuple[int, ...] = ()
+    # A single query may see every key, so it gets no mask (base.py, create_attention_mask). That
+    # of a window, latent attention or a batch is made once for all layers: moments.py counts it.
+    if call.tokens > 1 and not array_mask:
+        # Every layer makes its own causal mask: one byte for each cell, shared by all heads.
+        cells = call.tokens * keys
+        mask = (tape.allocate((), cells, nbytes=cells, counts=ops.CAUSAL_MASK),)
+    count = call.rows * spec.heads * keys
+    scores = tape.allocate(arrays, count, nbytes=count * call.width, counts=ops.SCORES, name=SCORES)
+    if not spec.fused:
+        # Divided, put through tanh and multiplied: what keeps gemma2.py from the fused kernel.
+        for _ in range(3):
+            tape.inplace(scores)
+    if mask or array_mask:
+        tape.inplace(scores, *mask, counts=ops.MASKED_SCORES)
+    return scores
+
+
 def _attend_in_float32(
     tape: Tape,
     call: CallShape,
@@ -193,9 +240,11 @@ def _attend_in_float32(
 ) -> int:
     """Queries are cast, and keys and values follow by promotion (mlx-lm phi.py, stablelm.py)."""
     # The plain arrays stay: the cache still holds keys and values in the model's dtype.
+    held = call.batch * spec.kv_heads * occupancy.keys
+    sizes = (call.rows * spec.heads * spec.key_dim, held * spec.key_dim, held * spec.value_dim)
     cast = tuple(
-        tape.allocate((array,), tape.elements[array], nbytes=tape.elements[array] * _FLOAT32)
-        for array in arrays
+        tape.allocate((array,), elements, nbytes=elements * _FLOAT32, is_part=True)
+        for array, elements in zip(arrays, sizes, strict=True)
     )
     output = attend(
         tape,
@@ -209,56 +258,54 @@ def _attend_in_float32(
     return tape.allocate((output,), tape.elements[output])
 
 
-def _fetch(
-    tape: Tape, call: CallShape, buffer: KVBuffer, fresh: tuple[int, int], owns: bool
-) -> tuple[int, int]:
-    """Record the cache update; return keys and values as attention reads them."""
+def write(tape: Tape, call: CallShape, buffer: KVBuffer, fresh: int, dim: int) -> int:
+    """Record the update of keys or values that are ``dim`` wide."""
+    return cache_room(tape, call, buffer, dim)(fresh)
+
+
+def cache_room(tape: Tape, call: CallShape, buffer: KVBuffer, dim: int) -> Callable[[int], int]:
+    """Record how keys or values get room (mlx-lm cache.py); return what writes them there."""
     occupancy = call.occupancy[buffer]
-    pair = []
-    for array, dim in zip(fresh, (buffer.key_dim, buffer.value_dim), strict=True):
-        token = call.batch * buffer.heads * dim
-        if owns:
-            pair.append(write(tape, occupancy, array, token, buffer.growth))
-        else:
-            # The layer reads the cache of an earlier one (mlx-lm gemma3n.py, num_kv_shared_layers).
-            elements = token * occupancy.keys
-            pair.append(tape.retain(tape.existing(elements)))
-    return pair[0], pair[1]
-
-
-def write(tape: Tape, occupancy: Occupancy, fresh: int, token: int, growth: Growth) -> int:
-    """Record the update of one buffer of ``token`` elements a token (mlx-lm cache.py)."""
     before, after, kv = occupancy.before, occupancy.after, occupancy.kv
-    nbytes = kv.nbytes(token)
-    old = tape.existing(token * before, nbytes * before)
+    token = call.batch * buffer.heads * dim
+    nbytes, size = kv.nbytes(token), kv.touched(token)
+    # Packed keys are three arrays: words, scales and biases (QuantizedKVCache).
+    arrays = 1 if kv.bits is None else 3
+    old = tape.existing(size * before, nbytes * before)
     if occupancy.is_copied and before:
-        old = tape.allocate((old,), token * before, name=KV_BUFFER)
-    if kv.bits is not None:
-        # mx.quantize makes new packed arrays; the plain ones are then free (QuantizedKVCache).
-        fresh = tape.allocate((fresh,), token, nbytes=nbytes)
+        old = tape.allocate((old,), size * before, name=KV_BUFFER)
+
+    def packed(fresh: int) -> int:
+        if kv.bits is None:
+            return fresh
+        return tape.allocate((fresh,), size * call.tokens, nbytes=nbytes * call.tokens)
+
+    def into(held: int) -> Callable[[int], int]:
+        counts = ops.CACHE_WRITE._replace(kernels=arrays)
+        return lambda fresh: tape.inplace(held, packed(fresh), counts=counts)
+
+    def made(inputs: tuple[int, ...]) -> int:
+        # A concatenation is one copy for each input (mlx backend/gpu/slicing.cpp).
+        counts = ops.repeated(arrays * max(1, len(inputs)))
+        return tape.retain(
+            tape.allocate(
+                inputs, size * after, nbytes=nbytes * after, counts=counts, name=KV_BUFFER
+            )
+        )
+
     if before == after:
         # There is room. Only the cache refers to the buffer, so the slice update writes into it.
-        return tape.inplace(tape.retain(old), fresh, counts=ops.CACHE_WRITE)
+        return into(tape.retain(old))
     if occupancy.is_first_chunk:
-        return tape.retain(fresh)
+        return lambda fresh: tape.retain(packed(fresh))
     # A chunk never writes into a rotating buffer: RotatingKVCache._update_concat joins what is
     # left of the old one with the new keys.
-    if growth is Growth.ROTATING and tape.elements[fresh] > token:
-        return _made(tape, (old, fresh), token * after, nbytes * after)
+    if buffer.growth is Growth.ROTATING and call.tokens > 1:
+        return lambda fresh: made((old, packed(fresh)))
     if before == 0:
-        held = _made(tape, (), token * after, nbytes * after)
-        return tape.inplace(held, fresh, counts=ops.CACHE_WRITE)
+        return into(made(()))
     # To grow, mlx-lm joins the buffer with zeros: for a moment the old one, the zeros and the new
     # one all exist. After a chunk a rotating buffer is longer than its window and is cut instead.
     room = max(0, after - before)
-    zeros = tape.allocate((), token * room, nbytes=nbytes * room)
-    held = _made(tape, (old, zeros), token * after, nbytes * after)
-    return tape.inplace(held, fresh, counts=ops.CACHE_WRITE)
-
-
-def _made(tape: Tape, inputs: tuple[int, ...], elements: int, nbytes: int) -> int:
-    # A concatenation is one copy for each input (mlx backend/gpu/slicing.cpp, concatenate_gpu).
-    kernels = ops.repeated(max(1, len(inputs)))
-    return tape.retain(
-        tape.allocate(inputs, elements, nbytes=nbytes, counts=kernels, name=KV_BUFFER)
-    )
+    zeros = tape.allocate((), size * room, nbytes=nbytes * room, counts=ops.repeated(arrays))
+    return into(made((old, zeros)))

@@ -7,7 +7,9 @@ from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.layer_plan import LayerPlan, Projection
+from memfit.estimators.workspace.mx_fast import norm
 from memfit.estimators.workspace.projections import adapted_each, project, project_each
+from memfit.estimators.workspace.recurrent_steps import token_shift
 from memfit.estimators.workspace.tape import Tape
 
 # SwitchGLU sorts tokens by expert from this many on (switch_layers.py, do_sort).
@@ -21,8 +23,11 @@ def record_feed_forward(tape: Tape, x: int, plan: LayerPlan, call: CallShape) ->
     match plan.feed_forward:
         case MixtureOfExperts() as spec:
             return _experts(tape, x, plan, spec, call)
-        case DenseMLP(activation_arrays=between):
-            return _dense(tape, x, plan.dense, call, between=between)
+        case DenseMLP() as spec:
+            if spec.token_shift:
+                # The product of the shifted tokens and a weight is added to their own.
+                x = tape.compiled(token_shift(tape, x, call), x)
+            return _dense(tape, x, plan.dense, call, between=spec.activation_arrays)
         case None:
             return _dense(tape, x, plan.dense, call)
         case _ as spec:
@@ -36,11 +41,8 @@ def _dense(
     inner = project_each(tape, x, projections[:-1], rows)
     down = projections[-1]
     inputs = [p.outputs for p in projections[:-1]]
-    if len(inner) == 2 and between:
-        acted = inner[0]
-        for _ in range(between):
-            acted = tape.allocate((inner[0],), rows * inputs[0])
-        tape.inplace(acted, *inner)
+    if between:
+        acted = _activated(tape, inner, rows * inputs[0], between)
     elif len(inner) == 2 and call.target.versions.has("product_after_silu"):
         acted = tape.inplace(tape.compiled(inner[0]), inner[1])
     elif len(inner) == 2:
@@ -56,11 +58,22 @@ def _dense(
     return project(tape, acted, down, rows)
 
 
+def _activated(tape: Tape, inner: Sequence[int], elements: int, between: int) -> int:
+    """Record an activation of several kernels, with arrays ``between`` them."""
+    made = inner[0]
+    for _ in range(between):
+        made = tape.allocate((inner[0],), elements)
+    return tape.compiled(made, *inner)
+
+
 def _experts(tape: Tape, x: int, plan: LayerPlan, spec: MixtureOfExperts, call: CallShape) -> int:
     picked = call.rows * spec.top_k
     scores, indices = _route(tape, x, plan, spec, call)
-    hidden = tape.elements[x]
-    gathered, order = x, None
+    routed = norm(tape, x, tape.elements[x], shared=True) if spec.own_norms else x
+    if plan.latent:
+        routed = project(tape, routed, plan.latent[0], call.rows)
+    hidden = tape.elements[routed]
+    gathered, order = routed, None
     if picked >= _SORTED_FROM:
         # Sorted, the rows of one expert follow one another (switch_layers.py, _gather_sort).
         flat = tape.allocate((indices,), picked, nbytes=picked * _INDEX, counts=ops.FLAT_INDICES)
@@ -70,7 +83,7 @@ def _experts(tape: Tape, x: int, plan: LayerPlan, spec: MixtureOfExperts, call: 
         places = tape.allocate((order,), picked, nbytes=picked * _INDEX)
         # Every token is copied once for each of its experts.
         gathered = tape.allocate(
-            (x, places), hidden * spec.top_k, counts=ops.EXPERT_GATHER, name="MoE gather"
+            (routed, places), hidden * spec.top_k, counts=ops.EXPERT_GATHER, name="MoE gather"
         )
         indices = tape.allocate((flat, order), picked, nbytes=picked * _INDEX)
         order = inverse
@@ -82,19 +95,20 @@ def _experts(tape: Tape, x: int, plan: LayerPlan, spec: MixtureOfExperts, call: 
         )
     # Float32 scores promote the weighted rows; the sum is cast back.
     if spec.float32_scores and call.width != _FLOAT32:
-        mixed = tape.allocate(
-            (mixed, scores),
-            tape.elements[mixed],
-            nbytes=tape.elements[mixed] * _FLOAT32,
-            counts=ops.WEIGHTED_EXPERTS,
-        )
+        elements = tape.elements[mixed]
+        mixed = tape.allocate((mixed,), elements, nbytes=elements * _FLOAT32)
+        tape.inplace(mixed, scores, counts=ops.WEIGHTED_EXPERTS)
         total = tape.allocate((mixed,), hidden, nbytes=hidden * _FLOAT32)
         total = tape.allocate((total,), hidden)
     else:
         tape.inplace(mixed, scores, counts=ops.WEIGHTED_EXPERTS)
         total = tape.allocate((mixed,), hidden)
+    if plan.latent:
+        total = project(tape, total, plan.latent[1], call.rows)
     if spec.shared_intermediate and plan.dense:
-        shared = _dense(tape, x, plan.dense, call)
+        if spec.own_norms:
+            x = norm(tape, x, tape.elements[x], shared=True)
+        shared = _dense(tape, x, plan.dense, call, between=spec.activation_arrays)
         tape.inplace(total, shared)
     return total
 
@@ -105,7 +119,10 @@ def _route(
     rows = call.rows
     width = _FLOAT32 if spec.float32_scores else call.width
     if plan.router:
-        gates = project(tape, x, plan.router, rows, counts=ops.ROUTER_SCORES)
+        given = x
+        if spec.float32_router and call.width != _FLOAT32:
+            given = _cast_router(tape, x, plan.router)
+        gates = project(tape, given, plan.router, rows, counts=ops.ROUTER_SCORES)
     else:
         gates = tape.allocate((x,), rows * spec.experts, counts=ops.ROUTER_SCORES)
     if spec.float32_scores:
@@ -122,6 +139,16 @@ def _route(
     return scores, indices
 
 
+def _cast_router(tape: Tape, x: int, router: Projection) -> int:
+    """Record the casts of the router's input and, unless it is packed, of its matrix."""
+    elements = tape.elements[x]
+    given = tape.allocate((x,), elements, nbytes=elements * _FLOAT32)
+    if not router.packing:
+        cells = router.touched
+        tape.allocate((), cells, nbytes=cells * _FLOAT32, weight=cells)
+    return given
+
+
 def _switch(
     tape: Tape,
     gathered: int,
@@ -131,8 +158,15 @@ def _switch(
     picked: int,
 ) -> int:
     *into, down = experts
+    biases = _gathered_biases(tape, indices, into, picked)
     inner = _products(tape, gathered, indices, into, picked, ops.EXPERT_MATMUL)
-    if len(inner) == 2:
+    # MLX walks the graph breadth first, so the last bias comes before the others are added.
+    down_biases = _gathered_biases(tape, indices, (down,), picked)
+    for array, bias in zip(inner, biases, strict=False):
+        tape.inplace(array, bias)
+    if spec.activation_arrays:
+        acted = _activated(tape, inner, picked * spec.intermediate, spec.activation_arrays)
+    elif len(inner) == 2:
         acted = tape.compiled(inner[0], inner[1])
     elif into and into[0].outputs == 2 * spec.intermediate:
         acted = tape.allocate(
@@ -140,8 +174,21 @@ def _switch(
         )
     else:
         acted = tape.compiled(inner[0])
-    (output,) = _products(tape, acted, indices, [down], picked, ops.EXPERT_MATMUL_DOWN)
+    (output,) = _products(tape, acted, indices, (down,), picked, ops.EXPERT_MATMUL_DOWN)
+    for bias in down_biases:
+        tape.inplace(output, bias)
     return output
+
+
+def _gathered_biases(
+    tape: Tape, indices: int, experts: Sequence[Projection], picked: int
+) -> list[int]:
+    """Record the bias of each row's expert (switch_layers.py, bias[indices])."""
+    return [
+        tape.allocate((indices,), picked * expert.outputs, counts=ops.EXPERT_GATHER)
+        for expert in experts
+        if expert.has_bias
+    ]
 
 
 def _products(
@@ -152,20 +199,10 @@ def _products(
     picked: int,
     counts: ops.OperationCount,
 ) -> list[int]:
-    # Each row takes the bias of its expert (switch_layers.py, bias[indices]), before the products.
-    biases = [
-        tape.allocate((indices,), picked * expert.outputs, counts=ops.EXPERT_GATHER)
-        for expert in experts
-        if expert.has_bias
-    ]
-
     def product(expert: Projection) -> int:
         elements = picked * expert.outputs
         return tape.allocate(
             (x, indices), elements, weight=expert.touched, counts=counts, name="experts"
         )
 
-    made = adapted_each(tape, x, experts, picked, product, gathers=True)
-    for array, bias in zip(made, biases, strict=False):
-        tape.inplace(array, bias)
-    return made
+    return adapted_each(tape, x, experts, picked, product, gathers=True)

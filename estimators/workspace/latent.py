@@ -1,6 +1,6 @@
 """The operations of multi-head latent attention (mlx-lm models/deepseek_v3.py, deepseek_v32.py)."""
 
-from memfit.estimators.arch.caches import Growth, KVBuffer
+from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.specs import Attention, Indexer, LatentAttention
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.attention import SCORES, attend, write
@@ -44,7 +44,8 @@ def record_latent(
         output = _absorbed(
             tape, call, spec, buffers[0], (queries, turned, latent_normed, key_turned), by_name
         )
-    return project(tape, output, plan.output, rows)
+    # The indexer's matrices follow those of attention.
+    return project(tape, output, by_name["o_proj"], rows)
 
 
 def _absorbed(
@@ -59,7 +60,7 @@ def _absorbed(
     queries, turned, latent, key_turned = arrays
     occupancy, heads = call.occupancy[buffer], spec.heads
     held, held_rope = (
-        write(tape, occupancy, fresh, call.batch * dim, Growth.STEPS)
+        write(tape, call, buffer, fresh, dim)
         for fresh, dim in ((latent, spec.latent_dim), (key_turned, spec.rope_dim))
     )
     keys = occupancy.keys
@@ -154,7 +155,7 @@ def _expanded(
     joined = tape.allocate((queries, turned), rows * heads * key_dim, counts=ops.JOINED_QUERIES)
     occupancy = call.occupancy[buffer]
     held_keys, held_values = (
-        write(tape, occupancy, fresh, call.batch * heads * dim, Growth.STEPS)
+        write(tape, call, buffer, fresh, dim)
         for fresh, dim in ((keys, key_dim), (both, spec.value_dim))
     )
     # From here it is attention with a key head for every query head.
@@ -184,8 +185,7 @@ def _index(
     def held_keys() -> int:
         fresh = project(tape, x, by_name["wk"], rows)
         fresh = rope(tape, fresh, rows * indexer.dim, rows=call.tokens, dim=indexer.dim)
-        token = call.batch * indexer.dim
-        return write(tape, call.occupancy[buffer], fresh, token, Growth.STEPS)
+        return write(tape, call, buffer, fresh, indexer.dim)
 
     # Indexer returns None: no key can be left out. Its keys are then read by the cache alone.
     if keys <= indexer.top_k:

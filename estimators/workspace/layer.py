@@ -66,9 +66,10 @@ def _blocks(
     buffers: tuple[tuple[KVBuffer, ...], ...],
 ) -> int:
     """Record the mixers and the feed-forward block of a layer; return its output."""
+    norms_after = plan.norms_after or plan.norms > _PRE_NORMS
+    # The residual addition still reads x, so no norm before a block can write over it.
+    normed = x if plan.norms_after else norm(tape, x, elements, shared=True)
     if plan.mixers:
-        # The residual addition still reads x, so no norm before a block can write over it.
-        normed = norm(tape, x, elements, shared=True)
         mixed = [
             _mix(tape, normed, mixer, call, list(own))
             for mixer, own in zip(plan.mixers, buffers, strict=True)
@@ -76,26 +77,32 @@ def _blocks(
         # Falcon-H1 adds attention and Mamba of the same input (mlx-lm falcon_h1.py).
         for other in mixed[1:]:
             tape.inplace(mixed[0], other)
-        if plan.norms > _PRE_NORMS:
+        if norms_after:
             mixed[0] = norm(tape, mixed[0], elements, shared=False)
         # An addition writes over either operand that nothing else holds (mlx common/binary.h).
         x = tape.inplace(mixed[0], x)
     if plan.feed_forward is not None:
-        normed = norm(tape, x, elements, shared=True)
+        # With one norm both blocks read what it makes (mlx-lm phi.py).
+        if plan.mixers and plan.norms > 1:
+            normed = x if plan.norms_after else norm(tape, x, elements, shared=True)
         result = record_feed_forward(tape, normed, plan, call)
-        if plan.norms > _PRE_NORMS:
+        if norms_after:
             result = norm(tape, result, elements, shared=False)
         x = tape.inplace(result, x)
     # Gemma 3n gates only after its streams are corrected.
     if plan.own_input and plan.streams == 1:
-        gate, back = plan.own_input
-        gated = project(tape, x, gate, call.rows)
-        # Activated, then multiplied by the layer's own input.
-        for _ in range(2):
-            tape.inplace(gated)
-        added = norm(tape, project(tape, gated, back, call.rows), elements, shared=False)
-        x = tape.inplace(added, x)
+        x = tape.inplace(_own_input(tape, x, plan, call), x)
     return x
+
+
+def _own_input(tape: Tape, x: int, plan: LayerPlan, call: CallShape) -> int:
+    """Record what takes in the layer's own input, up to its norm."""
+    gate, back = plan.own_input
+    # Activated by two kernels, then multiplied by the layer's own input.
+    gated = tape.allocate((project(tape, x, gate, call.rows),), call.rows * gate.outputs)
+    tape.inplace(gated)
+    tape.inplace(gated, weight=call.rows * plan.own_width)
+    return norm(tape, project(tape, gated, back, call.rows), tape.elements[x], shared=False)
 
 
 def _alternating(
@@ -111,27 +118,44 @@ def _alternating(
     """
     elements = call.rows * hidden
     every = elements * plan.streams
+    active = _coefficients(tape, tape.allocate((0,), elements), plan, call)
     wide = tape.allocate((0,), every, nbytes=every * _FLOAT32)
-    product = tape.allocate((wide,), every, nbytes=every * _FLOAT32, counts=ops.STREAMS_MIXED)
-    predicted = tape.allocate((tape.inplace(product, wide),), every)
+    product = tape.allocate(
+        (wide, active), every, nbytes=every * _FLOAT32, counts=ops.STREAMS_MIXED
+    )
+    # The product has another layout, and the device reads the other operand.
+    summed = tape.allocate((product, wide), every, nbytes=every * _FLOAT32)
+    predicted = tape.allocate((summed,), every)
     active = tape.allocate((predicted,), elements)
     residual = active
     for projection in plan.residual:
         residual = project(tape, residual, projection, call.rows)
     output = _blocks(tape, active, plan, call, elements, buffers)
     tape.inplace(output, residual)
+    routed = _coefficients(tape, tape.allocate((output,), elements), plan, call)
     # The innovation of one stream times float32 coefficients promotes all of them.
-    innovation = tape.allocate((output, predicted), elements)
+    innovation = tape.allocate((output, active), elements)
     widened = tape.allocate((innovation,), elements, nbytes=elements * _FLOAT32)
-    corrected = tape.allocate((widened,), every, nbytes=every * _FLOAT32, counts=ops.STREAMS_MIXED)
     # corrected += predictions: the half-precision operand is cast to float32 first.
     again = tape.allocate((predicted,), every, nbytes=every * _FLOAT32)
+    corrected = tape.allocate(
+        (widened, routed), every, nbytes=every * _FLOAT32, counts=ops.STREAMS_MIXED
+    )
     tape.inplace(corrected, again)
     result = tape.allocate((corrected,), every)
     # One gated prediction is added to all streams but the first, as a slice update.
-    gated = tape.allocate((result,), elements)
-    others = tape.allocate((result, gated), every - elements, counts=ops.OTHER_STREAMS)
-    return tape.allocate((result, others), every)
+    added = _own_input(tape, tape.inplace(tape.allocate((result,), elements)), plan, call)
+    others = tape.allocate((result, added), every - elements, counts=ops.OTHER_STREAMS)
+    return tape.allocate((result, others), every, counts=ops.STREAMS_WRITTEN)
+
+
+def _coefficients(tape: Tape, x: int, plan: LayerPlan, call: CallShape) -> int:
+    """Record Gemma3nAltUp.compute_router_modalities of one stream, and what it is multiplied by."""
+    # The norm and its scale write over the stream that nothing else reads.
+    for _ in range(2):
+        tape.inplace(x)
+    cells = call.rows * plan.streams**2
+    return tape.allocate((x,), cells, nbytes=cells * _FLOAT32, counts=ops.STREAM_COEFFICIENTS)
 
 
 def head_program(

@@ -59,17 +59,25 @@ class LayerPlan(Struct, frozen=True):
     feed_forward: FeedForward | None
     dense: tuple[Projection, ...]  # the MLP's or the shared experts'
     experts: tuple[Projection, ...]
+    latent: tuple[Projection, ...]
+    """To the width of the experts' inputs and back, where that is not the model's."""
     router: Projection | None
     norms: int
     """Norms of the hidden state, outside of the mixers."""
+    norms_after: bool
+    """As `Layer.norms_after`."""
     streams: int  # hidden states carried side by side (Gemma 3n's alternating updates)
     own_input: tuple[Projection, ...]
     """What takes in the layer's own input: to its width and back (mlx-lm gemma4_text.py)."""
+    own_width: int
+    """Width of the inputs of all layers, of which each takes a slice."""
     residual: tuple[Projection, ...]
     """What adds a second residual: to a low rank and back (mlx-lm gemma3n.py, laurel)."""
 
 
-def plan_layer(layer: Layer, prefix: str, quantization: QuantizationOf | None) -> LayerPlan:
+def plan_layer(
+    layer: Layer, prefix: str, quantization: QuantizationOf | None, *, own_width: int = 0
+) -> LayerPlan:
     """Return the plan of a layer with its modules under ``prefix``."""
     matrices: dict[Part, list[tuple[Module, Projection]]] = {}
     for module in layer.modules:
@@ -78,7 +86,11 @@ def plan_layer(layer: Layer, prefix: str, quantization: QuantizationOf | None) -
             matrices.setdefault(module.part, []).append((module, projection))
     # Norms inside a mixer, such as q_norm, have a dotted path and are not counted.
     hidden_norms = sum(m.part is Part.NORM and m.path.count(".") == 0 for m in layer.modules)
-    dense = matrices.get(Part.MLP, []) or [
+    mlp = matrices.get(Part.MLP, [])
+    latent: list[Projection] = []
+    if layer.experts and layer.experts.latent_dim:
+        latent, mlp = [p for _, p in mlp], []
+    dense = mlp or [
         # A single output is the gate of a shared expert (mlx-lm qwen2_moe.py, shared_expert_gate).
         (m, p)
         for m, p in matrices.get(Part.SHARED_EXPERTS, [])
@@ -91,10 +103,13 @@ def plan_layer(layer: Layer, prefix: str, quantization: QuantizationOf | None) -
         feed_forward=layer.feed_forward,
         dense=tuple(p for _, p in dense),
         experts=tuple(p for _, p in matrices.get(Part.EXPERTS, [])),
+        latent=tuple(latent),
         router=router[0][1] if router else None,
         norms=hidden_norms,
+        norms_after=layer.norms_after,
         streams=layer.streams,
         own_input=tuple(p for p in others if p.name.startswith("per_layer_")),
+        own_width=own_width,
         residual=tuple(p for p in others if p.name.startswith("linear_")),
     )
 

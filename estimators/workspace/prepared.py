@@ -81,8 +81,10 @@ def prepare(
     """Return a model for a device; ``quantization`` says how each module is packed."""
     numbers: dict[LayerPlan, int] = {}
     order, caching = [], 0
+    own_width = sum(m.shape[1] for m in model.modules if m.path.endswith("embed_tokens_per_layer"))
     for index, layer in enumerate(model.layers, model.first_layer):
-        plan = plan_layer(layer, f"{model.layers_path}.{index}.", quantization)
+        prefix = f"{model.layers_path}.{index}."
+        plan = plan_layer(layer, prefix, quantization, own_width=own_width)
         # Equal layers share a plan, so each kind of layer is recorded once in a call.
         order.append(numbers.setdefault(plan, len(numbers)))
         if any(map(_makes_cache, plan.mixers)):
@@ -98,8 +100,7 @@ def prepare(
         tuple(tuple(m.mixer.kv_buffers() for m in plan.mixers) for plan in numbers),
         state_bytes(model, 1),
         _head_touched(model, quantization),
-        model.hidden_size
-        + sum(m.shape[1] for m in model.modules if m.path.endswith("embed_tokens_per_layer")),
+        model.hidden_size + own_width,
         _largest_weight(model, quantization),
     )
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from memfit.estimators.machine.device import Backend
+from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.operation_counts import ELEMENTWISE, OperationCount
 from memfit.estimators.mlx.split_products import SplitProducts
 
@@ -112,16 +113,25 @@ class Tape(Struct):
 
         One that reads ``is_part`` of its first input touches as many elements as it makes.
         """
-        made = self.existing(elements, nbytes)
-        if self.nbytes[made] > self.largest:
-            self.largest, self.largest_name = self.nbytes[made], name
-        allocated = self.nbytes[made]
+        asked = elements * self.width if nbytes is None else nbytes
+        if asked > self.largest:
+            self.largest, self.largest_name = asked, name
+        taken = allocated(asked, self.backend)
+        made = self.existing(elements, taken)
         arrays = (*inputs, made)
         sizes = [self.elements[array] for array in arrays]
         if is_part:
             sizes[0] = min(sizes[0], elements)
         self._operations.append(
-            _Operation(arrays, made, allocated, weight, counts, temporary, tuple(sizes))
+            _Operation(
+                arrays,
+                made,
+                taken,
+                weight,
+                counts,
+                allocated(temporary, self.backend),
+                tuple(sizes),
+            )
         )
         return made
 

@@ -70,7 +70,10 @@ def describe(fields: Fields, traits: Dense, model_type: str) -> Model:
         model_type=model_type,
         hidden_size=sizes.hidden,
         vocab_size=vocabulary,
-        layers=tuple(Layer((mixers[window],), mlp, modules) for window in windows),
+        layers=tuple(
+            Layer((mixers[window],), mlp, modules, norms_after=traits.norms_after)
+            for window in windows
+        ),
         modules=_outside(fields, traits, sizes.hidden, vocabulary),
         layers_path=traits.layers_path,
         makes_own_cache=traits.makes_own_cache,

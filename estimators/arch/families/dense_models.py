@@ -29,7 +29,12 @@ _SANDWICH_NORMS = (
     "post_attention_layernorm",
 )
 _OLMO2 = replace(
-    _LLAMA, qk_norm=QKNorm.ALL_HEADS, norms=_POST_NORMS, windows=None, makes_own_cache=False
+    _LLAMA,
+    qk_norm=QKNorm.ALL_HEADS,
+    norms=_POST_NORMS,
+    norms_after=True,
+    windows=None,
+    makes_own_cache=False,
 )
 _QWEN2 = Dense(ignored=("attention_bias",), input_bias=True, tied=_TIED_BY_DEFAULT)
 _GEMMA = Dense(head_dim=HeadDim.GIVEN, tied=True)
@@ -117,6 +122,7 @@ MODELS: dict[str, Dense] = {
         head_dim=HeadDim.GIVEN,
         qk_norm=QKNorm.HEAD,
         norms=_POST_NORMS,
+        norms_after=True,
         tied=_TIED_AS_GIVEN,
         windows=windows.by_letters,
         makes_own_cache=True,
@@ -125,6 +131,7 @@ MODELS: dict[str, Dense] = {
     "gemma2": replace(
         _GEMMA,
         ignored=("query_pre_attn_scalar", "sliding_window_size"),
+        activation_arrays=1,
         norms=_SANDWICH_NORMS,
         fused=False,
         kv_quantizable=False,
@@ -155,6 +162,7 @@ MODELS: dict[str, Dense] = {
         attention="attn",
         projections=("c_attn", "c_proj"),
         mlp_projections=("c_fc", "c_proj"),
+        activation_arrays=1,
         norms=("ln_1", "ln_2"),
         layers_path="model.h",
         embedding="model.wte",
@@ -170,6 +178,7 @@ MODELS: dict[str, Dense] = {
         attention="attention",
         projections=("query_key_value", "dense"),
         mlp_projections=("dense_h_to_4h", "dense_4h_to_h"),
+        activation_arrays=1,
         layers_path="model.h",
         embedding="model.embed_in",
         final_norm="model.final_layer_norm",
@@ -260,6 +269,7 @@ MODELS: dict[str, Dense] = {
         heads_match_hidden=True,
         projections=("q_proj", "k_proj", "v_proj", "dense"),
         mlp_projections=("fc1", "fc2"),
+        activation_arrays=1,
         norms=("input_layernorm",),
         final_norm="model.final_layernorm",
         head_bias=True,

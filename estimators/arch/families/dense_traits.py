@@ -85,6 +85,8 @@ class Dense(Struct, frozen=True, kw_only=True):
     activation_arrays: int = 0
     """As `DenseMLP.activation_arrays`."""
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    norms_after: bool = False
+    """As `Layer.norms_after`."""
     norm_bias: Flag = False
     parallel: Flag = False
     """Whether a layer has only the first of its ``norms``."""

@@ -25,6 +25,7 @@ _DEFAULTS = {
 _TRAITS = Dense(
     head_dim=HeadDim.GIVEN,
     qk_norm=QKNorm.HEAD,
+    activation_arrays=1,
     norms=(
         "input_layernorm",
         "post_attention_layernorm",

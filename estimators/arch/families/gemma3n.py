@@ -111,8 +111,8 @@ def _layers(text: Fields, hidden: int, modules: Modules) -> Iterator[Layer]:
     for index, intermediate in enumerate(intermediates):
         mixer = replace(mixers[kinds[index]], owns_cache=index < own)
         _, mlp = dense_mlp(hidden, intermediate)
-        # gelu_topk: squares of the distances to the mean, then the distances to the cut-off.
-        arrays = 2 if sparse[index] else 0
+        # gelu_topk also has squares of the distances to the mean, and distances to the cut-off.
+        arrays = 3 if sparse[index] else 1
         feed_forward = DenseMLP(intermediate=intermediate, activation_arrays=arrays)
         yield Layer((mixer,), feed_forward, modules + mlp, streams=streams)
 

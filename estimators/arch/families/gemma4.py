@@ -103,8 +103,6 @@ def _layers(
         owns_cache = index < own
         mixer = replace(mixers[kind], owns_cache=owns_cache)
         width = intermediate if owns_cache else width_of_sharers
-        # geglu is compiled for any shape, and with its broadcasts is deeper than a kernel may be
-        # (mlx/compile.cpp, max_compile_depth).
         feed_forward: FeedForward = DenseMLP(intermediate=width, activation_arrays=1)
         parts = _attention_modules(mixer, hidden, keys_are_values[kind])
         parts += under("mlp", gated_mlp(hidden, width))
@@ -138,9 +136,9 @@ def _attention_modules(spec: Attention, hidden: int, keys_are_values: bool) -> M
         own = tuple(replace(module, quantizable=False, loaded=False) for module in own)
     modules = (
         linear("q_proj", hidden, queries),
-        linear("o_proj", queries, hidden),
         norm("q_norm", spec.key_dim),
         *own,
+        linear("o_proj", queries, hidden),
     )
     return under("self_attn", modules)
 
@@ -149,6 +147,7 @@ def _experts(fields: Fields, hidden: int) -> tuple[MixtureOfExperts, Modules]:
     """Routed experts in addition to the dense MLP, with norms of their own."""
     width = fields.count("moe_intermediate_size")
     spec = mixture(fields, "num_experts", "top_k_experts", width=width)
+    spec = replace(spec, activation_arrays=1, own_norms=True)
     return spec, (
         *router_8bit("router.proj", hidden, spec.experts),
         array("router.scale", (hidden,), Part.ROUTER),

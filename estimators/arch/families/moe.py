@@ -66,7 +66,7 @@ def _experts(fields: Fields, traits: MoE, hidden: int, *, bias: bool) -> blocks.
     if traits.shared_count and not fields.null(traits.shared_count):
         shared = width * _size(fields, traits, traits.shared_count)
     spec = blocks.mixture(fields, traits.experts, traits.top_k, width=width, shared_width=shared)
-    spec = replace(spec, float32_scores=traits.float32_scores)
+    spec = replace(spec, float32_scores=traits.float32_scores, float32_router=traits.float32_router)
     path = "shared_expert" if traits.shared_width else "shared_experts"
     modules = blocks.expert_modules(
         spec, hidden, _router(traits, spec, hidden), shared=path, bias=bias

@@ -70,6 +70,8 @@ class MoE(Struct, frozen=True, kw_only=True):
     """The path of the router's correction of its scores."""
     float32_scores: bool = False
     """As `MixtureOfExperts.float32_scores`."""
+    float32_router: bool = False
+    """As `MixtureOfExperts.float32_router`."""
     dense: Callable[[Fields, int], frozenset[int]] = _none
     """Which layers are dense."""
     tied: bool = False
@@ -102,6 +104,7 @@ _MINIMAX = MoE(
     qk_norm_key="use_qk_norm",
     block="block_sparse_moe",
     correction="e_score_correction_bias",
+    float32_router=True,
     tied=True,
     eight_bit=("block_sparse_moe.gate",),
     defaults={"use_qk_norm": True, "tie_word_embeddings": False},

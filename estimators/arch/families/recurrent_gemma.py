@@ -8,7 +8,7 @@ from memfit.estimators.arch.caches import StateBuffer
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import array, convolution, linear, under
-from memfit.estimators.arch.specs import Recurrent, Scan
+from memfit.estimators.arch.specs import DenseMLP, Recurrent, Scan
 
 _KINDS = ("attention", "recurrent")
 _KERNEL = 4  # the class reads no key for it
@@ -21,7 +21,8 @@ def build(fields: Fields) -> Model:
         fields.expect(key, size)
     fields.ignore("attention_bias")
     intermediate = fields.count("intermediate_size", least=2) // 2
-    mlp = blocks.dense_mlp(hidden, intermediate, bias=True, path="mlp_block")
+    _, mlp_modules = blocks.dense_mlp(hidden, intermediate, bias=True, path="mlp_block")
+    mlp = DenseMLP(intermediate=intermediate, activation_arrays=1), mlp_modules
     layers = {
         kind: blocks.decoder_layer(
             mixer, mlp, hidden, norms=("temporal_pre_norm", "channel_pre_norm")
@@ -66,7 +67,7 @@ def _recurrent(fields: Fields, hidden: int) -> blocks.MixerBlock:
     head_dim = hidden // heads
     spec = Recurrent(
         kind="rg_lru",
-        scan=Scan.KERNEL,
+        scan=Scan.RG_LRU,
         inner_dim=hidden,
         kernel=_KERNEL,
         state=(StateBuffer((_KERNEL - 1) * hidden, view_elements=hidden), StateBuffer(hidden)),

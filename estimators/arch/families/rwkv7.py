@@ -28,14 +28,14 @@ def build(fields: Fields) -> Model:
     token = StateBuffer(hidden, view_elements=hidden)
     mixer = Recurrent(
         kind="rwkv",
-        scan=Scan.KERNEL,
+        scan=Scan.WKV,
         inner_dim=hidden,
         state=(token, StateBuffer(hidden * head_dim), token),
     )
     first, others = (
         Layer(
             (mixer,),
-            DenseMLP(intermediate=intermediate, gated=False),
+            DenseMLP(intermediate=intermediate, gated=False, token_shift=True),
             _layer_modules(fields, hidden, intermediate, is_first=is_first),
         )
         for is_first in (True, False)
@@ -73,12 +73,14 @@ def _time_mixing(fields: Fields, hidden: int, *, is_first: bool) -> Modules:
     return (
         *(array(f"x_{name}", (1, 1, hidden)) for name in "rwkvag"),
         *(array(name, per_head) for name in ("k_k", "k_a", "r_k")),
-        *(linear(f"{name}_proj", hidden, hidden) for name in "rkvo"),
+        *(linear(f"{name}_proj", hidden, hidden) for name in "rkv"),
         Module("g_norm", per_head, Part.NORM, bias=hidden),
         *_low_rank("w_lora", hidden, fields.count("decay_low_rank_dim")),
         *(() if is_first else _low_rank("v_lora", hidden, values)),
         *_low_rank("a_lora", hidden, fields.count("a_low_rank_dim")),
         *_low_rank("g_lora", hidden, fields.count("gate_low_rank_dim"), bias=False),
+        # The workspace formula takes a mixer's last matrix as the one back to the hidden size.
+        linear("o_proj", hidden, hidden),
     )
 
 

@@ -3,6 +3,8 @@
 Source: mlx-lm models/step3p5.py.
 """
 
+from msgspec.structs import replace
+
 from memfit.estimators.arch import blocks
 from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
@@ -80,7 +82,8 @@ def _mixer(fields: Fields, hidden: int, *, sliding: bool) -> blocks.MixerBlock:
         spec = spec.sliding(fields.count("sliding_window"))
     modules = blocks.attention(hidden, spec)
     if fields.required_flag("use_head_wise_attn_gate"):
-        modules += (linear("g_proj", hidden, spec.heads),)
+        spec = replace(spec, head_gate=True)
+        modules = (linear("g_proj", hidden, spec.heads), *modules)
     return spec, under("self_attn", modules)
 
 
@@ -91,6 +94,7 @@ def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
         "moe_top_k",
         width=fields.count("moe_intermediate_size"),
         shared_width=fields.count("share_expert_dim"),
+        float32_scores=True,
     )
     router = (
         linear("gate.gate", hidden, spec.experts, Part.ROUTER),
