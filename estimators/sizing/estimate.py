@@ -70,7 +70,8 @@ def estimate(
         notes=tuple(_notes(sized, workload, units)),
         method=runtime_model.method,
         decode_speed=decode_speed(sized, workload),
-        pool=runtime_model.pool(workload) or UNSET,
+        # What a draft model leaves of a pool is not described.
+        pool=(runtime_model.pool(workload) if sized.draft is None else None) or UNSET,
         memories=runtime_model.memories(workload) or UNSET,
         files=tuple(_files(sized, workload, need)) or UNSET,
         images=(_image_advice(sized, workload) if advises else None) or UNSET,

@@ -78,6 +78,15 @@ def test_weights_of_mlx_are_not_loadable(memfit: Memfit) -> None:
     assert "not-loadable" in {note["code"] for note in run.json["notes"]}
 
 
+def test_no_pool_is_shown_that_a_draft_model_is_not_in(memfit: Memfit) -> None:
+    llama, draft = (str(SAMPLES / name) for name in ("llama-3.1-8b.yaml", "llama-3.2-3b.yaml"))
+    arguments = ("estimate", llama, "--runtime", "vllm", "--device", "h100-80", "--json")
+    assert "pool" in memfit(*arguments).json
+    answer = memfit(*arguments, "--draft", draft).json
+    assert answer["components"]["draft"]["bytes"] > 6 * 10**9
+    assert "pool" not in answer
+
+
 def test_a_format_that_only_the_name_has_is_said(memfit: Memfit, tmp_path: Path) -> None:
     model = write_config(tmp_path / "Qwen3-4B-NVFP4", QWEN3_4B)
     answer = memfit("estimate", model, "--runtime", "vllm", "--json").json
