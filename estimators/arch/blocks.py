@@ -305,7 +305,7 @@ def short_convolution(fields: Fields) -> MixerBlock:
     bias = fields.flag("conv_bias", False)
     spec = Recurrent(
         kind="short_convolution",
-        scan=Scan.KERNEL,
+        scan=Scan.CONVOLUTION,
         inner_dim=3 * hidden,
         kernel=kernel,
         state=(StateBuffer((kernel - 1) * hidden, view_elements=hidden),),

@@ -155,6 +155,7 @@ class Scan(Enum):
     """How a recurrence goes over the tokens of a chunk."""
 
     KERNEL = "kernel"  # one operation
+    CONVOLUTION = "convolution"  # none: a convolution is all (mlx-lm lfm2.py)
     TOKEN_LOOP = "token_loop"  # a Python loop (mlx-lm mamba.py)
     STACKED = "stacked"  # a loop that keeps the states of all tokens (mlx-lm jamba.py)
     RG_LRU = "rg_lru"  # a loop that writes into the outputs of all tokens (recurrent_gemma.py)
@@ -255,6 +256,8 @@ class MixtureOfExperts(Struct, frozen=True, kw_only=True):
     """The width of the experts' inputs where it is not the model's (Nemotron-H)."""
     float32_scores: bool = False
     """Whether outputs are weighted in float32, by scores that stay float32."""
+    weighted_inputs: bool = False
+    """Whether experts get weighted inputs, and their outputs are not summed (Llama 4)."""
     float32_router: bool = False
     """Whether the router's product is in float32, of casts (MiniMax)."""
 

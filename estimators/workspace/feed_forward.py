@@ -73,6 +73,8 @@ def _experts(tape: Tape, x: int, plan: LayerPlan, spec: MixtureOfExperts, call: 
     if plan.latent:
         routed = project(tape, routed, plan.latent[0], call.rows)
     hidden = tape.elements[routed]
+    if spec.weighted_inputs:
+        routed = tape.allocate((routed, scores), hidden)
     gathered, order = routed, None
     if picked >= _SORTED_FROM:
         # Sorted, the rows of one expert follow one another (switch_layers.py, _gather_sort).
@@ -93,16 +95,7 @@ def _experts(tape: Tape, x: int, plan: LayerPlan, spec: MixtureOfExperts, call: 
         mixed = tape.allocate(
             (mixed, order), hidden * spec.top_k, counts=ops.EXPERT_GATHER, name="MoE gather"
         )
-    # Float32 scores promote the weighted rows; the sum is cast back.
-    if spec.float32_scores and call.width != _FLOAT32:
-        elements = tape.elements[mixed]
-        mixed = tape.allocate((mixed,), elements, nbytes=elements * _FLOAT32)
-        tape.inplace(mixed, scores, counts=ops.WEIGHTED_EXPERTS)
-        total = tape.allocate((mixed,), hidden, nbytes=hidden * _FLOAT32)
-        total = tape.allocate((total,), hidden)
-    else:
-        tape.inplace(mixed, scores, counts=ops.WEIGHTED_EXPERTS)
-        total = tape.allocate((mixed,), hidden)
+    total = mixed if spec.weighted_inputs else _weighted_sum(tape, mixed, scores, hidden, spec)
     if plan.latent:
         total = project(tape, total, plan.latent[1], call.rows)
     if spec.shared_intermediate and plan.dense:
@@ -111,6 +104,18 @@ def _experts(tape: Tape, x: int, plan: LayerPlan, spec: MixtureOfExperts, call: 
         shared = _dense(tape, x, plan.dense, call, between=spec.activation_arrays)
         tape.inplace(total, shared)
     return total
+
+
+def _weighted_sum(tape: Tape, mixed: int, scores: int, hidden: int, spec: MixtureOfExperts) -> int:
+    if not spec.float32_scores or tape.width == _FLOAT32:
+        tape.inplace(mixed, scores, counts=ops.WEIGHTED_EXPERTS)
+        return tape.allocate((mixed,), hidden)
+    # Float32 scores promote the weighted rows; the sum is cast back.
+    elements = tape.elements[mixed]
+    mixed = tape.allocate((mixed,), elements, nbytes=elements * _FLOAT32)
+    tape.inplace(mixed, scores, counts=ops.WEIGHTED_EXPERTS)
+    total = tape.allocate((mixed,), hidden, nbytes=hidden * _FLOAT32)
+    return tape.allocate((total,), hidden)
 
 
 def _route(

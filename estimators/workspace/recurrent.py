@@ -86,6 +86,8 @@ def record_recurrent(tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call:
             return record_wkv(tape, x, spec, plan, call)
         case Scan.RG_LRU:
             return record_rg_lru(tape, x, spec, plan, call)
+        case Scan.CONVOLUTION:
+            return _short_convolution(tape, x, spec, plan, call)
         case Scan.KERNEL | Scan.TOKEN_LOOP | Scan.STACKED | Scan.MATRIX as scan:
             # One token is one step, whatever form a class has for many; without Metal that of
             # Mamba-2 is its matrix form (mlx-lm models/ssm.py, ssm_update).
@@ -94,6 +96,20 @@ def record_recurrent(tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call:
             return _convolved(tape, x, spec, plan, call, Scan.KERNEL if is_step else scan)
         case _:
             assert_never(spec.scan)
+
+
+def _short_convolution(
+    tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call: CallShape
+) -> int:
+    """Record two gates, one before and one after a convolution (mlx-lm lfm2.py, ShortConv)."""
+    (into,) = plan.inputs
+    parts = project(tape, x, into, call.rows, counts=ops.STATE_PROJECTION)
+    width = spec.state[0].view_elements
+    gated = tape.allocate((parts,), call.rows * width, counts=ops.PART_COPY)
+    shape = (width, spec.kernel)
+    output = convolve(tape, (gated,), shape, call, keep=True, acts=False)
+    output = tape.inplace(output, parts)
+    return project(tape, output, plan.output, call.rows, counts=ops.STATE_PROJECTION)
 
 
 _Convolved = Literal[Scan.KERNEL, Scan.TOKEN_LOOP, Scan.STACKED, Scan.MATRIX]

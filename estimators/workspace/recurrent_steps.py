@@ -31,8 +31,9 @@ def convolve(
     *,
     keep: bool = False,
     copied: int = 0,
+    acts: bool = True,
 ) -> int:
-    """Parts joined, the state put before them, a causal convolution and its activation.
+    """Parts joined, the state put before them, a causal convolution and, if it ``acts``, silu.
 
     ``shape`` are the channels and the tokens under the convolution. With ``keep`` the next state is
     a slice of the padded input, which therefore stays; one of ``copied`` elements is cut from it,
@@ -59,7 +60,7 @@ def convolve(
         product = 0 if call.width == _FLOAT32 else elements
         temporary, counts = (windows * width + product + 1) * _FLOAT32, ops.CPU_CONVOLUTION
     convolved = tape.allocate((padded,), elements, temporary=temporary, counts=counts)
-    return tape.compiled(convolved)
+    return tape.compiled(convolved) if acts else convolved
 
 
 def token_loop(

@@ -85,7 +85,11 @@ def _experts(fields: Fields, hidden: int, *, used: bool) -> blocks.FeedForwardBl
     if used and top_k != 1:
         raise fields.fail("num_experts_per_tok", f"{top_k}: the model class has one per token")
     spec = MixtureOfExperts(
-        experts=experts, top_k=top_k, intermediate=intermediate, shared_intermediate=intermediate
+        experts=experts,
+        top_k=top_k,
+        intermediate=intermediate,
+        shared_intermediate=intermediate,
+        weighted_inputs=True,
     )
     modules = (
         linear("router", hidden, experts, Part.ROUTER),
