@@ -76,7 +76,11 @@ class ClassTrace(Struct, frozen=True, eq=False):
         key = workload, machine.gpu, versions, self.phases
         if key not in self._runs:
             with not_collecting():
-                self._runs[key] = self._followed(workload, machine, versions)
+                self._runs[key] = run = self._followed(workload, machine, versions)
+            # Where few calls cannot be recorded, all cannot.
+            if run.peak is None:
+                whole = (*key[:-1], ALL_PHASES)
+                self._runs[whole] = run
         return self._runs[key]
 
     def moment(
