@@ -52,10 +52,10 @@ class TraceSearch(Struct):
             return top
         found = self._asked(top)
         for attempt in range(1, MAX_TRACES + 1):
-            most = self._candidate(found, top, attempt)
-            if most <= found or (found and most < top and self._is_near(found, most)):
+            upper = self._candidate(found, top, attempt)
+            if upper <= found or (found and upper < top and self._is_near(found, upper)):
                 break
-            tokens = most if most == top else self._below(most)
+            tokens = upper if upper == top else self._below(upper)
             prompt = self.workload.prompt_only(tokens)
             if not is_accepted(self._leaves_room, prompt):
                 break
@@ -104,18 +104,18 @@ class TraceSearch(Struct):
             tokens = min(tokens, round_down((found + self.too_long) // 2, CONTEXT_STEP))
         return tokens if tokens or found else min(CONTEXT_STEP, most)
 
-    def _below(self, most: int) -> int:
-        """A prompt near ``most`` that is likelier to fit, and quicker to trace."""
-        lower = round_down(most - most // (2 * _NEAR), CONTEXT_STEP)
+    def _below(self, upper: int) -> int:
+        """A prompt near ``upper`` that is likelier to fit, and quicker to trace."""
+        lower = round_down(upper - upper // (2 * _NEAR), CONTEXT_STEP)
         # With a last chunk that is too short for the peak.
         step = self.workload.prefill_step
         short = round_down(lower - CONTEXT_STEP, step) + CONTEXT_STEP
-        if not self._is_near(short, most) or not self._ends_low(short):
+        if not self._is_near(short, upper) or not self._ends_low(short):
             short = lower
-        return short if self._is_near(short, most) else most
+        return short if self._is_near(short, upper) else upper
 
-    def _is_near(self, tokens: int, most: int) -> bool:
-        return tokens + tokens // _NEAR >= most
+    def _is_near(self, tokens: int, upper: int) -> bool:
+        return tokens + tokens // _NEAR >= upper
 
     def _ends_low(self, tokens: int) -> bool:
         """Whether the last chunk of a prompt is not its peak."""
