@@ -38,11 +38,18 @@ def _dense(
     tape: Tape, x: int, projections: tuple[Projection, ...], call: CallShape, *, between: int = 0
 ) -> int:
     rows = call.rows
-    inner = project_each(tape, x, projections[:-1], rows)
+    if between > 1:
+        # What a sparse activation does first is done before the other product is made.
+        gate = project(tape, x, projections[0], rows)
+        width = rows * projections[0].outputs
+        parts = [tape.allocate((gate,), width) for _ in range(between - 1)]
+        inner = [parts[-1], *project_each(tape, x, projections[1:-1], rows)]
+    else:
+        inner = project_each(tape, x, projections[:-1], rows)
     down = projections[-1]
     inputs = [p.outputs for p in projections[:-1]]
     if between:
-        acted = _activated(tape, inner, rows * inputs[0], between)
+        acted = _activated(tape, inner, rows * inputs[0])
     elif len(inner) == 2 and call.target.versions.has("product_after_silu"):
         acted = tape.inplace(tape.compiled(inner[0]), inner[1])
     elif len(inner) == 2:
@@ -58,12 +65,9 @@ def _dense(
     return project(tape, acted, down, rows)
 
 
-def _activated(tape: Tape, inner: Sequence[int], elements: int, between: int) -> int:
-    """Record an activation of several kernels, with arrays ``between`` them."""
-    made = inner[0]
-    for _ in range(between):
-        made = tape.allocate((inner[0],), elements)
-    return tape.compiled(made, *inner)
+def _activated(tape: Tape, inner: Sequence[int], elements: int) -> int:
+    """Record an activation of two kernels, with an array between them."""
+    return tape.compiled(tape.allocate((inner[0],), elements), *inner)
 
 
 def _experts(tape: Tape, x: int, plan: LayerPlan, spec: MixtureOfExperts, call: CallShape) -> int:
@@ -170,7 +174,7 @@ def _switch(
     for array, bias in zip(inner, biases, strict=False):
         tape.inplace(array, bias)
     if spec.activation_arrays:
-        acted = _activated(tape, inner, picked * spec.intermediate, spec.activation_arrays)
+        acted = _activated(tape, inner, picked * spec.intermediate)
     elif len(inner) == 2:
         acted = tape.compiled(inner[0], inner[1])
     elif into and into[0].outputs == 2 * spec.intermediate:

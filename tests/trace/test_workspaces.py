@@ -57,6 +57,7 @@ EXACT: tuple[tuple[Path, Workload, Quantization | None], ...] = (
     (SAMPLES / "llama-3.2-3b.yaml", SHORT, None),
     (SAMPLES / "phi-4-mini.yaml", Workload(prompt_tokens=1025), Quantization(4, 64)),
     (SAMPLES / "gemma-3-4b.yaml", SHORT, None),
+    (SAMPLES / "gemma-3n-e4b.yaml", SHORT, None),
     (SAMPLES / "gemma-4-26b-a4b.yaml", SHORT, None),
     (SAMPLES / "gemma-4-e4b.yaml", Workload(prompt_tokens=2048), None),
     (SAMPLES / "gpt-oss-20b.yaml", LONG, None),
