@@ -142,11 +142,10 @@ class MlxLm(RuntimeModel, frozen=True):
     def load_bytes(self) -> int:
         footprint, backend = self.subject.footprint, self.subject.backend
         made = footprint.conversions if self.sanitizes else ()
-        arrays = footprint.sizes.total()
         loaded = self.resident_bytes
         if footprint.cut:
             loaded = max(loaded, cut_load(footprint.cut, self.subject.device or ANY_MAC))
-        return loaded + load_extra(made, arrays=arrays, backend=backend)
+        return loaded + load_extra(made, backend=backend)
 
     def parallel(self, asked: Parallel | None) -> Parallel:
         """Return how mlx-lm's sharded_load runs the class."""

@@ -1,21 +1,23 @@
 """What mlx-lm makes of the tensors in files while it loads a model: stacked or converted arrays."""
 
-from collections.abc import Iterable, Iterator
+import re
+from collections import Counter
+from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
 from memfit.estimators.weights.tensor_groups import TensorGroup
 
-# mlx-lm deepseek_v3.py, dequant: bfloat16, then the scaled product in float32, and its input.
-_FP8_ON_THE_WAY = 2 + 4 + 4
-_FP8_OPERATIONS = 8
+# mlx-lm deepseek_v3.py, dequant: bfloat16, padded, and in float32, where it is scaled.
+_FP8_ON_THE_WAY = 2 + 2 + 4
+_FP8_OPERATIONS, _FP8_LOADS = 8, 2
 _BFLOAT16 = 2
-# mlx-lm utils.py, _transform_awq_weights: eight integers of each word of four bytes, the same in
-# another order and unsigned, and of eight bytes, to which the shifts promote them.
-_AWQ_ON_THE_WAY = (3 * 4 * 8 + 8 * 8) // 4
+# mlx-lm utils.py, _transform_awq_weights: eight integers of each word of four bytes in another
+# order and unsigned, of eight bytes, to which the shifts promote them, shifted, and their sum. The
+# integers as they are unpacked are gone when a layer's matrices, step by step, come to that.
+_AWQ_ON_THE_WAY = (2 * 4 * 8 + 2 * 8 * 8 + 8) // 4
 # Dispatches of the CPU: two for each of nine kernels, one for each view.
-_AWQ_OPERATIONS = 22
-_AWQ_OUTPUTS = 3
+_AWQ_OPERATIONS, _AWQ_LOADS = 22, 3
 
 
 class Conversion(NamedTuple):
@@ -29,8 +31,12 @@ class Conversion(NamedTuple):
     """Bytes that each read takes on the way."""
     operations: int = 2
     """Of each read, in addition to the read: a view and a copy where arrays are stacked."""
-    outputs: int = 1
-    """Arrays that are made of it: weights, scales and biases."""
+    loads: int = 1
+    """Arrays of files that each read is made of: a weight, its scales and its zero points."""
+    layer: str = ""
+    """The part of its name up to the number of its layer."""
+    layer_arrays: int = 1
+    """Arrays that the layer has once it is loaded."""
 
 
 class CutArray(NamedTuple):
@@ -46,29 +52,47 @@ def conversions(
     kept: Iterable[TensorGroup], loaded: Iterable[TensorGroup]
 ) -> tuple[Conversion, ...]:
     """Return what is made of the ``kept`` tensors of files, to become the ``loaded`` ones."""
-    return tuple(_conversions(kept, {group.name: group for group in loaded}))
+    by_name = {group.name: group for group in loaded}
+    arrays = Counter(_layer(name) for name in by_name)
+    return tuple(
+        made._replace(layer=layer, layer_arrays=max(1, arrays[layer]))
+        for group in kept
+        if (made := _conversion(group, by_name.get(group.name)))
+        for layer in (_layer(group.name),)
+    )
 
 
-def _conversions(
-    kept: Iterable[TensorGroup], loaded: dict[str, TensorGroup]
-) -> Iterator[Conversion]:
-    for group in kept:
-        # The scales of blocks are read with their weights, and end in none of the arrays.
-        if group.name.endswith("weight_scale_inv"):
-            continue
-        same = loaded.get(group.name)
-        # Renamed and split arrays are views of those that were read.
-        stacked = group.copies if same is None and group.copies > 1 else 0
-        elements = prod(group.shape)
-        if group.dtype.startswith("F8") and (stacked or (same and same.dtype != group.dtype)):
-            temporary = group.nbytes + _FP8_ON_THE_WAY * elements
-            held = stacked * _BFLOAT16 * elements
-            yield Conversion(group.copies, held, temporary, _FP8_OPERATIONS)
-        elif group.name.endswith(".qweight") and same is None:
-            temporary = _AWQ_ON_THE_WAY * group.nbytes
-            yield Conversion(group.copies, 0, temporary, _AWQ_OPERATIONS, _AWQ_OUTPUTS)
-        elif stacked:
-            yield Conversion(stacked, stacked * group.nbytes)
-        elif same is None and ".kv_b_proj." in group.name:
-            # Transposed to one matrix for each head (mlx-lm deepseek_v3.py, sanitize).
-            yield Conversion(1, group.nbytes)
+def _layer(name: str) -> str:
+    """Return a name up to its first number.
+
+    >>> _layer("model.layers.12.mlp.experts.*.w1.weight")
+    'model.layers.12'
+    """
+    found = re.match(r".*?\.\d+(?=\.)", name)
+    return found[0] if found else ""
+
+
+def _conversion(group: TensorGroup, same: TensorGroup | None) -> Conversion | None:
+    """Return what is made of a group; ``same`` is the loaded one with its name."""
+    # The scales of blocks are read with their weights, and end in none of the arrays.
+    if group.name.endswith("weight_scale_inv"):
+        return None
+    # Renamed and split arrays are views of those that were read.
+    stacked = group.copies if same is None and group.copies > 1 else 0
+    elements = prod(group.shape)
+    if group.dtype.startswith("F8") and (stacked or (same and same.dtype != group.dtype)):
+        temporary = group.nbytes + _FP8_ON_THE_WAY * elements
+        held = stacked * _BFLOAT16 * elements
+        return Conversion(group.copies, held, temporary, _FP8_OPERATIONS, _FP8_LOADS)
+    if group.dtype.startswith("F8") and ".kv_b_proj." in group.name:
+        held, temporary = _BFLOAT16 * elements, group.nbytes + _FP8_ON_THE_WAY * elements
+        return Conversion(1, held, temporary, _FP8_OPERATIONS, _FP8_LOADS)
+    if group.name.endswith(".qweight") and same is None:
+        temporary = _AWQ_ON_THE_WAY * group.nbytes
+        return Conversion(group.copies, 0, temporary, _AWQ_OPERATIONS, _AWQ_LOADS)
+    if stacked:
+        return Conversion(stacked, stacked * group.nbytes)
+    if same is None and ".kv_b_proj." in group.name:
+        # Transposed to one matrix for each head (mlx-lm deepseek_v3.py, sanitize).
+        return Conversion(1, group.nbytes)
+    return None

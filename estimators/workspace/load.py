@@ -4,7 +4,9 @@ mx.eval(model.parameters()) reads every file's arrays and stacks or converts the
 load_model). The arrays that it starts from are in use until the device has made the others.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.device import Backend, Device
@@ -23,8 +25,9 @@ from memfit.estimators.weights.loading import Conversion, CutArray
 # Arrays that wait on MLX's tape (mlx utils.h, MLX_BFS_MAX_WIDTH): they are read, a view each, and
 # copied before the first of them is done with.
 _WIDTH = 20
-# Tasks under way, and the open one; each read of a file is a dispatch (mlx common/load.cpp).
-_DISPATCHES = (MAX_ACTIVE_TASKS + 1) * CPU_DISPATCHES_PER_TASK + 3 * _WIDTH
+# Dispatches of the tasks under way and of the open one; ten reads are a task (mlx common/load.cpp).
+_IN_FLIGHT = (MAX_ACTIVE_TASKS + 1) * CPU_DISPATCHES_PER_TASK
+_READ_AND_VIEW = 2
 # As many batches of a large GPU, each closed above this many elements, of four bytes.
 _LIMITS = command_buffer_limits("s")
 _GPU_TEMPORARIES = (MAX_ACTIVE_TASKS + 1) * (_LIMITS.max_mebi_elements << 20) * 4
@@ -57,49 +60,122 @@ def cut_load(cut: Sequence[CutArray], device: Device) -> int:
     return most
 
 
-def load_extra(made: Iterable[Conversion], *, arrays: int, backend: Backend) -> int:
-    """Return the most bytes in use beyond weights of ``arrays``: a bound by the largest of them.
+def load_extra(made: Sequence[Conversion], *, backend: Backend) -> int:
+    """Return the most bytes in use beyond the weights: a bound by the largest conversions.
 
     The GPU is taken as faster than the disk, so that reads are what is in flight.
     """
-    made, on_cpu = tuple(made), backend == "cpu"
-    held = dispatches = 0
-    # More inputs than fit on the tape: those of all arrays on it are read before the first is made.
-    stacks = sum(each.reads > _WIDTH for each in made)
-    together = ceil_div(2 * _WIDTH * stacks, max(1, arrays))
-    for count, each in enumerate(sorted(made, key=lambda each: each.nbytes, reverse=True)):
-        if dispatches >= _DISPATCHES and (each.reads <= _WIDTH or count > together):
+    on_cpu = backend == "cpu"
+    # Each array that was read is an allocation of its own.
+    made = [
+        each._replace(nbytes=each.reads * allocated(ceil_div(each.nbytes, each.reads), backend))
+        if each.reads
+        else each
+        for each in made
+    ]
+    return _held(made, on_cpu=on_cpu) + _temporaries(made, on_cpu=on_cpu)
+
+
+def _held(made: Iterable[Conversion], *, on_cpu: bool) -> int:
+    """Return the most bytes that arrays are made from and that are still in use."""
+    held_by = (each for each in made if each.nbytes)
+    largest = sorted(held_by, key=lambda each: each.nbytes, reverse=True)
+    # MLX reads what all arrays on the tape are made from, and then makes them one after another.
+    most = _on_tape(largest, lambda each: each.nbytes)
+    together, nbytes = 0, 0
+    while nbytes < most:
+        nbytes += largest[together].nbytes
+        together += 1
+    # Those of the tape before are in use while later ones, with their reads, are in flight.
+    later, room = 0, _IN_FLIGHT
+    for count, each in enumerate(largest):
+        held, left = later, room
+        for before in largest[count : count + together]:
+            if left <= 0:
+                break
+            held += before.nbytes
+            left -= _made(before, on_cpu=on_cpu)
+        most = max(most, held)
+        later += each.nbytes
+        room -= _made(each, on_cpu=on_cpu) + each.reads * (_READ_AND_VIEW if on_cpu else 1)
+        if room <= 0:
             break
-        held += each.nbytes
-        dispatches += each.reads * (1 + each.operations) if on_cpu else _on_gpu(each)
-    return held + _temporaries(made, on_cpu=on_cpu)
+    return most
 
 
-def _on_gpu(each: Conversion) -> int:
-    """Return the reads of a conversion and the batches it closes, which count as ten reads each."""
+def _made(each: Conversion, *, on_cpu: bool) -> int:
+    """Return the dispatches that make an array; a batch of a GPU counts as ten reads."""
+    if on_cpu:
+        return each.reads + 1
     # Elements of four bytes at most, read and written.
     closes = each.nbytes // 2 > _LIMITS.max_mebi_elements << 20
-    return each.reads + CPU_DISPATCHES_PER_TASK * max(each.reads // _LIMITS.max_ops, closes)
+    return CPU_DISPATCHES_PER_TASK * max(each.reads // _LIMITS.max_ops, closes)
 
 
 def _temporaries(made: Iterable[Conversion], *, on_cpu: bool) -> int:
     """Return the most bytes of arrays on the way from those of files to those of the model."""
     largest = sorted(made, key=lambda each: each.temporary, reverse=True)
-    # The last arrays on the tape go step by step together, once all others are made.
-    together = _first(largest, lambda each: each.outputs, _WIDTH)
+    # Arrays on the tape go step by step together: those of the model, or what one is stacked from.
+    together = max(
+        _on_tape(largest, lambda each: each.temporary),
+        max((min(each.reads, _WIDTH) * each.temporary for each in largest), default=0),
+    )
     if on_cpu:
-        return max(together, _first(largest, lambda each: 1 + each.operations, _DISPATCHES))
-    # Those before them are made one after another.
-    total = sum(each.reads * each.temporary for each in largest)
+        return together
+    # Those before them are made one after another, and are in flight with their reads.
     one = largest[0].temporary if largest else 0
-    return min(total, max(together, one + _GPU_TEMPORARIES))
+    in_flight, room = together, _IN_FLIGHT
+    for each in largest:
+        count = min(each.reads, ceil_div(max(0, room), each.loads))
+        in_flight += count * each.temporary
+        room -= count * each.loads
+    total = sum(each.reads * each.temporary for each in largest)
+    return min(total, in_flight, max(together, one + _GPU_TEMPORARIES))
 
 
-def _first(made: Iterable[Conversion], cost: Callable[[Conversion], int], room: int) -> int:
-    """Return the bytes on the way of the first reads that take ``room``."""
-    total = 0
+class _Layer(NamedTuple):
+    arrays: int
+    """How many it has."""
+    largest: tuple[int, ...]
+    """Bytes of its conversions, the most first."""
+
+
+def _on_tape(made: Iterable[Conversion], nbytes: Callable[[Conversion], int]) -> int:
+    """Return the most bytes of conversions into arrays that are on the tape at once.
+
+    The arrays on it follow one another in the model, of which the order within a layer is not
+    known, but that it is the same in layers that are alike.
+    """
+    layers = _layers(made, nbytes)
+    most, seen = 0, set[tuple[_Layer, ...]]()
+    for first in range(len(layers)):
+        following = layers[first : first + _WIDTH]
+        if following not in seen:
+            seen.add(following)
+            most = max(most, _largest_from(following))
+    return most
+
+
+def _largest_from(layers: Sequence[_Layer]) -> int:
+    """Return the most bytes on a tape that begins in the first of some layers."""
+    first, *others = layers
+    most, between, room = sum(first.largest[:_WIDTH]), 0, _WIDTH
+    for last in others:
+        # Parts of two layers that are alike have other places in them.
+        ends = first.largest if last == first else (*first.largest, *last.largest)
+        twice = sum(first.largest[: max(0, room - first.arrays)]) if last == first else 0
+        most = max(most, between + twice + sum(sorted(ends, reverse=True)[:room]))
+        between += sum(last.largest)
+        room -= last.arrays
+        if room < 2:
+            break
+    return most
+
+
+def _layers(made: Iterable[Conversion], nbytes: Callable[[Conversion], int]) -> tuple[_Layer, ...]:
+    """Return the layers with conversions in the order of the model."""
+    sizes: defaultdict[tuple[str, int, int], list[int]] = defaultdict(list)
     for each in made:
-        at_once = min(each.reads, ceil_div(max(0, room), cost(each)))
-        total += at_once * each.temporary
-        room -= at_once * cost(each)
-    return total
+        path, _, number = each.layer.rpartition(".")
+        sizes[path, int(number or 0), each.layer_arrays].append(nbytes(each))
+    return tuple(_Layer(key[2], tuple(sorted(sizes[key], reverse=True))) for key in sorted(sizes))

@@ -17,6 +17,8 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.scheduler import BatchLimits, ReadQueue
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.sizing.sized_model import Method, size
+from memfit.estimators.weights.loading import Conversion
+from memfit.estimators.workspace.load import load_extra
 from tests.selection import quick
 from tests.weights.hub_layout import Tensors, hub_layout
 from tests.weights.loads import config_of, plain, save
@@ -142,7 +144,8 @@ def test_load_peaks_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
     assert 0.97 * max(peaks) <= traced
     # The slowest device: the measurement is below it where reads were fast.
     assert traced <= 1.35 * max(peaks)
-    assert name in UNDESCRIBED or predicted(directory, "formula") >= max(peaks)
+    if name not in UNDESCRIBED:
+        assert max(peaks) <= predicted(directory, "formula") <= 1.5 * max(peaks)
 
 
 @pytest.mark.parametrize("device", [HOST, MAX], ids=lambda device: device.backend)
@@ -167,7 +170,19 @@ def test_the_bound_of_a_load_is_not_below_its_trace(published_as: str, device: D
     )
     checkpoint = Checkpoint("m", "local", config, "config.json", headers)
     bound, traced = (load_of(checkpoint, method, device) for method in METHODS)
-    assert bound >= traced
+    assert traced <= bound <= 2 * traced
+
+
+@pytest.mark.parametrize(("arrays", "together"), [(18, 5), (10, 6), (5, 12), (40, 3)])
+def test_stacks_that_are_on_the_tape_together_are_of_layers_in_a_row(
+    arrays: int, together: int
+) -> None:
+    made = [
+        Conversion(64, 64 * 1000, layer=f"model.layers.{layer}", layer_arrays=arrays)
+        for layer in range(8)
+        for _ in range(3)
+    ]
+    assert load_extra(made, backend="cpu") == together * 64 * 1000
 
 
 def test_what_mlx_lm_wrote_loads_without_more_than_its_weights(tmp_path: Path) -> None:
