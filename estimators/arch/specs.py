@@ -32,6 +32,8 @@ class Attention(Struct, frozen=True, kw_only=True):
     """Whether its cache shares a CacheList with another mixer's (Falcon-H1)."""
     qk_norm: bool = False
     """Whether queries and keys are normalised."""
+    value_norm: bool = False
+    """Whether values are normalised too (Gemma 3n and 4)."""
     output_gate: bool = False
     """Whether the query projection is doubled, for a gate of the output (Qwen3-Next)."""
     head_gate: bool = False

@@ -37,8 +37,13 @@ def record_attention(
         head_gate = tape.inplace(project(tape, x, inputs[0], rows))
         inputs = inputs[1:]
     # MLX walks the graph breadth first from its end, so keys and values come before queries.
-    ahead = inputs[1:] + inputs[:1]
-    *others, queries = project_each(tape, x, ahead, rows)
+    if spec.value_norm and len(inputs) == 3:
+        # Values with a norm are no deeper in it than keys and queries, which are rotated too.
+        ahead = (inputs[1], inputs[0], inputs[2])
+        first, queries, last = project_each(tape, x, ahead, rows)
+        others = [first, last]
+    else:
+        *others, queries = project_each(tape, x, inputs[1:] + inputs[:1], rows)
     apart = len(others) > 0
     # One packed qkv_proj is split into views of one product (mlx-lm phi3.py); gemma4_text.py can
     # use its keys as values too, so there may be one array for both.

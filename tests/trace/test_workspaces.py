@@ -60,6 +60,7 @@ EXACT: tuple[tuple[Path, Workload, Quantization | None], ...] = (
     (SAMPLES / "gemma-3n-e4b.yaml", SHORT, None),
     (SAMPLES / "gemma-4-26b-a4b.yaml", SHORT, None),
     (SAMPLES / "gemma-4-e4b.yaml", Workload(prompt_tokens=2048), None),
+    (SAMPLES / "gemma-4-31b.yaml", Workload(prompt_tokens=1024), None),
     (SAMPLES / "gpt-oss-20b.yaml", LONG, None),
     (SAMPLES / "lfm2.5-8b-a1b-4bit.yaml", Workload(prompt_tokens=1024), None),
     (SAMPLES / "mistral-nemo-12b.yaml", Workload(prompt_tokens=1024), None),

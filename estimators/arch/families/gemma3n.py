@@ -118,7 +118,8 @@ def _layers(text: Fields, hidden: int, modules: Modules) -> Iterator[Layer]:
 
 
 def _attention_spec(text: Fields) -> Attention:
-    return grouped_attention(text, text.count("head_dim"), qk_norm=True)
+    spec = grouped_attention(text, text.count("head_dim"), qk_norm=True)
+    return replace(spec, value_norm=True)
 
 
 def _alternating_updates(hidden: int, inputs: int) -> Modules:

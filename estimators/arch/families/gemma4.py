@@ -114,7 +114,7 @@ def _layers(
 
 def _mixers(fields: Fields) -> dict[str, Attention]:
     head_dim = fields.count("head_dim")
-    sliding = grouped_attention(fields, head_dim, qk_norm=True)
+    sliding = replace(grouped_attention(fields, head_dim, qk_norm=True), value_norm=True)
     full_dim = _unless_null(fields, "global_head_dim") or head_dim
     full = replace(sliding, key_dim=full_dim, value_dim=full_dim)
     full_kv_heads = fields.optional_count("num_global_key_value_heads")
