@@ -130,7 +130,8 @@ def _commands(search: JointSearch, settings: Settings, prompt_tokens: int | None
 def converted(sized: SizedModel, model: str) -> Iterator[str]:
     """Yield the command of a conversion, if there is one, then the model to run."""
     plan = sized.footprint.plan
-    if plan and plan.converting:
+    # No other runtime loads what is made.
+    if plan and plan.converting and sized.runtime_model.on_mlx:
         directory = f"{os.path.basename(model.rstrip('/'))}-{plan.default.bits}bit"
         yield convert_command(model, directory, plan.default, sized.runtime_model.converter)
         model = directory

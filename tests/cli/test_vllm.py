@@ -78,6 +78,16 @@ def test_weights_of_mlx_are_not_loadable(memfit: Memfit) -> None:
     assert "not-loadable" in {note["code"] for note in run.json["notes"]}
 
 
+@pytest.mark.parametrize("runtime", ["vllm", "llama.cpp", "zinc"])
+def test_a_conversion_that_the_runtime_does_not_load_is_no_advice(
+    memfit: Memfit, runtime: str
+) -> None:
+    arguments = ("estimate", str(SAMPLES / "qwen3-0.6b.yaml"), "--quantize", "8", "--json")
+    answer = memfit(*arguments, "--memory", "64GB", "--runtime", runtime).json
+    assert answer["actions"][0]["commands"] == []
+    assert memfit(*arguments, "--memory", "64GB").json["actions"][0]["commands"]
+
+
 def test_no_pool_is_shown_that_a_draft_model_is_not_in(memfit: Memfit) -> None:
     llama, draft = (str(SAMPLES / name) for name in ("llama-3.1-8b.yaml", "llama-3.2-3b.yaml"))
     arguments = ("estimate", llama, "--runtime", "vllm", "--device", "h100-80", "--json")
