@@ -72,9 +72,11 @@ def test_a_quantised_cache_is_not_suggested_where_it_needs_more(
     # except for long prompts of a model without fused attention.
     path = write_config(tmp_path, QWEN3_4B_4BIT)
     small = memfit("estimate", path, "--memory", "8GB", "--json").json
-    assert small["recommendation"]["context_tokens"]["value"] == 15360
+    longest = small["recommendation"]["context_tokens"]["value"]
+    # The trace finds the same.
+    assert longest == 15616
     for action in small["actions"]:
-        assert "kv_bits" not in action["settings"] or action["context_tokens"] > 15360
+        assert "kv_bits" not in action["settings"] or action["context_tokens"] > longest
     config = {**QWEN3_NEXT_80B, "quantization": {"group_size": 64, "bits": 4}}
     large = memfit("estimate", write_config(path, config), "--memory", "64GB", "--json").json
     assert large["actions"][-1]["settings"]["kv_bits"] == 8
