@@ -32,7 +32,12 @@ from memfit.estimators.runtimes.registry import (
 )
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
-from memfit.estimators.sizing.estimate import device_summary, estimate, workload_notes
+from memfit.estimators.sizing.estimate import (
+    device_summary,
+    estimate,
+    notes_on_versions,
+    workload_notes,
+)
 from memfit.estimators.sizing.prompted import prompted
 from memfit.estimators.sizing.ranks import ranked
 from memfit.estimators.sizing.recommend import recommended_context
@@ -82,7 +87,7 @@ def compare(
         margin_bytes=first.margin_bytes,
         models=tuple(map(_compared, models, estimates)),
         figures=tuple(_figures(estimates, contexts)),
-        matrix=_matrix(catalog, models, axes, combinations, runtime) if axes else None,
+        matrix=_matrix(catalog, models, axes, combinations, runtime, units) if axes else None,
     )
 
 
@@ -233,11 +238,12 @@ def _matrix(
     axes: Sequence[MatrixAxis],
     combinations: Sequence[tuple[dict[str, SettingValue], Scenario]],
     runtime: Runtime,
+    units: Units,
 ) -> Matrix:
     return Matrix(
         axes={axis.name: tuple(setting.value for setting in axis.settings) for axis in axes},
         cells=tuple(
-            _cell(model.label, settings, _ready(catalog, model, scenario, runtime))
+            _cell(model.label, settings, _ready(catalog, model, scenario, runtime), units)
             for settings, scenario in combinations
             for model in models
         ),
@@ -245,7 +251,7 @@ def _matrix(
 
 
 def _cell(
-    label: str, settings: dict[str, SettingValue], ready: _Ready | Unavailable
+    label: str, settings: dict[str, SettingValue], ready: _Ready | Unavailable, units: Units
 ) -> ComparedCell:
     if isinstance(ready, Unavailable):
         return ComparedCell(settings=settings, model=label, undecided=ready)
@@ -254,6 +260,7 @@ def _cell(
     if isinstance(need, Unavailable):
         return ComparedCell(settings=settings, model=label, undecided=need)
     verdict, exceeded = judge(need, sized.device)
+    versions = notes_on_versions(sized, ready.workload, units, of="")
     return ComparedCell(
         settings=settings,
         model=label,
@@ -262,5 +269,5 @@ def _cell(
         peak_bytes=need.peak_bytes - sized.margin_bytes,
         needed_bytes=need.peak_bytes,
         working_set_bytes=sized.device.working_set_bytes if sized.device else None,
-        notes=tuple(workload_notes(sized, ready.workload)),
+        notes=(*workload_notes(sized, ready.workload), *versions),
     )

@@ -39,6 +39,13 @@ def test_a_comparison_is_of_the_version_where_a_runtime_runs_on_it(memfit: Memfi
     assert [value["value"] for value in peak["values"]] == [alone, alone]
 
 
+def test_each_cell_of_a_matrix_says_where_another_version_needs_more(memfit: Memfit) -> None:
+    arguments = ("--matrix", "context=4k,192k", "--quantize", "4", "--device", "m5-max-128")
+    cells = memfit("compare", HYBRID, *arguments, "--json").json["matrix"]["cells"]
+    said = ["mlx-version" in {note["code"] for note in cell["notes"]} for cell in cells]
+    assert said == [False, True]
+
+
 def test_the_gate_gives_the_figures_of_the_version_in_its_policy(
     memfit: Memfit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
