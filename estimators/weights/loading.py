@@ -10,14 +10,13 @@ from memfit.estimators.weights.tensor_groups import TensorGroup
 
 # mlx-lm deepseek_v3.py, dequant: bfloat16, padded, and in float32, where it is scaled.
 _FP8_ON_THE_WAY = 2 + 2 + 4
-_FP8_OPERATIONS, _FP8_LOADS = 8, 2
+_FP8_LOADS = 2
 _BFLOAT16 = 2
 # mlx-lm utils.py, _transform_awq_weights: eight integers of each word of four bytes in another
 # order and unsigned, of eight bytes, to which the shifts promote them, shifted, and their sum. The
 # integers as they are unpacked are gone when a layer's matrices, step by step, come to that.
 _AWQ_ON_THE_WAY = (2 * 4 * 8 + 2 * 8 * 8 + 8) // 4
-# Dispatches of the CPU: two for each of nine kernels, one for each view.
-_AWQ_OPERATIONS, _AWQ_LOADS = 22, 3
+_AWQ_LOADS = 3
 
 
 class Conversion(NamedTuple):
@@ -29,8 +28,6 @@ class Conversion(NamedTuple):
     """Bytes in use until it is made."""
     temporary: int = 0
     """Bytes that each read takes on the way."""
-    operations: int = 2
-    """Of each read, in addition to the read: a view and a copy where arrays are stacked."""
     loads: int = 1
     """Arrays of files that each read is made of: a weight, its scales and its zero points."""
     layer: str = ""
@@ -83,13 +80,13 @@ def _conversion(group: TensorGroup, same: TensorGroup | None) -> Conversion | No
     if group.dtype.startswith("F8") and (stacked or (same and same.dtype != group.dtype)):
         temporary = group.nbytes + _FP8_ON_THE_WAY * elements
         held = stacked * _BFLOAT16 * elements
-        return Conversion(group.copies, held, temporary, _FP8_OPERATIONS, _FP8_LOADS)
+        return Conversion(group.copies, held, temporary, _FP8_LOADS)
     if group.dtype.startswith("F8") and ".kv_b_proj." in group.name:
         held, temporary = _BFLOAT16 * elements, group.nbytes + _FP8_ON_THE_WAY * elements
-        return Conversion(1, held, temporary, _FP8_OPERATIONS, _FP8_LOADS)
+        return Conversion(1, held, temporary, _FP8_LOADS)
     if group.name.endswith(".qweight") and same is None:
         temporary = _AWQ_ON_THE_WAY * group.nbytes
-        return Conversion(group.copies, 0, temporary, _AWQ_OPERATIONS, _AWQ_LOADS)
+        return Conversion(group.copies, 0, temporary, _AWQ_LOADS)
     if stacked:
         return Conversion(stacked, stacked * group.nbytes)
     if same is None and ".kv_b_proj." in group.name:
