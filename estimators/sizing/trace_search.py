@@ -108,11 +108,11 @@ class TraceSearch(Struct):
         """A prompt near ``upper`` that is likelier to fit, and quicker to trace."""
         lower = round_down(upper - upper // (2 * _NEAR), CONTEXT_STEP)
         # With a last chunk that is too short for the peak.
-        step = self.workload.prefill_step
-        short = round_down(lower - CONTEXT_STEP, step) + CONTEXT_STEP
-        if not self._is_near(short, upper) or not self._ends_low(short):
-            short = lower
-        return short if self._is_near(short, upper) else upper
+        whole_chunks = round_down(lower - CONTEXT_STEP, self.workload.prefill_step)
+        short = whole_chunks + CONTEXT_STEP
+        if self._is_near(short, upper) and self._ends_low(short):
+            return short
+        return lower if self._is_near(lower, upper) else upper
 
     def _is_near(self, tokens: int, upper: int) -> bool:
         return tokens + tokens // _NEAR >= upper

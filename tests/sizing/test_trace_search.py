@@ -82,7 +82,7 @@ def test_a_largest_allocation_known_only_to_the_trace_needs_few_traces(traced: S
     assert len(searching._traced) <= MAX_TRACES
 
 
-def test_without_room_for_weights_and_caches_nothing_is_traced(traced: SizedModel) -> None:
+def test_without_room_only_what_is_asked_is_traced(traced: SizedModel) -> None:
     small = working_set_device(10**7)
     searching = search(traced.on(small), by_formula(traced.on(small)))
     assert searching.longest_context(MOST) is None
