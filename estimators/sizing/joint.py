@@ -70,8 +70,8 @@ class JointSearch(Struct, eq=False):
     formula: SizedModel | None = None
     """The same model by formula, where the figures are by trace."""
     _variants: dict[int, SizedModel | UnsupportedError] = field(default_factory=dict)
-    _traced: dict[Workload, SizedModel] = field(default_factory=dict)
-    """By workload, the model that has its need by trace."""
+    _views: dict[tuple[int | None, Workload], SizedModel] = field(default_factory=dict)
+    """By weight bits and workload, what has the need by trace."""
 
     @property
     def asked(self) -> Settings:
@@ -154,12 +154,12 @@ class JointSearch(Struct, eq=False):
         model, formula = self.model(settings.weight_bits), self._by_formula
         if formula is None:
             return model
-        workload = self.workload_with(settings, prompt_tokens)
-        if workload not in self._traced:
+        key = settings.weight_bits, self.workload_with(settings, prompt_tokens)
+        if key not in self._views:
             from memfit.estimators.sizing.trace_view import peak_view
 
-            self._traced[workload] = peak_view(model, formula, workload)
-        return self._traced[workload]
+            self._views[key] = peak_view(model, formula, key[1])
+        return self._views[key]
 
     def verdict(self, settings: Settings, prompt_tokens: int | None = None) -> Verdict:
         """Return the verdict of the request with other settings.
@@ -300,7 +300,7 @@ class JointSearch(Struct, eq=False):
             bits: each if isinstance(each, UnsupportedError) else each.on(device)
             for bits, each in self._variants.items()
         }
-        return replace(self, sized=self.sized.on(device), _variants=variants)
+        return replace(self, sized=self.sized.on(device), _variants=variants, _views={})
 
     def _reach_or_none(
         self, settings: Settings, prompt_tokens: int | None, *, must_fit: bool
