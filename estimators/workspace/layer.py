@@ -66,7 +66,7 @@ def _blocks(
     buffers: tuple[tuple[KVBuffer, ...], ...],
 ) -> int:
     """Record the mixers and the feed-forward block of a layer; return its output."""
-    norms_after = plan.norms_after or plan.norms > _PRE_NORMS
+    norms_results = plan.norms_after or plan.norms > _PRE_NORMS
     # The residual addition still reads x, so no norm before a block can write over it.
     normed = x if plan.norms_after else norm(tape, x, elements, shared=True)
     if plan.mixers:
@@ -77,7 +77,7 @@ def _blocks(
         # Falcon-H1 adds attention and Mamba of the same input (mlx-lm falcon_h1.py).
         for other in mixed[1:]:
             tape.inplace(mixed[0], other)
-        if norms_after:
+        if norms_results:
             mixed[0] = norm(tape, mixed[0], elements, shared=False)
         # An addition writes over either operand that nothing else holds (mlx common/binary.h).
         x = tape.inplace(mixed[0], x)
@@ -86,7 +86,7 @@ def _blocks(
         if plan.mixers and plan.norms > 1:
             normed = x if plan.norms_after else norm(tape, x, elements, shared=True)
         result = record_feed_forward(tape, normed, plan, call)
-        if norms_after:
+        if norms_results:
             result = norm(tape, result, elements, shared=False)
         x = tape.inplace(result, x)
     # Gemma 3n gates only after its streams are corrected.

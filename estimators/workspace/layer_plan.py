@@ -86,24 +86,18 @@ def plan_layer(
             matrices.setdefault(module.part, []).append((module, projection))
     # Norms inside a mixer, such as q_norm, have a dotted path and are not counted.
     hidden_norms = sum(m.part is Part.NORM and m.path.count(".") == 0 for m in layer.modules)
-    mlp = matrices.get(Part.MLP, [])
-    latent: list[Projection] = []
-    if layer.experts and layer.experts.latent_dim:
-        latent, mlp = [p for _, p in mlp], []
-    dense = mlp or [
-        # A single output is the gate of a shared expert (mlx-lm qwen2_moe.py, shared_expert_gate).
-        (m, p)
-        for m, p in matrices.get(Part.SHARED_EXPERTS, [])
-        if p.outputs > 1
-    ]
+    mlp = [p for _, p in matrices.get(Part.MLP, [])]
+    # A single output is the gate of a shared expert (mlx-lm qwen2_moe.py, shared_expert_gate).
+    shared = [p for _, p in matrices.get(Part.SHARED_EXPERTS, []) if p.outputs > 1]
+    is_latent = bool(layer.experts and layer.experts.latent_dim)
     router = matrices.get(Part.ROUTER, [])
     others = [p for _, p in matrices.get(Part.OTHER, [])]
     return LayerPlan(
         mixers=_mixers(layer, matrices.get(Part.ATTENTION, [])),
         feed_forward=layer.feed_forward,
-        dense=tuple(p for _, p in dense),
+        dense=tuple(shared if is_latent else mlp or shared),
         experts=tuple(p for _, p in matrices.get(Part.EXPERTS, [])),
-        latent=tuple(latent),
+        latent=tuple(mlp if is_latent else ()),
         router=router[0][1] if router else None,
         norms=hidden_norms,
         norms_after=layer.norms_after,

@@ -95,8 +95,10 @@ def token_loop(
 
 
 def looped(call: CallShape) -> range:
+    """Return the tokens of a loop that are followed one by one: the last ones of a long call."""
     return range(min(call.tokens, _LOOPED_TOKENS[call.target.backend]))
 
 
 def kept(tape: Tape, inputs: tuple[int, ...], elements: int, nbytes: int | None = None) -> None:
+    """Record a state of ``nbytes`` that outlives the call, by default of the model's type."""
     tape.retain(tape.allocate(inputs, elements, nbytes=nbytes))

@@ -34,7 +34,7 @@ def record_rg_lru(tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call: Ca
 
 
 def _gate(tape: Tape, x: int, wide: int) -> int:
-    """One product for each head, its bias, whose result has the tokens first, and a sigmoid."""
+    """A product for each head, a sum with its bias that has the tokens first, and a sigmoid."""
     product = tape.allocate((x,), wide, counts=ops.HEAD_PRODUCTS)
     return tape.inplace(tape.allocate((product,), wide))
 

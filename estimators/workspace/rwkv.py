@@ -24,7 +24,7 @@ def record_wkv(tape: Tape, x: int, spec: Recurrent, plan: MixerPlan, call: CallS
         return tape.allocate((x, shifted), wide)
 
     def adapted(given: int, pair: tuple[Projection, Projection]) -> int:
-        # Either product is put through an activation, that of decays both are.
+        # One of the two products has an activation; of the decays both have one.
         low = tape.inplace(project(tape, given, pair[0], rows))
         return project(tape, low, pair[1], rows)
 
