@@ -30,7 +30,7 @@ _RAISED = 32
 # A class that loops over tokens is traced with shorter chunks, but not with shorter ones than this.
 _SHORTEST_STEP = 16
 _SHORTER = 4
-# From the start of a line to its end.
+# How many times as long the prompt at the end of a line is as that at its start.
 _GROWTH = 4
 # The batch generator has other caches than one sequence, so that a line starts at two.
 _FEW, _BATCH = 2, 8

@@ -456,7 +456,7 @@ def _input(array: InputArray, plan: ImagePlan) -> Any:
 
 
 def _token(model: Any, kind: str) -> int:
-    """Return the id of a placeholder; all names that the class's config has for it agree then."""
+    """Return the id of a placeholder, and set every name of it in the class's config to that."""
     if kind == "text":
         return _TEXT_TOKEN
     if own := _PLACEHOLDERS.get(model.config.model_type):
