@@ -209,9 +209,14 @@ def _products(
     counts: ops.OperationCount,
 ) -> list[int]:
     def product(expert: Projection) -> int:
-        elements = picked * expert.outputs
         return tape.allocate(
-            (x, indices), elements, weight=expert.touched, counts=counts, name="experts"
+            (x, indices),
+            picked * expert.outputs,
+            weight=expert.touched,
+            counts=counts,
+            # The numbers of rows (mlx ops.cpp, gather_mm): small, but CUDA's peak is a bound.
+            temporary=picked * _INDEX if tape.backend == "cuda" else 0,
+            name="experts",
         )
 
     return adapted_each(tape, x, experts, picked, product, gathers=True)

@@ -141,6 +141,9 @@ class RunMoments:
         ]
         used = [programs[number] for number in set(order)]
         window = LEAST_SIMULATED if decoding else layers_in_flight(used, prepared.limits)
+        # A graph of CUDA has more than a layer: where one begins depends on all layers before.
+        if prepared.traits.backend == "cuda":
+            window = len(order)
         sequence = [order[index] for index in simulated_layers(order, window)]
         simulated = Counter(sequence)
         followed = [programs[number] for number in sequence]

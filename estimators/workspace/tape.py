@@ -216,12 +216,16 @@ class Tape(Struct):
             elements, repeated, longest_ago = operation.weight, [], 0
             for array, size in zip(operation.arrays, operation.sizes, strict=True):
                 before = touched.get(array)
-                if before is None:
-                    elements += size
-                elif before < len(run) <= step:
-                    # From the layer into the deferred steps: all other layers are between.
-                    elements += size
+                # From the layer into the deferred steps: all other layers are between.
+                is_awaited = before is not None and before < len(run) <= step
+                if is_awaited:
                     awaited.append(array)
+                if self.backend == "cuda":
+                    # It counts what is read, each time (mlx cuda/device.cpp, set_input_array).
+                    is_made = array == operation.written and operation.allocated
+                    elements += 0 if is_made else size
+                elif before is None or is_awaited:
+                    elements += size
                 elif before < step:
                     repeated.append((size, step - before))
                     longest_ago = max(longest_ago, step - before)

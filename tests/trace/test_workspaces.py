@@ -10,6 +10,7 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.devices import find_device
 from memfit.estimators.sizing.sized_model import size
 from tests.selection import quick
 
@@ -38,11 +39,16 @@ QUICK_CASES = (
 )
 
 
-def off_by_percent(path: Path, workload: Workload, quantize: Quantization | None = None) -> float:
+def off_by_percent(
+    path: Path,
+    workload: Workload,
+    quantize: Quantization | None = None,
+    device: Device = M4_MAX_64,
+) -> float:
     """Return how far the formula's workspace is from the trace's."""
     checkpoint = open_checkpoint(str(path))
     derived, traced = (
-        size(checkpoint, device=M4_MAX_64, quantize=quantize, method=method)
+        size(checkpoint, device=device, quantize=quantize, method=method)
         .figures_for(workload)
         .moment.workspace_bytes
         for method in ("formula", "trace")
@@ -98,3 +104,11 @@ def test_every_kind_of_layer_is_within_its_stated_error(path: Path) -> None:
 @pytest.mark.parametrize("path", TRACED_CASES, ids=lambda path: path.stem)
 def test_chunks_of_every_kind_of_layer_are_within_their_stated_error(path: Path) -> None:
     assert off_by_percent(path, CHUNKED) <= CASE_ERROR
+
+
+# Whole batches are scores of all tokens: CUDA counts what it reads, and each time.
+@pytest.mark.parametrize("kv_bits", [None, 2, 8])
+def test_long_prompts_on_cuda_are_near_the_trace(kv_bits: int | None) -> None:
+    workload = Workload(prompt_tokens=32768, kv_bits=kv_bits, quantized_kv_start=0)
+    sample = SAMPLES / "qwen3-4b-4bit.yaml"
+    assert off_by_percent(sample, workload, device=find_device("h100-80")) <= CASE_ERROR
