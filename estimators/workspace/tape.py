@@ -63,6 +63,17 @@ class _Operation(NamedTuple):
     sizes: tuple[int, ...]
     """The elements of each array as this operation touches it: a view has fewer."""
 
+    @property
+    def read(self) -> int:
+        """Elements that CUDA counts, each time (mlx cuda/device.cpp, set_input_array)."""
+        # An array of its own is the last.
+        return sum(self.sizes[:-1] if self.allocated else self.sizes)
+
+    def dispatches(self, backend: Backend) -> int:
+        """Return the kernels; the CPU has an empty task in addition, and one for each view."""
+        # Source: mlx backend/cpu/eval.cpp.
+        return self.counts.kernels + (1 + self.counts.views if backend == "cpu" else 0)
+
 
 class Tape(Struct):
     """Records operations; arrays are numbered, 0 is the layer's input."""
@@ -216,31 +227,25 @@ class Tape(Struct):
             elements, repeated, longest_ago = operation.weight, [], 0
             for array, size in zip(operation.arrays, operation.sizes, strict=True):
                 before = touched.get(array)
-                # From the layer into the deferred steps: all other layers are between.
-                is_awaited = before is not None and before < len(run) <= step
-                if is_awaited:
-                    awaited.append(array)
-                if self.backend == "cuda":
-                    # It counts what is read, each time (mlx cuda/device.cpp, set_input_array).
-                    is_made = array == operation.written and operation.allocated
-                    elements += 0 if is_made else size
-                elif before is None or is_awaited:
+                if before is None:
                     elements += size
+                elif before < len(run) <= step:
+                    # From the layer into the deferred steps: all other layers are between.
+                    elements += size
+                    awaited.append(array)
                 elif before < step:
                     repeated.append((size, step - before))
                     longest_ago = max(longest_ago, step - before)
                 touched[array] = step
-            dispatches = operation.counts.kernels
-            if self.backend == "cpu":
-                # One empty task after each operation, views included (mlx backend/cpu/eval.cpp).
-                dispatches += 1 + operation.counts.views
+            if self.backend == "cuda":
+                elements, repeated, longest_ago = operation.weight + operation.read, [], 0
             # MLX holds temporaries until the batch has run, like the operation's inputs.
             temporary = operation.temporary
             steps.append(
                 Step(
                     operation.allocated + temporary,
                     temporary,
-                    dispatches,
+                    operation.dispatches(self.backend),
                     elements,
                     tuple(repeated),
                     longest_ago,
