@@ -178,7 +178,8 @@ def _what(error: BaseException, batch: int) -> str:
     text = printable(textwrap.shorten(public_names(str(error)), 200, placeholder=" …"))
     if isinstance(error, AttributeError) and text.endswith("has no attribute 'Model'"):
         return "mlx-lm has no such class"
-    if "Attempting to eval an array" in text:
+    # Of a recorded call, and of one that is not: its thread has no stream.
+    if "Attempting to eval an array" in text or "There is no Stream" in text:
         # Caches of a batch have an array of offsets.
         return (
             "it takes one position for all sequences, as a number, and a batch has one for each"
