@@ -53,9 +53,9 @@ class TraceSearch(Struct):
         found = self._asked(top)
         for attempt in range(1, MAX_TRACES + 1):
             upper = self._candidate(found, top, attempt)
-            if upper <= found or (found and upper < top and self._is_near(found, upper)):
-                break
             tokens = upper if upper == top else self._below(upper)
+            if tokens <= found or (found and tokens < top and self._is_near(found, tokens)):
+                break
             prompt = self.workload.prompt_only(tokens)
             if not is_accepted(self._leaves_room, prompt):
                 break
