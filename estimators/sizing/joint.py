@@ -244,10 +244,15 @@ class JointSearch(Struct, eq=False):
         known = [
             each
             for place, each in enumerate(smaller)
-            if self.sized_for(each).is_known(self.workload_with(each))
-            or (not place and not self.formula)
+            if self._is_known(each) or (not place and not self.formula)
         ]
         return tuple(each.prefill_step for each in known if self._is_dearer(each))
+
+    def _is_known(self, settings: Settings) -> bool:
+        workload = self.workload_with(settings)
+        # A view that is not there yet knows nothing, and takes formulas to make.
+        view = self._views.get((settings.weight_bits, workload), self.sized)
+        return view.is_known(workload)
 
     def _is_dearer(self, settings: Settings) -> bool:
         pair = [self.workload_with(each) for each in (self.asked, settings)]
