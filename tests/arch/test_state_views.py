@@ -12,6 +12,7 @@ from memfit.estimators.mlx.recurrent_state import view_elements
 pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
 import mlx.core as mx
 
+from tests.mlx_memory import settled_bytes
 from tests.oracle import Oracle
 
 CASES = Path(__file__).parent / "cases"
@@ -26,7 +27,7 @@ def test_states_keep_the_arrays_they_are_slices_of_alive(case: str) -> None:
     model = build_model(config, "config.json")
     oracle = Oracle(config, "F32")
     caches = _made_caches(oracle)
-    weights = mx.get_active_memory()
+    weights = settled_bytes()
     _call(oracle, caches, CHUNK)
     kept = mx.get_active_memory() - weights - _nbytes(caches)
     assert kept == pytest.approx(held(model, decoding=False), abs=SLACK)

@@ -22,6 +22,7 @@ from memfit.estimators.results.server import ServerSettings
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.sized_model import Method, SizedModel
+from tests.mlx_memory import settled_bytes
 from tests.trace.vision_cases import QWEN2_VL
 
 needs_mlx_vlm = pytest.mark.skipif(find_spec("mlx_vlm") is None, reason="the server is mlx-vlm's")
@@ -130,8 +131,7 @@ def _served(config: dict[str, Any], images: Images, text_tokens: int, count: int
         patch.setattr(server, "_ServerTokenStreamer", _Quiet)
         generator = Generator("model", vision_cache=VisionFeatureCache(20))
         generator.wait_until_ready()
-        before = mx.get_active_memory()
-        mx.reset_peak_memory()
+        before = settled_bytes()
         clients = [Thread(target=ask) for _ in range(count)]
         for client in clients:
             client.start()

@@ -15,6 +15,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.sizing.sized_model import SizedModel, size
 from tests.checkpoints import CASES, save_weights
+from tests.mlx_memory import settled_bytes
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 CPU = Device("CPU", "cpu", 2**34, 2**34, None, "flag")
@@ -85,7 +86,7 @@ def test_figures_equal_those_of_mlx_vlm(case: str, tmp_path: Path) -> None:
     workload = Workload(prompt_tokens=600, max_tokens=3, prefill_step=256)
     sized = under_mlx_vlm(tmp_path, CPU)
     mx.set_default_device(mx.cpu)
-    before = mx.get_active_memory()
+    before = settled_bytes()
     model = load_model(tmp_path, lazy=False)
     parameters: Any = tree_flatten(model.parameters())
     assert sized.runtime_model.loaded_bytes == sum(array.nbytes for _, array in parameters)

@@ -24,6 +24,7 @@ from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.trace import fusion, memory, operation, schedule
 from memfit.estimators.trace.libraries import changed
 from tests.machine.test_runtime import mlx_lm_source
+from tests.mlx_memory import settled_bytes
 from tests.trace.test_rules import CLEARED_EVERY
 
 pytest.importorskip("mlx_lm")
@@ -149,8 +150,7 @@ def _costs() -> tuple[dict[str, set[str]], dict[str, int]]:
         if name == NOT_HERE:
             continue
         questions: set[str] = set()
-        before = mx.get_active_memory()
-        mx.reset_peak_memory()
+        before = settled_bytes()
         with _noting(questions):
             built = TracedModel(config, "metal")
             built.record(Workload(prompt_tokens=40, max_tokens=2), TraceTarget(backend="metal"))

@@ -7,6 +7,7 @@ from typing import Any
 from memfit.estimators.trace.libraries import PrivateLibrary
 from memfit.estimators.trace.vision_builder import made
 from memfit.estimators.trace.vision_recorder import batch_generating, denoising, inputs
+from tests.mlx_memory import settled_bytes
 from tests.trace.vision_cases import Case
 
 
@@ -27,12 +28,10 @@ def measured(case: Case) -> int:
     given: dict[str, Any] = inputs(model, case.plan, case.workload)
     given = tree_map(mx.contiguous, given)  # a value may be a list of arrays
     mx.eval(given)
-    mx.clear_cache()
-    before = mx.get_active_memory()
+    before = settled_bytes()
     # A head may be the array of the embedding.
     weights = {id(array): array.nbytes for _, array in tree_flatten(model.parameters())}
     own = sum(weights.values()) + sum(array.nbytes for _, array in tree_flatten(given))
-    mx.reset_peak_memory()
     if hasattr(model, "diffusion_decoder_logits"):
         loop = library().load("mlx_vlm.generate.diffusion").stream_diffusion_generate
         steps = denoising(loop, model, given, case.prefill_step)

@@ -19,6 +19,7 @@ from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.sizing.sized_model import Method, size
 from memfit.estimators.weights.loading import Conversion
 from memfit.estimators.workspace.load import load_extra
+from tests.mlx_memory import settled_bytes
 from tests.selection import quick
 from tests.weights.hub_layout import Tensors, hub_layout
 from tests.weights.loads import config_of, plain, save
@@ -133,10 +134,7 @@ def test_load_peaks_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
     peaks = []
     # With a fast disk arrays are free sooner: the largest of three.
     for _ in range(3):
-        mx.synchronize()
-        mx.clear_cache()
-        mx.reset_peak_memory()
-        before = mx.get_active_memory()
+        before = settled_bytes()
         model, _ = load_model(directory)
         peaks.append(mx.get_peak_memory() - before)
         del model
