@@ -40,12 +40,15 @@ from memfit.estimators.workspace.peak import PeakMoment, with_load
 # The trace is imported where it runs: a sixth of a formula's answer would be spent on it.
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
+    from memfit.estimators.trace.graph_format import Call, Trace
     from memfit.estimators.trace.kernel_stubs import TraceTarget
     from memfit.estimators.trace.peak import Highest, Start, TracedPeak
     from memfit.estimators.trace.traced_model import TracedModel, TracedShapes
 
 _NAMED_ALIVE = 8
 MAX_SPANS = 240
+# Those of a request, and of a few other prefill steps.
+_STARTS = 4
 
 
 class ClassTrace(Struct, frozen=True, eq=False):
@@ -64,8 +67,8 @@ class ClassTrace(Struct, frozen=True, eq=False):
     _built: dict[Backend, "TracedModel"] = {}
     _runs: dict[tuple[Workload, Any, MlxVersions, frozenset[CallPhase]], "TracedRun"] = {}
     """By workload, `Device.gpu`, versions and ``phases``."""
-    _starts: dict[tuple[Any, MlxVersions], "Start | None"] = {}
-    """The first chunk of the last run, by `Device.gpu` and versions."""
+    _starts: dict[tuple[Any, MlxVersions], "list[tuple[Call, Start | None]]"] = {}
+    """The first chunks of the last runs, by `Device.gpu` and versions."""
     _loads: dict[tuple[Device, MlxVersions], int | None] = {}
 
     def run(self, workload: Workload, device: Device | None, versions: MlxVersions) -> "TracedRun":
@@ -95,7 +98,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
         return self.run(workload, device, versions).failure
 
     def _followed(self, workload: Workload, machine: Device, versions: MlxVersions) -> "TracedRun":
-        from memfit.estimators.trace.peak import followed_start, peak
+        from memfit.estimators.trace.peak import peak
         from memfit.estimators.trace.recording import GraphError
 
         built = self.built(machine.backend)
@@ -104,12 +107,22 @@ class ClassTrace(Struct, frozen=True, eq=False):
             trace, shapes = built.record(workload, target, phases=self.phases)
         except GraphError as error:
             return TracedRun(built.shapes(workload), None, str(error))
-        key = machine.gpu, versions
-        start = self._starts.get(key)
-        if start is None or start.call is not trace.calls[0]:
-            start = self._starts[key] = followed_start(trace, machine)
+        start = self._start(trace, machine, versions)
         kept, largest = shapes.kv_bytes + shapes.ssm_bytes, shapes.largest_bytes
         return TracedRun(shapes, peak(trace, machine, start, kept_bytes=kept, largest_kept=largest))
+
+    def _start(self, trace: "Trace", machine: Device, versions: MlxVersions) -> "Start | None":
+        """Return the first call of a run, followed once for all that begin with it."""
+        from memfit.estimators.trace.peak import followed_start
+
+        known = self._starts.setdefault((machine.gpu, versions), [])
+        for call, start in known:
+            if call is trace.calls[0]:
+                return start
+        start = followed_start(trace, machine)
+        known.append((trace.calls[0], start))
+        del known[:-_STARTS]
+        return start
 
     def drafted(
         self,

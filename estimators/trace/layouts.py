@@ -23,6 +23,12 @@ class Allocation:
         self.born = born
         self.died: int | None = None
 
+    def copied(self) -> "Allocation":
+        """Return the same of another run, with as many references."""
+        other = Allocation(self.nbytes, self.operation, self.born)
+        other.references, other.died = self.references, self.died
+        return other
+
 
 class View:
     """An array as MLX holds it; ``references`` are the users and holders of the array itself."""
@@ -55,6 +61,13 @@ class View:
         self.data_size = size
         self.row = self.dense = True
         self.column = size <= 1 or size == max(shape)
+
+    def copied(self) -> "View":
+        """Return the array as another run holds it, without a buffer."""
+        other = View(self.shape, self.itemsize)
+        other.references = self.references
+        other.copy_layout(self)
+        return other
 
     def fresh(self) -> None:
         """Set the layout of a new array: row by row without gaps."""

@@ -6,7 +6,7 @@ the freed buffers given back; the calls after that run into one another.
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import copy, deepcopy
+from copy import copy
 from itertools import chain
 from typing import NamedTuple
 
@@ -408,8 +408,16 @@ def view_of(array: Array) -> View:
 
 def _copied(views: Iterable[View]) -> tuple[View, ...]:
     """Return views of buffers of their own, which they share as the others do."""
-    # One call, so that a buffer of two views stays one.
-    return tuple(deepcopy(list(views)))
+    buffers: dict[int, Allocation] = {}
+    made = []
+    for view in views:
+        other = view.copied()
+        if view.buffer is not None:
+            # A buffer of two views stays one.
+            key = id(view.buffer)
+            other.buffer = buffers[key] = buffers.get(key) or view.buffer.copied()
+        made.append(other)
+    return tuple(made)
 
 
 def _name_buffers(views: list[View], name: str) -> None:
