@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cached_property
 
 from msgspec import Struct
 
@@ -37,7 +38,7 @@ class Layer(Struct, frozen=True):
                 assert_never(self.feed_forward)
 
 
-class Model(Struct, frozen=True, kw_only=True):
+class Model(Struct, frozen=True, kw_only=True, dict=True):
     """An architecture with every size filled in."""
 
     model_type: str
@@ -69,6 +70,14 @@ class Model(Struct, frozen=True, kw_only=True):
             for module in layer.modules:
                 yield prefix + module.path, module
 
+    @cached_property
+    def module_paths(self) -> dict[Module, list[str]]:
+        """The full paths of each kind of module: most layers have equal ones."""
+        paths: dict[Module, list[str]] = {}
+        for path, module in self.all_modules():
+            paths.setdefault(module, []).append(path)
+        return paths
+
     @property
     def tied_head(self) -> bool:
         """Whether the head reads the embedding's matrix."""
@@ -85,10 +94,20 @@ class Model(Struct, frozen=True, kw_only=True):
             if mixer.owns_cache:
                 yield from mixer.kv_buffers()
 
+    @cached_property
+    def kv_buffer_counts(self) -> Counter[KVBuffer]:
+        """How many there are of each buffer, in order of appearance: many layers are equal."""
+        return Counter(self.kv_buffers())
+
     def states(self) -> Iterator[StateBuffer]:
         """Yield the recurrent and convolution states of all layers in order."""
         for mixer in self.mixers():
             yield from mixer.states()
+
+    @cached_property
+    def state_counts(self) -> Counter[StateBuffer]:
+        """How many there are of each state, in order of appearance."""
+        return Counter(self.states())
 
     def experts(self) -> dict[int, MixtureOfExperts]:
         """Return the mixtures of experts by the number of their layer."""

@@ -50,9 +50,12 @@ class KVFormat(Struct, frozen=True):
         return elements * self.bits // _WORD_BITS + elements // self.group_size * 2
 
 
-def kv_buffers(model: Model, max_kv_size: int | None) -> list[KVBuffer]:
-    """Return the buffers of all layers in order, ``max_kv_size`` applied as mlx-lm applies it."""
-    return [limited(model, buffer, max_kv_size) for buffer in model.kv_buffers()]
+def buffer_counts(model: Model, max_kv_size: int | None) -> Counter[KVBuffer]:
+    """Return how many there are of each buffer, ``max_kv_size`` applied as mlx-lm applies it."""
+    counts: Counter[KVBuffer] = Counter()
+    for buffer, layers in model.kv_buffer_counts.items():
+        counts[limited(model, buffer, max_kv_size)] += layers
+    return counts
 
 
 def limited(model: Model, buffer: KVBuffer, max_kv_size: int | None) -> KVBuffer:
@@ -83,10 +86,8 @@ def prefilled_kv_cache(model: Model, workload: Workload) -> KVCache:
 
 def _cache_at(model: Model, workload: Workload, tokens: int) -> KVCache:
     """Return the cache once ``tokens`` of the run have passed."""
-    # Many layers are equal: each kind is computed once.
-    buffers = Counter(kv_buffers(model, workload.max_kv_size))
     total = held = per_token = allocated_tokens = held_tokens = 0
-    for buffer, layers in buffers.items():
+    for buffer, layers in buffer_counts(model, workload.max_kv_size).items():
         token_bytes = layers * buffer_token_bytes(model, buffer, workload, tokens)
         allocated = capacity_at(buffer, workload, tokens)
         needed = buffer.held_tokens(tokens)

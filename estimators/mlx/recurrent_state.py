@@ -10,8 +10,8 @@ from memfit.estimators.base import dtypes
 def state_bytes(model: Model, batch: int) -> int:
     """Return the bytes of all states of ``batch`` sequences."""
     return batch * sum(
-        dtypes.nbytes(state.elements, "F32" if state.float32 else model.dtype)
-        for state in model.states()
+        layers * dtypes.nbytes(state.elements, "F32" if state.float32 else model.dtype)
+        for state, layers in model.state_counts.items()
     )
 
 

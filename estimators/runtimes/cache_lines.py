@@ -1,6 +1,5 @@
 """How mlx-lm's caches and states add up, as lines with the numbers put in."""
 
-from collections import Counter
 from collections.abc import Iterator
 
 from memfit.estimators.arch.caches import KVBuffer
@@ -8,12 +7,12 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.cache_growth import capacity_at
-from memfit.estimators.mlx.kv_cache import buffer_token_bytes, kv_buffers
+from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes
 
 
 def cache_lines(model: Model, workload: Workload, kv_bytes: int) -> Iterator[str]:
     """Yield a line for each kind of cache, and ``kv_bytes`` as their total."""
-    counted = Counter(kv_buffers(model, workload.max_kv_size))
+    counted = buffer_counts(model, workload.max_kv_size)
     for buffer, layers in counted.items():
         yield _cache_line(model, workload, buffer, layers)
     if counted:
@@ -43,7 +42,7 @@ def _cache_line(model: Model, workload: Workload, buffer: KVBuffer, layers: int)
 
 def state_lines(model: Model, workload: Workload) -> Iterator[str]:
     """Yield a line for each kind of recurrent state."""
-    for state, layers in Counter(model.states()).items():
+    for state, layers in model.state_counts.items():
         width = dtypes.nbytes(1, "F32" if state.float32 else model.dtype)
         total = layers * state.elements * width * workload.batch
         yield (

@@ -1,6 +1,5 @@
 """mlx-lm: caches grow with the tokens, the workspace follows MLX's scheduler."""
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,7 +16,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC
 from memfit.estimators.mlx.batches import merges_caches, require_batch
-from memfit.estimators.mlx.kv_cache import buffer_token_bytes, kv_buffers, kv_cache
+from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, format_version
 from memfit.estimators.results.estimate import Basis, Note
@@ -100,7 +99,7 @@ class MlxLm(RuntimeModel, frozen=True):
                 buffer.limit,
                 buffer.limit,
             )
-            for buffer, layers in Counter(kv_buffers(model, workload.max_kv_size)).items()
+            for buffer, layers in buffer_counts(model, workload.max_kv_size).items()
         )
 
     def figures(self, workload: Workload) -> MemoryFigures:

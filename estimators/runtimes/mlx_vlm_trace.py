@@ -20,7 +20,7 @@ from memfit.estimators.images.processor import image_plan
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device
 from memfit.estimators.mlx.cache_growth import capacity_at
 from memfit.estimators.mlx.kernels import has_nax
-from memfit.estimators.mlx.kv_cache import buffer_token_bytes, kv_buffers, kv_cache
+from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Basis, Note
@@ -326,7 +326,7 @@ def _last_decode(peak: "VisionPeak", model: Model, workload: Workload) -> int:
     ended, begun = kv_cache(model, workload), kv_cache(model, replace(workload, max_tokens=1))
     copied = (
         capacity_at(buffer, workload, tokens) * buffer_token_bytes(model, buffer, workload, tokens)
-        for buffer in set(kv_buffers(model, workload.max_kv_size))
+        for buffer in buffer_counts(model, workload.max_kv_size)
     )
     grown = max(0, ended.nbytes - begun.nbytes)
     return peak.parts["decode"] + grown + workload.batch * max(copied, default=0)

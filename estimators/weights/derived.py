@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct, field
 
-from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
@@ -37,6 +37,12 @@ class QuantizationPlan(Struct, frozen=True):
             )
         return chosen
 
+    def layer_formats(self, prefix: str, layer: Layer) -> tuple[Quantization | None, ...]:
+        """Return what equal layers can differ in: the formats of modules with entries."""
+        if not self.overrides:
+            return ()
+        return tuple(self.quantization(prefix + m.path, m) for m in layer.modules)
+
     def _chosen(self, path: str, module: Module) -> Quantization | None:
         if not module.quantizable:
             return None
@@ -63,15 +69,17 @@ class WeightTotals(Struct):
     """Bytes of what the runtime drops at load."""
     unloaded_parameters: int = 0
 
-    def add(self, part: Part, nbytes: int, *, parameters: int, loaded: bool = True) -> None:
-        """Count one tensor."""
-        self.parameters += parameters
-        self.by_part[part] += nbytes
+    def add(
+        self, part: Part, nbytes: int, *, parameters: int, loaded: bool = True, count: int = 1
+    ) -> None:
+        """Count equal tensors; bytes and parameters are of one."""
+        self.parameters += count * parameters
+        self.by_part[part] += count * nbytes
         if loaded:
-            self.sizes[nbytes] += 1
+            self.sizes[nbytes] += count
         else:
-            self.unloaded_by_part[part] += nbytes
-            self.unloaded_parameters += parameters
+            self.unloaded_by_part[part] += count * nbytes
+            self.unloaded_parameters += count * parameters
 
     @property
     def nbytes(self) -> int:
@@ -92,14 +100,33 @@ class WeightTotals(Struct):
 def derive(model: Model, plan: QuantizationPlan | None) -> WeightTotals:
     """Return the totals of a model built from its config alone, as mlx-lm would write it."""
     totals = WeightTotals()
-    for path, module in model.all_modules():
-        quantization = plan.quantization(path, module) if plan else None
+    for module, quantization, count in formats(model, plan):
         parameters = module.elements + module.bias
         for nbytes in tensor_bytes(module, model.dtype, quantization):
-            totals.add(module.part, nbytes, parameters=parameters, loaded=module.loaded)
+            totals.add(
+                module.part, nbytes, parameters=parameters, loaded=module.loaded, count=count
+            )
             # Counted with the weight: scales and biases of its groups are no parameters.
             parameters = 0
     return totals
+
+
+def formats(
+    model: Model, plan: QuantizationPlan | None
+) -> Iterator[tuple[Module, Quantization | None, int]]:
+    """Yield each kind of module with its format, and how many modules have both.
+
+    Raises:
+        UnsupportedError: when a group size given for a matrix does not divide its rows.
+    """
+    for module, paths in model.module_paths.items():
+        if plan is None:
+            yield module, None, len(paths)
+        elif plan.overrides:
+            found = Counter(plan.quantization(path, module) for path in paths)
+            yield from ((module, format_, count) for format_, count in found.items())
+        else:
+            yield module, plan.quantization(paths[0], module), len(paths)
 
 
 def tensor_bytes(module: Module, dtype: str, quantization: Quantization | None) -> Iterator[int]:

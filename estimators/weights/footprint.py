@@ -125,8 +125,9 @@ def convert(model: Model, plan: QuantizationPlan, source: Declared) -> WeightFoo
     are, so that the figure is of a conversion of the original weights then.
     """
     # mlx_lm.convert loads before it writes, so dropped tensors are not written.
-    kept = replace(model, modules=tuple(m for m in model.modules if m.loaded))
-    result = _result(derive(kept, plan), "derived", plan)
+    kept = tuple(module for module in model.modules if module.loaded)
+    written = model if kept == model.modules else replace(model, modules=kept)
+    result = _result(derive(written, plan), "derived", plan)
     if source.is_plain:
         return result
     message = (

@@ -26,18 +26,10 @@ _FLOAT32 = 4
 _PRE_NORMS = 2
 
 
-def layer_program(
-    plan: LayerPlan,
-    call: CallShape,
-    hidden: int,
-    buffers: tuple[tuple[KVBuffer, ...], ...],
-    *,
-    is_last: bool = False,
-) -> Program:
-    """Return the steps of a layer; ``buffers`` are those of each mixer.
-
-    Of the last layer that a chunk is evaluated to, only its caches and states are computed.
-    """
+def record_layer(
+    plan: LayerPlan, call: CallShape, hidden: int, buffers: tuple[tuple[KVBuffer, ...], ...]
+) -> Tape:
+    """Return the operations of a layer; ``buffers`` are those of each mixer."""
     elements = call.rows * hidden
     target = call.target
     tape = Tape(
@@ -49,12 +41,10 @@ def layer_program(
     )
     # Gemma 3n carries several hidden states for each token (altup_num_inputs).
     if plan.streams > 1:
-        x = _alternating(tape, plan, call, hidden, buffers)
+        tape.output = _alternating(tape, plan, call, hidden, buffers)
     else:
-        x = _blocks(tape, 0, plan, call, elements, buffers)
-    if not is_last:
-        tape.retain(x)
-    return tape.program(state_only=is_last)
+        tape.output = _blocks(tape, 0, plan, call, elements, buffers)
+    return tape
 
 
 def _blocks(

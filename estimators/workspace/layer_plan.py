@@ -1,6 +1,6 @@
 """A layer's matrices as operations need them: how wide, and how many elements MLX touches."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -9,9 +9,7 @@ from memfit.estimators.arch.modules import LowRank, Module, Part
 from memfit.estimators.arch.specs import FeedForward, Mixer
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.mlx.operation_counts import MATMUL, QUANTIZED_MATMUL, OperationCount
-
-# Which quantisation a module at a path has; None: none.
-QuantizationOf = Callable[[str, Module], Quantization | None]
+from memfit.estimators.weights.derived import QuantizationPlan
 
 _UINT32_BITS = 32
 
@@ -76,13 +74,13 @@ class LayerPlan(Struct, frozen=True):
 
 
 def plan_layer(
-    layer: Layer, prefix: str, quantization: QuantizationOf | None, *, own_width: int = 0
+    layer: Layer, prefix: str, packing: QuantizationPlan | None, *, own_width: int = 0
 ) -> LayerPlan:
     """Return the plan of a layer with its modules under ``prefix``."""
     matrices: dict[Part, list[tuple[Module, Projection]]] = {}
     for module in layer.modules:
         if module.loaded and len(module.shape) > 1 and module.quantizable:
-            projection = _projection(prefix, module, quantization)
+            projection = _projection(prefix, module, packing)
             matrices.setdefault(module.part, []).append((module, projection))
     # Norms inside a mixer, such as q_norm, have a dotted path and are not counted.
     hidden_norms = sum(m.part is Part.NORM and m.path.count(".") == 0 for m in layer.modules)
@@ -119,9 +117,8 @@ def touched_elements(module: Module, quantization: Quantization | None) -> int:
     return module.elements * quantization.bits // _UINT32_BITS + groups * tables
 
 
-def _projection(prefix: str, module: Module, quantization: QuantizationOf | None) -> Projection:
-    path = prefix + module.path
-    format_ = quantization(path, module) if quantization else None
+def _projection(prefix: str, module: Module, packing: QuantizationPlan | None) -> Projection:
+    format_ = packing.quantization(prefix + module.path, module) if packing else None
     name = module.path.rpartition(".")[2]
     # Experts are stacked: (experts, outputs, inputs).
     outputs = module.shape[0] if len(module.shape) == 2 else module.shape[1]

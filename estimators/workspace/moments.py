@@ -18,7 +18,7 @@ from memfit.estimators.mlx.call_plan import (
 from memfit.estimators.results.estimate import Phase
 from memfit.estimators.workspace.attention import KV_BUFFER, needs_array_mask
 from memfit.estimators.workspace.call import CallShape
-from memfit.estimators.workspace.layer import head_program, layer_program
+from memfit.estimators.workspace.layer import head_program, record_layer
 from memfit.estimators.workspace.prepared import PreparedModel
 from memfit.estimators.workspace.run_caches import RunCaches
 from memfit.estimators.workspace.schedule import (
@@ -135,10 +135,11 @@ class RunMoments:
         hidden = prepared.model.hidden_size
         # Without logits no more is evaluated than the caches need.
         order = prepared.order if has_head else prepared.order[: prepared.caching]
-        programs = [
-            layer_program(plan, call, hidden, buffers)
+        layers = [
+            record_layer(plan, call, hidden, buffers)
             for plan, buffers in zip(prepared.plans, self.caches.of_plans, strict=True)
         ]
+        programs = [layer.program() for layer in layers]
         used = [programs[number] for number in set(order)]
         window = LEAST_SIMULATED if decoding else layers_in_flight(used, prepared.limits)
         # A graph of CUDA has more than a layer: where one begins depends on all layers before.
@@ -149,8 +150,7 @@ class RunMoments:
         followed = [programs[number] for number in sequence]
         if not has_head:
             # mx.eval gets the caches alone, so the last layer makes no output (generate_step).
-            plan, buffers = prepared.plans[order[-1]], self.caches.of_plans[order[-1]]
-            followed[-1] = layer_program(plan, call, hidden, buffers, is_last=True)
+            followed[-1] = layers[order[-1]].program(state_only=True)
         if has_head:
             vocabulary = prepared.model.vocab_size
             sampled = call.rows if decoding else call.batch
@@ -163,13 +163,13 @@ class RunMoments:
             steps += [programs[number].deferred for number in order]
         # Layers that are not followed hold what their deferred steps will read.
         deferred_bytes = sum(
-            (layers - simulated[number]) * programs[number].deferred_bytes
-            for number, layers in prepared.layers.items()
+            (count - simulated[number]) * programs[number].deferred_bytes
+            for number, count in prepared.layers.items()
         )
         absent_bytes = sum(
             simulated[number] * programs[number].absent_bytes
-            + layers * programs[number].deferred_absent_bytes
-            for number, layers in prepared.layers.items()
+            + count * programs[number].deferred_absent_bytes
+            for number, count in prepared.layers.items()
         )
         return _Followed(
             simulated,

@@ -13,11 +13,14 @@ from msgspec.structs import replace
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import ANY_MAC, Device
+from memfit.estimators.mlx.scheduler import BatchLimits
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Phase
 from memfit.estimators.weights.derived import QuantizationPlan
+from memfit.estimators.workspace.call import BackendTraits
 from memfit.estimators.workspace.moments import RunMoments
-from memfit.estimators.workspace.prepared import PreparedModel, prepare
+from memfit.estimators.workspace.prepared import PreparedModel, backend_traits, prepare
+from memfit.estimators.workspace.schedule import formula_limits
 
 ERROR_PERCENT = 25
 """How far the workspace may be off: docs/accuracy.md has the measurements."""
@@ -126,7 +129,10 @@ def prepared_model(
     versions: MlxVersions = MlxVersions(),  # noqa: B008 - a tuple
 ) -> PreparedModel:
     """Return what of a model on a device no workload changes; the same for the same objects."""
-    return _prepared(_Same(model), _Same(plan), device or ANY_MAC, versions)
+    device = device or ANY_MAC
+    # By what the formula needs of the device: many Macs differ in their memory alone.
+    traits, limits = backend_traits(device, versions), formula_limits(device)
+    return _prepared(_Same(model), _Same(plan), traits, limits)
 
 
 class _Same(Struct, eq=False):
@@ -142,13 +148,16 @@ class _Same(Struct, eq=False):
         return isinstance(other, _Same) and self.value is other.value
 
 
-@lru_cache(maxsize=8)
-def _prepared(model: _Same, plan: _Same, device: Device, versions: MlxVersions) -> PreparedModel:
-    return _planned(model, plan).on(device, versions)
+# A grid has a plan for each number of bits, on a few kinds of GPU.
+@lru_cache(maxsize=32)
+def _prepared(
+    model: _Same, plan: _Same, traits: BackendTraits, limits: BatchLimits | None
+) -> PreparedModel:
+    return _planned(model, plan).on(traits, limits)
 
 
 @lru_cache(maxsize=8)
 def _planned(model: _Same, plan: _Same) -> PreparedModel:
     assert isinstance(model.value, Model)
-    packing = plan.value.quantization if isinstance(plan.value, QuantizationPlan) else None
-    return prepare(model.value, ANY_MAC, versions=MlxVersions(), quantization=packing)
+    packing = plan.value if isinstance(plan.value, QuantizationPlan) else None
+    return prepare(model.value, ANY_MAC, versions=MlxVersions(), packing=packing)

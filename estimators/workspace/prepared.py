@@ -8,7 +8,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import KVBuffer
-from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.arch.specs import (
     Attention,
@@ -19,17 +19,18 @@ from memfit.estimators.arch.specs import (
 )
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.dispatch import assert_never
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.scheduler import BatchLimits
 from memfit.estimators.mlx.split_products import split_products
 from memfit.estimators.mlx.versions import MlxVersions
+from memfit.estimators.weights.derived import QuantizationPlan, formats
 from memfit.estimators.workspace.call import BackendTraits
 from memfit.estimators.workspace.layer_plan import (
     LayerPlan,
     MixerPlan,
-    QuantizationOf,
     plan_layer,
     touched_elements,
 )
@@ -65,10 +66,9 @@ class PreparedModel(Struct, frozen=True):
     followed: dict[Hashable, Any] = field(default_factory=dict)
     """What calls hold at once, by their shapes: many workloads have the same calls."""
 
-    def on(self, device: Device, versions: MlxVersions) -> "PreparedModel":
+    def on(self, traits: BackendTraits, limits: BatchLimits | None) -> "PreparedModel":
         """Return the model on another device, with its own calls."""
-        traits = _traits(device, versions)
-        return replace(self, traits=traits, limits=formula_limits(device), followed={})
+        return replace(self, traits=traits, limits=limits, followed={})
 
 
 def prepare(
@@ -76,22 +76,26 @@ def prepare(
     device: Device,
     *,
     versions: MlxVersions,
-    quantization: QuantizationOf | None = None,
+    packing: QuantizationPlan | None = None,
 ) -> PreparedModel:
-    """Return a model for a device; ``quantization`` says how each module is packed."""
+    """Return a model for a device; ``packing`` says how each module is packed."""
+    plans: dict[tuple[Layer, tuple[Quantization | None, ...]], LayerPlan] = {}
     numbers: dict[LayerPlan, int] = {}
     order, caching = [], 0
     own_width = sum(m.shape[1] for m in model.modules if m.path.endswith("embed_tokens_per_layer"))
     for index, layer in enumerate(model.layers, model.first_layer):
         prefix = f"{model.layers_path}.{index}."
-        plan = plan_layer(layer, prefix, quantization, own_width=own_width)
+        own = packing.layer_formats(prefix, layer) if packing else ()
+        plan = plans.get((layer, own))
+        if plan is None:
+            plan = plans[layer, own] = plan_layer(layer, prefix, packing, own_width=own_width)
         # Equal layers share a plan, so each kind of layer is recorded once in a call.
         order.append(numbers.setdefault(plan, len(numbers)))
         if any(map(_makes_cache, plan.mixers)):
             caching = len(order)
     return PreparedModel(
         model,
-        _traits(device, versions),
+        backend_traits(device, versions),
         formula_limits(device),
         tuple(numbers),
         tuple(order),
@@ -99,9 +103,9 @@ def prepare(
         Counter(order),
         tuple(tuple(m.mixer.kv_buffers() for m in plan.mixers) for plan in numbers),
         state_bytes(model, 1),
-        _head_touched(model, quantization),
+        _head_touched(model, packing),
         model.hidden_size + own_width,
-        _largest_weight(model, quantization),
+        _largest_weight(model, packing),
     )
 
 
@@ -117,12 +121,13 @@ def _makes_cache(plan: MixerPlan) -> bool:
             assert_never(plan.mixer)
 
 
-def _traits(device: Device, versions: MlxVersions) -> BackendTraits:
+def backend_traits(device: Device, versions: MlxVersions) -> BackendTraits:
+    """Return what decides which kernels a device has."""
     splits = split_products(device, versions)
     return BackendTraits(device.backend, versions, has_nax(device), splits)
 
 
-def _head_touched(model: Model, quantization: QuantizationOf | None) -> int:
+def _head_touched(model: Model, packing: QuantizationPlan | None) -> int:
     # Tied weights: the embedding is the output matrix (mlx nn/layers/embedding.py, as_linear).
     heads = [m for m in model.modules if m.part is Part.HEAD] or [
         m for m in model.modules if m.part is Part.EMBEDDING
@@ -130,14 +135,13 @@ def _head_touched(model: Model, quantization: QuantizationOf | None) -> int:
     if not heads:
         return 0
     module: Module = heads[0]
-    return touched_elements(module, quantization(module.path, module) if quantization else None)
+    return touched_elements(module, packing.quantization(module.path, module) if packing else None)
 
 
-def _largest_weight(model: Model, quantization: QuantizationOf | None) -> int:
+def _largest_weight(model: Model, packing: QuantizationPlan | None) -> int:
     width = dtypes.nbytes(1, model.dtype)
     sizes = [0]
-    for path, module in model.all_modules():
-        format_ = quantization(path, module) if quantization and module.quantizable else None
+    for module, format_, _ in formats(model, packing):
         if module.loaded and format_:
             # Packed words, scales and biases are separate arrays, and so separate allocations.
             sizes.append(max(format_.tensors(module.elements, width)))

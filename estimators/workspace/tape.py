@@ -4,7 +4,7 @@ An operation either makes a new array or writes into one that no other reads (ML
 buffer of an input with a single consumer: mlx array.h, is_donatable).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -97,7 +97,11 @@ class Tape(Struct):
     """Bytes of states that no call before this one has made."""
     largest: int = 0
     largest_name: str = ""
+    output: int | None = None
+    """The array that the next layer reads."""
     _operations: list[_Operation] = field(default_factory=list)
+    _early: tuple[int, int] | None = None
+    """Operations, and absent bytes, before the deferred ones; None until these are recorded."""
 
     def __post_init__(self) -> None:
         self.existing(self.input_elements)
@@ -193,19 +197,24 @@ class Tape(Struct):
         self.deferred.append(record)
 
     def program(self, *, state_only: bool = False) -> Program:
-        """Return what was recorded, every array freed after its last use unless retained.
+        """Return what was recorded, every array freed after its last use unless it is kept.
 
-        With ``state_only``, nothing that only the layer's output needs.
+        With ``state_only``, nothing that only the layer's output needs. Nothing is recorded after.
         """
-        early, absent = len(self._operations), self.absent
-        for record_deferred in self.deferred:
-            record_deferred()
+        if self._early is None:
+            self._early = len(self._operations), self.absent
+            for record_deferred in self.deferred:
+                record_deferred()
+        early, absent = self._early
         run, deferred = self._operations[:early], self._operations[early:]
+        kept = self.retained
         if state_only:
-            needed = set(self.retained)
+            needed = set(kept)
             deferred, run = _needed(deferred, needed), _needed(run, needed)
-        steps, awaited = self._steps(run, deferred)
-        deferred_bytes = sum(self.nbytes[a] for a in awaited if a not in self.retained)
+        elif self.output is not None:
+            kept = kept | {self.output}
+        steps, awaited = self._steps(run, deferred, kept)
+        deferred_bytes = sum(self.nbytes[a] for a in awaited if a not in kept)
         return Program(
             tuple(steps[: len(run)]),
             self.largest,
@@ -217,7 +226,7 @@ class Tape(Struct):
         )
 
     def _steps(
-        self, run: list[_Operation], deferred: list[_Operation]
+        self, run: list[_Operation], deferred: list[_Operation], kept: Set[int]
     ) -> tuple[list[Step], list[int]]:
         """Return a step for each operation, and the arrays of the layer that deferred ones read."""
         # The layer's input is touched before its first operation.
@@ -254,7 +263,7 @@ class Tape(Struct):
         freed: dict[int, int] = {}
         for array, step in touched.items():
             # The layer's input has step -1 while no operation of the layer has read it.
-            if step >= 0 and array not in self.retained:
+            if step >= 0 and array not in kept:
                 freed[step] = freed.get(step, 0) + self.nbytes[array]
         for step, nbytes in freed.items():
             steps[step] = steps[step]._replace(released=steps[step].released + nbytes)

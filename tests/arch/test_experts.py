@@ -13,7 +13,7 @@ from memfit.estimators.base.errors import ConfigError, MemfitError, UnsupportedE
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.cache_growth import grown
-from memfit.estimators.mlx.kv_cache import kv_buffers, kv_cache
+from memfit.estimators.mlx.kv_cache import buffer_counts, kv_cache
 from memfit.estimators.weights import QuantizationPlan, derive
 from tests.models import sample_config
 
@@ -48,7 +48,7 @@ def test_gpt_oss_20b_as_published_quantises_only_its_experts() -> None:
 
 
 def test_sliding_layers_of_gpt_oss_need_the_window_and_a_chunk_in_prefill() -> None:
-    buffers = kv_buffers(build_model(GPT_OSS_20B, "config.json"), None)
+    buffers = buffer_counts(build_model(GPT_OSS_20B, "config.json"), None).elements()
     rotating = [buffer for buffer in buffers if buffer.growth is Growth.ROTATING]
     first = [grown(buffer, 0, 0, 2048) for buffer in rotating]
     second = [grown(buffer, 2048, 2048, 2048) for buffer in rotating]

@@ -33,7 +33,7 @@ from memfit.estimators.trace.traced_model import TracedModel
 from memfit.estimators.weights import QuantizationPlan
 from memfit.estimators.workspace.attention import attend
 from memfit.estimators.workspace.call import BackendTraits, CallShape, Occupancy
-from memfit.estimators.workspace.layer import layer_program
+from memfit.estimators.workspace.layer import record_layer
 from memfit.estimators.workspace.layer_plan import Projection
 from memfit.estimators.workspace.mx_fast import norm, rope
 from memfit.estimators.workspace.prepared import prepare
@@ -251,13 +251,12 @@ def kernels_by_rows(config: dict[str, Any]) -> int:
     """Return the kernels of the last layer in a chunk by the table."""
     model = build_model(config, "config.json")
     plan = QuantizationPlan(PACKING, converting=True)
-    prepared = prepare(
-        model, DEVICES["metal"], versions=MlxVersions(), quantization=plan.quantization
-    )
+    prepared = prepare(model, DEVICES["metal"], versions=MlxVersions(), packing=plan)
     buffers = {b: Occupancy(0, 256, TOKENS - 1, KVFormat(2)) for b in model.kv_buffers()}
     call = CallShape(TOKENS - 1, 1, 2, prepared.traits, buffers, 0)
     last = prepared.order[-1]
-    program = layer_program(prepared.plans[last], call, model.hidden_size, prepared.buffers[last])
+    layer = record_layer(prepared.plans[last], call, model.hidden_size, prepared.buffers[last])
+    program = layer.program()
     return sum(step.dispatches for step in (*program.steps, *program.deferred))
 
 

@@ -1,6 +1,5 @@
 """The memory of mlx_lm.server for its flags, and the flags that fit."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
@@ -157,7 +156,7 @@ class _Evaluation:
     ) -> None:
         self._sized, self._workload, self._requests = sized, workload, requests
         self._clients, self._is_sequential = clients, is_sequential
-        self._buffers = Counter(sized.model.kv_buffers())
+        self._buffers = sized.model.kv_buffer_counts
         self._is_recorded = is_recorded
         self._cache_bytes = cache(self._cache_bytes_of)
         self._prefill_bytes = cache(self._prefill_bytes_of)
