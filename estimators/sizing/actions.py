@@ -68,7 +68,8 @@ def _for_longer_prompts(search: JointSearch, settings: Settings) -> Iterator[Act
         [replace(settings, kv_bits=bits) for bits in search.kv_bits() if bits != settings.kv_bits],
         [replace(settings, weight_bits=bits) for bits in fewer],
     ]
-    best = search.longest_with(settings)
+    # The recommendation has that of the request's own settings.
+    best = max(search.longest_with(settings), search.longest_with(search.asked))
     for candidates in ladder:
         found = max(
             (search.longest(each) for each in candidates if is_accepted(search.converts, each)),

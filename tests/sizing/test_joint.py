@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -187,6 +187,8 @@ def longest_by_steps(model: SizedModel, workload: Workload) -> int:
 
 
 @settings(max_examples=10, deadline=None)
+# Fewer KV bits fit this prompt, but their longest is shorter than without them.
+@example(Case("qwen3", None, Workload(prompt_tokens=1122, prefill_step=128), 0))
 @given(cases)
 def test_every_answer_is_what_an_estimate_says_for_its_settings(case: Case) -> None:
     if not is_possible(case):
