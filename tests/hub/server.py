@@ -32,6 +32,7 @@ class Made:
     host: str  # "hub" or "files"
     path: str
     headers: dict[str, str]
+    connection: tuple[str, int] = ("", 0)  # the client's end
     sent: int = 0  # bytes of the body
 
 
@@ -164,7 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Respond to one request."""
         seen = {name.lower(): value for name, value in self.headers.items()}
         # Recorded before the response: a client may finish before the server.
-        self.made = Made(self.host, self.path, seen)
+        self.made = Made(self.host, self.path, seen, self.client_address)
         self.hub.made.append(self.made)
         time.sleep(self.hub.latency_seconds)
         try:

@@ -7,6 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import CheckpointError, UnreachableError, UnsupportedError
+from memfit.estimators.base.progress import NULL_PROGRESS
+from memfit.estimators.checkpoint.hub.requests import Client
+from memfit.estimators.checkpoint.hub.settings import Hub
 from memfit.estimators.checkpoint.local.directory import read_directory
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from tests.hub.conftest import NAME, TENSORS, Reader
@@ -73,6 +76,15 @@ def test_requests_and_bytes_are_bounded(
     assert hub.sent() - sum(made.sent for made in weights) < small + 50_000
     # A header without an index is read no further.
     assert checkpoint.header_bytes <= sum(r.nbytes for r in read.reports.requests) <= hub.sent()
+
+
+def test_a_redirect_leaves_its_connection_to_the_next_request(hub: FakeHub, tmp_path: Path) -> None:
+    client = Client(Hub(hub.endpoint, tmp_path), NAME, NULL_PROGRESS)
+    shard = f"{hub.endpoint}/{NAME}/resolve/main/model-00001-of-00003.safetensors"
+    for first in range(0, 3000, 1000):
+        client.get(shard, lambda _: 1000, span=(first, first + 1000))
+    connections = {made.connection for made in hub.made}
+    assert (len(hub.made), len(connections)) == (6, 2)  # one for each host
 
 
 @pytest.mark.parametrize(("tensors", "requests"), [(100, 1), (2500, 2)])

@@ -217,6 +217,8 @@ class Client:
             ) as response:
                 status, commit = response.status_code, response.headers.get("x-repo-commit")
                 if response.has_redirect_location:
+                    # Not needed, but with its body unread the connection could not be used again.
+                    self._read(response, body, 0, lambda _: 0, deadline)
                     # A Location may be relative (RFC 9110), as for a renamed repository.
                     return _Redirect(urljoin(url, str(response.headers["location"])), commit)
                 # Before the body: the page of an error is not read as a file.
