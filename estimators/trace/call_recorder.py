@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from memfit.estimators.base.workload import CallPhase, Workload
-from memfit.estimators.mlx.call_plan import PlannedCall, planned_calls
+from memfit.estimators.mlx.call_plan import PREFILL, PlannedCall, planned_calls
 from memfit.estimators.trace.cache_stepper import Stepper, batched
 from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
@@ -116,6 +116,13 @@ class Running:
         run_unrecorded(run)
         self._learn()
 
+    def _push_first(self, tokens: int) -> None:
+        given = self._given_modules()
+        self._push(tokens)
+        # As a recorded call leaves them (record_call): gemma3n.py changes some.
+        for leaf in given:
+            leaf.put(leaf.array)
+
     def _learn(self) -> None:
         if self._is_first:
             self._stepper.learn()
@@ -130,6 +137,34 @@ class Running:
                 continue
             yield self._recorded(call)
 
+    def skips(self, first: PlannedCall, after: PlannedCall) -> bool:
+        """Bring the caches to where they are after a run's first call, if it need not be recorded.
+
+        That is so if the next recorded call, ``after`` it, takes on nothing that it leaves.
+        """
+        # The CPU closes its tasks by all that was run before (mlx/scheduler.py).
+        on_cpu = self._target.backend == "cpu"
+        is_next = after.position == first.position + first.tokens or after.phase not in PREFILL
+        if on_cpu or is_next or self._kept.get(self._key(first)):
+            return False
+        try:
+            with few_slices():
+                self._push_first(first.tokens)
+        except LoopError:
+            self._reset()
+            return False
+        self._stepper.quantize()
+        left = self._cached_shapes()
+        self._stepper.jump(after.position)
+        # The trace hands caches on by their shape (peak.py).
+        if left.isdisjoint(self._cached_shapes()):
+            return True
+        self._reset()
+        return False
+
+    def _cached_shapes(self) -> set[tuple[int, ...]]:
+        return {(*leaf.array.shape, leaf.array.itemsize) for leaf in caches_of(self.caches)}
+
     def _recorded(self, planned: PlannedCall) -> Call:
         key, is_first = self._key(planned), self._is_first
         call = self._kept.get(key)
@@ -141,11 +176,7 @@ class Running:
         else:
             # Later calls are made from what the first leaves.
             if is_first:
-                given = self._given_modules()
-                self._push(planned.tokens)
-                # As a recorded call leaves them (record_call): gemma3n.py changes some.
-                for leaf in given:
-                    leaf.put(leaf.array)
+                self._push_first(planned.tokens)
             self._tidy(call)
         return call
 

@@ -220,16 +220,17 @@ class TracedModel:
     ) -> tuple[Trace, TracedShapes]:
         """Return the graphs of a workload's calls, and the bytes at its end.
 
-        Of the calls after the first only those of ``phases`` are recorded.
+        Only those of ``phases`` are recorded, and the first where another takes on what it leaves.
 
         Raises:
             GraphError: also, when the graphs of the calls cannot be recorded.
         """
-        # Later calls are made from what the first leaves.
         first, *others = planned_calls(workload, target.versions)
-        planned = [first, *(call for call in others if call.phase in phases)]
+        planned = [call for call in others if call.phase in phases]
         with self._tracing(workload):
             running = Running(self._model, self._modules, workload, target, kept=self._kept)
+            if first.phase in phases or not planned or not running.skips(first, planned[0]):
+                planned.insert(0, first)
             trace = self._trace(running, planned, target)
             running.skip_to_end()
             return trace, self._shapes(running.caches, workload)

@@ -65,6 +65,28 @@ def test_a_run_that_begins_like_another_is_traced_as_if_it_were_alone(path: Path
     assert peak(again, device, start) == peak(again, device) == peak(alone[0], device)
 
 
+@pytest.mark.parametrize("path", quick(CASES), ids=lambda path: path.stem)
+def test_chunks_are_traced_alike_without_a_first_that_need_not_be_recorded(path: Path) -> None:
+    workload, device = Workload(prompt_tokens=700, prefill_step=128), working_set_device(10**12)
+    of_whole = TracedModel(config(path), "metal").record(workload, METAL)[0]
+    built = TracedModel(config(path), "metal")
+    late, _ = built.record(workload, METAL, phases={"full_chunk", "last_chunk"})
+    chunks = [call for call in of_whole.calls if call.phase in ("full_chunk", "last_chunk")]
+    assert list(late.calls[-2:]) == chunks
+    whole = TracedModel(config(path), "metal").record(
+        workload, METAL, phases={"first_chunk", "full_chunk", "last_chunk"}
+    )
+    assert peak(late, device).calls[-2:] == peak(whole[0], device).calls[-2:]
+
+
+@pytest.mark.parametrize(("name", "recorded"), [("llama", 1), ("qwen3_next", 2)])
+def test_a_first_chunk_is_recorded_where_the_next_takes_on_states(name: str, recorded: int) -> None:
+    case = config(next(path for path in CASES if path.stem == name))
+    workload = Workload(prompt_tokens=700, prefill_step=128)
+    trace, _ = TracedModel(case, "metal").record(workload, METAL, phases={"last_chunk"})
+    assert len(trace.calls) == recorded
+
+
 @pytest.mark.parametrize("name", ["rwkv7", "mamba", "jamba", "recurrent_gemma"])
 def test_a_loop_over_tokens_is_detected_and_then_recorded(
     name: str, monkeypatch: pytest.MonkeyPatch
