@@ -14,8 +14,6 @@ from memfit.estimators.mlx.versions import MlxVersions
 
 CHUNKS: frozenset[CallPhase] = frozenset({"first_chunk", "converting", "full_chunk", "last_chunk"})
 PREFILL: frozenset[CallPhase] = CHUNKS | {"last_tokens"}
-# Without the whole chunk before the last one, which mostly takes as much as the last one.
-ENDS_OF_PREFILL: frozenset[CallPhase] = PREFILL - {"full_chunk"}
 
 
 class PlannedCall(NamedTuple):

@@ -4,7 +4,7 @@ Prefill steps cost speed, bits of the cache and of the weights quality, a larger
 are compared in that order: one that changes no weights is cheaper than any that does.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from functools import partial
 
 from msgspec import Struct, field
@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.call_plan import ENDS_OF_PREFILL
 from memfit.estimators.results.estimate import Cost, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.sizing.search import (
@@ -181,24 +180,46 @@ class JointSearch(Struct, eq=False):
 
         If it ``must_fit``, what fits tightly or not at all may be answered as either.
         """
-        for part in self._parts(settings, prompt_tokens):
+        refused: set[Verdict] = {"exceeds", "tight"} if must_fit else {"exceeds"}
+        for part in self._parts(settings, prompt_tokens, refused):
             quick, _ = judge(part, self.sized.device)
-            if quick == "exceeds" or (must_fit and quick == "tight"):
+            if quick in refused:
                 return quick
         return self.verdict(settings, prompt_tokens)
 
-    def _parts(self, settings: Settings, prompt_tokens: int | None) -> Iterator[Need]:
-        """Parts of the need: what is quick to compute, then a trace without the whole chunks."""
-        model = self.model(settings.weight_bits)
+    def _parts(
+        self, settings: Settings, prompt_tokens: int | None, refused: Container[Verdict]
+    ) -> Iterator[Need]:
+        """Parts of the need: what is quick to compute, then a trace of a call that may be over."""
+        model, formula = self.model(settings.weight_bits), self._by_formula
         least = self._least(settings, prompt_tokens)
         yield Need(least, 0, budget=model.runtime_model.runtime.budget)
         workload = self.workload_with(settings, prompt_tokens)
         view = self.sized_for(settings, prompt_tokens)
-        if self._by_formula and not view.is_known(workload) and not model.draft:
-            by_formula = replace(self._by_formula.requirement(workload), error_bytes=0)
-            # A run that may not fit is mostly too large in its last chunk.
-            if judge(by_formula, self.sized.device)[0] != "fits":
-                yield view.phases_view(ENDS_OF_PREFILL).requirement(workload)
+        if formula is None or view.is_known(workload) or model.draft:
+            return
+        by_formula = replace(formula.requirement(workload), error_bytes=0)
+        if judge(by_formula, self.sized.device)[0] == "fits":
+            return
+        from memfit.estimators.sizing.trace_view import call_over
+
+        def is_over(peak_bytes: int) -> bool:
+            need = replace(by_formula, peak_bytes=peak_bytes + self._beyond(workload))
+            return judge(need, self.sized.device)[0] in refused
+
+        if call := call_over(formula, workload, is_over):
+            yield view.phases_view(frozenset({call})).requirement(workload)
+
+    def _beyond(self, workload: Workload) -> int:
+        """About how much more the trace finds than the formula: as for what was traced last."""
+        formula = self._by_formula
+        for (_, traced), view in reversed(self._views.items()):
+            if formula and view.is_known(traced):
+                derived = formula.figures_for(traced).moment
+                beyond = view.figures_for(traced).moment.nbytes - derived.nbytes
+                workspace = formula.figures_for(workload).moment.workspace_bytes
+                return beyond * workspace // max(1, derived.workspace_bytes)
+        return 0
 
     def _least(self, settings: Settings, prompt_tokens: int | None) -> int:
         """A part of the need that is quick to compute; a trace finds no less than the formula."""

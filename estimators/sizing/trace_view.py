@@ -1,5 +1,7 @@
 """Of a run by trace, the calls that can hold its peak."""
 
+from collections.abc import Callable
+
 from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
 from memfit.estimators.mlx.call_plan import PREFILL
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -29,3 +31,19 @@ def lower_calls(formula: SizedModel, workload: Workload) -> frozenset[CallPhase]
     if workload.kv_bits is None:
         lower |= {call for call, nbytes in moment.call_bytes.items() if nbytes < limit}
     return lower
+
+
+def call_over(
+    formula: SizedModel, workload: Workload, is_over: Callable[[int], bool]
+) -> CallPhase | None:
+    """Return a call of the prompt whose need alone ``is_over``, the quickest to trace."""
+    calls = formula.figures_for(workload).moment.call_bytes
+    over = [
+        call
+        for call, nbytes in calls.items()
+        if call in PREFILL and is_over(nbytes + formula.margin_bytes)
+    ]
+    # Where it can hold the peak, it is needed for the others too.
+    if "first_chunk" in over and "first_chunk" not in lower_calls(formula, workload):
+        return "first_chunk"
+    return over[-1] if over else None
