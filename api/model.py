@@ -195,8 +195,9 @@ def open_model(
     Raises:
         MemfitError: as `open`.
     """
-    # All options are read before anything is fetched.
-    rules = runtime.chosen()
+    # All options are read before anything is fetched. Without one about the runtime its rules are
+    # not: they are imported while the Hub answers.
+    rules = runtime.chosen() if runtime.is_stated else None
     sized = partial(
         Catalog.sized,
         quantize=model.quantization(),
@@ -208,7 +209,7 @@ def open_model(
     )
     catalog = Catalog(progress=progress, versioned=runtime.versioned)
     reference = _opened(catalog, model)
-    if runtime.runtime is None:
+    if rules is None or runtime.runtime is None:
         rules = runtime.with_settings(catalog.native_runtime(reference))
     changes = (model.quantization(), model.adapter, model.as_type)
     is_as_published = changes == (None, None, None)

@@ -5,7 +5,6 @@ import io
 import os
 import sys
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, NoReturn
 
 import typer
@@ -58,7 +57,11 @@ class Commands(LazyGroup):
 
     def _is_typo(self, word: str) -> bool:
         """Whether a word is nearly a command, and names no model."""
-        if os.path.lexists(word) or not get_close_matches(word, self.commands):
+        if os.path.lexists(word):
+            return False
+        from difflib import get_close_matches  # only a word that is no command needs it
+
+        if not get_close_matches(word, self.commands):
             return False
         from memfit.estimators.checkpoint.local.samples import sample_names
 

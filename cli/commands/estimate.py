@@ -73,6 +73,7 @@ def estimate(
 def _load_library(form: Format) -> None:
     """Import the modules needed next, while the Hub answers."""
     import memfit.cli.render.views.estimate
+    import memfit.estimators.runtimes.mlx_lm
     import memfit.estimators.sizing.estimate
     import memfit.estimators.sizing.prompted
     import memfit.estimators.sizing.ranks  # noqa: F401

@@ -82,6 +82,12 @@ class RuntimeOptions(VersionOptions, frozen=True, kw_only=True):
         f"{MARGIN_BYTES // 10**6}MB"
     )
 
+    @property
+    def is_stated(self) -> bool:
+        """Whether an option names the runtime or limits which it may be."""
+        named = self.runtime is not None or self.gpu_memory_utilization is not None
+        return named or self.names_versions
+
     def chosen(self) -> "Runtime":
         """Return the runtime of --runtime, else mlx-lm.
 
