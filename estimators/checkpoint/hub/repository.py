@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import PurePath
+from typing import TypeVar
 from urllib.parse import quote
 
 from memfit.estimators.base.errors import CheckpointError, UnreachableError
@@ -36,6 +37,8 @@ from memfit.estimators.checkpoint.safetensors import (
 )
 from memfit.estimators.checkpoint.shards import MAX_INDEX_BYTES
 from memfit.estimators.checkpoint.weight_files import SAFETENSORS_INDEX
+
+Result = TypeVar("Result")
 
 MOST_THREADS = 32
 SINGLE_FILE = "model.safetensors"
@@ -107,7 +110,8 @@ class Repository:
             content = begun.content
         else:
             # By commit, not by branch: a push in between cannot mix two versions.
-            content = self._whole(self._url(self.listing.commit, name), limit).content
+            url = self._url(self.listing.commit, name)
+            content = self._alone(lambda: self._whole(url, limit)).content
         if not file.is_content(content):
             raise UnreachableError(
                 f"{printable(self.label / name)}: what came is not the file that the Hub lists"
@@ -154,8 +158,9 @@ class Repository:
         Raises:
             UnreachableError: when the Hub cannot be reached, or sends something else.
         """
-        content = self._range(name, lambda _: end - start, start, end)[: end - start]
-        if len(content) < end - start:
+        count = end - start
+        content = self._alone(lambda: self._range(name, lambda _: count, start, end))[:count]
+        if len(content) < count:
             raise UnreachableError(
                 f"{printable(self.label / name)}: the Hub sent only a part of it"
             )
@@ -290,7 +295,7 @@ class Repository:
             self._sink.begin(f"Reading {printable(self.label)}", len(jobs))
             for future in futures:
                 future.add_done_callback(lambda _: self._sink.advance())
-            return [future.result() for future in futures]
+            return [client.result(future) for future in futures]
         except BaseException:
             # Without this the others would go on until their own timeouts.
             client.stop()
@@ -299,6 +304,12 @@ class Repository:
             raise
         finally:
             self._sink.end()
+
+    def _alone(self, job: Callable[[], Result]) -> Result:
+        """The result of one job, without a report."""
+        client = self._connected()
+        (future,) = start([job], 1)
+        return client.result(future)
 
     def _connected(self) -> Client:
         # An old listing and new files would be two commits in one estimate.

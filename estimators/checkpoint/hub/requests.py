@@ -11,9 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 from msgspec import Struct
@@ -43,6 +43,9 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 _RATE_LIMIT = r"\br\s*=\s*0\s*;\s*t\s*=\s*([0-9]{1,9})"
 # Variables that can hold a token or name where it is (huggingface_hub constants.py).
 _TOKEN_VARIABLE = re.compile("HF_TOKEN|HF_OIDC|HUGGING_?FACE")
+
+
+Result = TypeVar("Result")
 
 
 class NoAnswerError(UnreachableError):
@@ -96,6 +99,8 @@ class Client:
         }
         # Set from another thread: requests look at it between parts and between attempts.
         self._stopped = threading.Event()
+        # The deadlines and addresses of requests.
+        self._under_way: set[tuple[float, str]] = set()
 
     def stop(self) -> None:
         """Let requests under way end early: their results are no longer wanted."""
@@ -112,6 +117,7 @@ class Client:
         """Return the body at ``url``, from ``span[0]`` to before ``span[1]`` where it is given.
 
         Reading stops once there are ``wanted(body so far)`` bytes, whatever the server sends on.
+        Only `result` bounds its time in every case, so it is called in the job of a thread.
 
         Raises:
             CheckpointError: when the Hub knows no such repository, revision or file.
@@ -119,15 +125,30 @@ class Client:
             NoAnswerError: when no attempt brought an answer, or it took too long.
             UnreachableError: when the Hub refuses.
         """
-        longest = self._hub.longest_seconds
-        deadline = time.monotonic() + longest
-        # On a thread of its own: a timeout is for one read, and while headers drip in, or 1xx
-        # answers follow one another, httpx never returns. Such a thread is left behind.
-        (answer,) = start([lambda: self._tried(url, wanted, span, attempts, deadline)], 1)
-        wait([answer], longest)
-        if not answer.done():
-            raise self._too_long(url)
-        return answer.result()
+        request = deadline, _ = time.monotonic() + self._hub.longest_seconds, url
+        self._under_way.add(request)
+        try:
+            return self._tried(url, wanted, span, attempts, deadline)
+        finally:
+            self._under_way.discard(request)
+
+    def result(self, job: Future[Result]) -> Result:
+        """Return the result of a job on another thread, unless a request is past its deadline.
+
+        Raises:
+            NoAnswerError: when one is. Its thread is left behind: a timeout is for one read, and
+                while headers drip in, or 1xx answers follow one another, httpx never returns.
+        """
+        while not job.done():
+            now = time.monotonic()
+            # A request that begins later has a later deadline.
+            first = min(self._under_way.copy(), default=(now + self._hub.longest_seconds, ""))
+            deadline, url = first
+            if deadline <= now:
+                self._under_way.discard(first)
+                raise self._too_long(url)
+            wait([job], deadline - now)
+        return job.result()
 
     def _tried(
         self,
