@@ -1,7 +1,7 @@
 """What to do: settings that make a request fit or allow a longer prompt, cheapest first."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -114,26 +114,33 @@ def _action(
 
 def _commands(search: JointSearch, settings: Settings, prompt_tokens: int | None) -> Iterator[str]:
     """The conversion, where the weights change, and the run, for a prompt of that length."""
-    model, sized = search.sized.checkpoint.to_load, search.model(settings.weight_bits)
-    *conversions, model = converted(sized, model)
-    draft, drafting = sized.draft, ""
-    if draft:
-        *of_draft, name = converted(draft, draft.checkpoint.to_load)
-        conversions += of_draft
-        drafting = draft_flags(name, sized.draft_tokens)
-    yield from conversions
+    sized = search.model(settings.weight_bits)
     workload = search.workload_with(settings, prompt_tokens)
     kept = kept_caches(search.sized_for(settings, prompt_tokens), workload)
-    for command in sized.runtime_model.commands(workload, model, kept):
-        yield command + drafting
+
+    def run(model: str) -> Iterator[str]:
+        commands = sized.runtime_model.commands(workload, model, kept)
+        if sized.draft is None:
+            return iter(commands)
+        return converting(
+            sized.draft,
+            lambda name: (each + draft_flags(name, sized.draft_tokens) for each in commands),
+        )
+
+    return converting(sized, run)
 
 
-def converted(sized: SizedModel, model: str) -> Iterator[str]:
-    """Yield the command of a conversion, if there is one, then the model to run."""
-    plan = sized.footprint.plan
+def converting(sized: SizedModel, run: Callable[[str], Iterable[str]]) -> Iterator[str]:
+    """Yield the command of a conversion, if there is one, then those that ``run`` its result.
+
+    There are none for a checkpoint that mlx-lm can neither load nor convert.
+    """
+    if not sized.is_loadable:
+        return
+    model, plan = sized.checkpoint.to_load, sized.footprint.plan
     # No other runtime loads what is made.
     if plan and plan.converting and sized.runtime_model.on_mlx:
         directory = f"{os.path.basename(model.rstrip('/'))}-{plan.default.bits}bit"
         yield convert_command(model, directory, plan.default, sized.runtime_model.converter)
         model = directory
-    yield model
+    yield from run(model)

@@ -84,6 +84,11 @@ class SizedModel(Struct):
         return self.runtime_model.subject.device
 
     @property
+    def is_loadable(self) -> bool:
+        """Whether the library loads the checkpoint, or its program converts it, as it is."""
+        return not self.footprint.of_original and self.checkpoint.weight_bytes_bound is None
+
+    @property
     def runtime(self) -> str:
         """The name of the runtime it is sized for."""
         return self.runtime_model.name

@@ -50,6 +50,9 @@ class WeightFootprint(Struct, frozen=True):
     """What slices keep in memory beyond themselves: the rest of the arrays they are cut from."""
     cut: tuple[CutArray, ...] = ()
     """What a tensor-parallel rank reads, in the order in which it does."""
+    of_original: bool = False
+    """Whether they are of the unquantised original: the library cannot load or convert what is
+    there, so that no command runs it."""
     loaded: tuple[TensorGroup, ...] = ()
     """The loaded tensors under the names of the class; empty where they are not all known."""
 
@@ -134,7 +137,7 @@ def convert(model: Model, plan: QuantizationPlan, source: Declared) -> WeightFoo
         f"the checkpoint is quantised already ({source.method}); the figure is of a conversion of"
         " the original weights"
     )
-    return replace(result, notes=(Note("warning", "already-quantised", message),))
+    return replace(result, notes=(Note("warning", "already-quantised", message),), of_original=True)
 
 
 def _result(totals: WeightTotals, basis: Basis, plan: QuantizationPlan | None) -> WeightFootprint:
@@ -158,7 +161,9 @@ def bounded(result: WeightFootprint, code: str, message: str) -> WeightFootprint
 def _as_declared(result: WeightFootprint, declared: Declared) -> WeightFootprint:
     if declared.bound is None:
         return result
-    return bounded(result, "assumed-format" if declared.plan else "dequantised", declared.bound)
+    if declared.plan:
+        return bounded(result, "assumed-format", declared.bound)
+    return replace(bounded(result, "dequantised", declared.bound), of_original=True)
 
 
 def _from_file_sizes(nbytes: int, derived: WeightTotals) -> WeightFootprint:

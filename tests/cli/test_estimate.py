@@ -119,6 +119,22 @@ def test_pytorch_weights_are_bounded_by_their_file_sizes(memfit: Memfit, tmp_pat
     assert (weights["bytes"], weights["basis"]) == (8_100_000_000, "bound")
 
 
+@pytest.mark.parametrize("quantize", [(), ("--quantize", "4")], ids=["as it is", "converted"])
+@pytest.mark.parametrize("command", ["estimate", "plan server", "plan train", "plan ranks"])
+def test_no_command_names_a_checkpoint_that_mlx_lm_cannot_load(
+    memfit: Memfit, tmp_path: Path, command: str, quantize: tuple[str, ...]
+) -> None:
+    plain = write_config(tmp_path / "plain", QWEN3_4B)
+    block = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    packed = write_config(tmp_path / "gptq", {**QWEN3_4B, "quantization_config": block})
+    asked = (*command.split(), "--device", "m4-max-128", *quantize)
+    # Commands name a model of the directory, or what is converted from it.
+    named = f"--model {tmp_path}/", "--hf-path"
+    assert any(each in memfit(*asked, plain, "--json").out for each in named)
+    assert not any(each in memfit(*asked, packed, "--json").out for each in named)
+    assert "No flags" not in memfit(*asked, packed).out
+
+
 def test_an_adapter_is_added_to_the_weights(memfit: Memfit, tmp_path: Path) -> None:
     model = write_config(tmp_path / "model", QWEN3_4B)
     adapter = tmp_path / "adapter"
@@ -164,14 +180,15 @@ def test_a_draft_that_mlx_lm_rejects_is_not_sized(memfit: Memfit, qwen3_4b: Path
     assert (run.code, run.err) == (2, "memfit: --draft-quantize needs --draft MODEL\n")
 
 
-def test_commands_run_the_draft_model_too(memfit: Memfit, qwen3_4b: Path) -> None:
-    options = ("--draft", qwen3_4b, "--draft-quantize", "4", "--num-draft-tokens", "5")
+def test_commands_run_the_draft_model_too(memfit: Memfit, qwen3_4b: Path, tmp_path: Path) -> None:
+    draft = write_config(tmp_path / "draft", QWEN3_4B)
+    options = ("--draft", draft, "--draft-quantize", "4", "--num-draft-tokens", "5")
     run = memfit("estimate", qwen3_4b, *options, "--device", "m4-max-64", "--json")
     commands = [command for action in run.json["actions"] for command in action["commands"]]
     assert any("-q --q-bits 4" in command for command in commands)
     served = [command for command in commands if command.startswith("mlx_lm.server")]
     assert served
-    assert all(f"--draft-model {qwen3_4b.name}-4bit --num-draft-tokens 5" in c for c in served)
+    assert all(f"--draft-model {draft.name}-4bit --num-draft-tokens 5" in c for c in served)
 
 
 def test_yaml_and_json_have_the_same_content(memfit: Memfit, qwen3_4b: Path) -> None:

@@ -99,7 +99,7 @@ def _verdict(result: ServerPlan, units: Units) -> str:
 
 
 def _advice(result: ServerPlan, units: Units) -> Iterator[str]:
-    if result.fitting_worst:
+    if result.fitting_worst and result.commands:
         peak = format_bytes(result.fitting_worst.peak_bytes, units)
         yield f"With these flags it takes {peak} at the worst moment."
     if result.bound_bytes:
@@ -108,5 +108,5 @@ def _advice(result: ServerPlan, units: Units) -> Iterator[str]:
             "The requests are equal, and end one after the other: no order of such requests takes"
             f" more than {bound}. --traffic has yours."
         )
-    if not result.commands:
+    if result.verdict in ("exceeds", "tight") and not result.fitting:
         yield "No flags of the server make it fit: shorten prompts, quantise, or use more memory."

@@ -9,7 +9,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.ranks import Impossible, RankChoice, RanksPlan
 from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.sizing.actions import converted, kept_caches
+from memfit.estimators.sizing.actions import converting, kept_caches
 from memfit.estimators.sizing.estimate import device_summary, model_summary, notes_on_versions
 from memfit.estimators.sizing.ranks import RankedModel, Ranks, ranked
 from memfit.estimators.sizing.recommend import recommended_context
@@ -67,8 +67,7 @@ def _choice(shared: RankedModel, machines: int, workload: Workload) -> RankChoic
     distinct = {id(each): each for each in shared.ranks}.values()
     contexts = [recommended_context(each, workload) for each in distinct]
     fitting = [tokens for tokens in contexts if tokens]
-    *conversions, model = converted(tightest, tightest.checkpoint.to_load)
-    kept = kept_caches(tightest, workload)
+    runtime_model, kept = tightest.runtime_model, kept_caches(tightest, workload)
     return RankChoice(
         machines=machines,
         parallel=shared.parallel,
@@ -76,5 +75,7 @@ def _choice(shared: RankedModel, machines: int, workload: Workload) -> RankChoic
         needed_bytes=need.peak_bytes,
         weights_bytes=tightest.resident_bytes,
         longest_context=min(fitting) if len(fitting) == len(contexts) else None,
-        commands=(*conversions, *tightest.runtime_model.commands(workload, model, kept)),
+        commands=tuple(
+            converting(tightest, lambda model: runtime_model.commands(workload, model, kept))
+        ),
     )

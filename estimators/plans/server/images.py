@@ -21,7 +21,7 @@ from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan, ServerSettings
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import image_server_command
-from memfit.estimators.sizing.actions import converted
+from memfit.estimators.sizing.actions import converting
 from memfit.estimators.sizing.estimate import assumption_notes, device_summary
 from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting, halves
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -208,9 +208,7 @@ class _Evaluation:
 
 
 def _commands(sized: SizedModel, settings: ServerSettings) -> Iterator[str]:
-    *conversions, model = converted(sized, sized.checkpoint.to_load)
-    yield from conversions
-    yield image_server_command(model, settings)
+    return converting(sized, lambda model: [image_server_command(model, settings)])
 
 
 def _notes(sized: SizedModel) -> Iterator[Note]:

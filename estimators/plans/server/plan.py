@@ -24,7 +24,7 @@ from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan, ServerSettings
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.mlx_lm_commands import server_command
-from memfit.estimators.sizing.actions import converted
+from memfit.estimators.sizing.actions import converting
 from memfit.estimators.sizing.estimate import (
     ALONE,
     assumption_notes,
@@ -106,9 +106,7 @@ def alike(workload: Workload, settings: ServerSettings, clients: int) -> tuple[R
 
 
 def _commands(sized: SizedModel, workload: Workload, settings: ServerSettings) -> Iterator[str]:
-    *conversions, model = converted(sized, sized.checkpoint.to_load)
-    yield from conversions
-    yield server_command(model, workload, settings)
+    return converting(sized, lambda model: [server_command(model, workload, settings)])
 
 
 def one_at_a_time(sized: SizedModel, workload: Workload) -> str | None:

@@ -211,6 +211,8 @@ class _Plan:
         )
 
     def _commands(self, recipe: Recipe, quantize: Quantization | None) -> tuple[str, ...]:
+        if not self._sized.is_loadable:
+            return ()
         data = self._question.data
         return train_commands(
             self._sized.checkpoint.to_load,
