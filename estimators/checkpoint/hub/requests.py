@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import closing
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -69,8 +70,9 @@ class Answer(Struct, frozen=True):
 
 
 class _Redirect(Struct, frozen=True):
-    """The target of a redirect, and the commit it names."""
+    """The request that a redirect leads to, and the commit it names."""
 
+    request: "httpx2.Request"
     url: str
     commit: str | None
 
@@ -190,20 +192,18 @@ class Client:
         span: tuple[int, int] | None,
         deadline: float,
     ) -> Answer:
-        headers = dict(self._headers)
-        if span:
-            # The last byte of a Range is included (RFC 9110).
-            headers["range"] = f"bytes={span[0]}-{span[1] - 1}"
+        request: httpx2.Request | None = None
         commit = None
         for hop in range(MAX_REDIRECTS + 1):
-            answer = self._attempt(url, headers, wanted, span[0] if span else 0, deadline)
+            answer = self._attempt(url, request, wanted, span, deadline)
             # Only the Hub itself knows the commit; the storage that it redirects to does not.
             commit = answer.commit if hop == 0 else commit
             if isinstance(answer, Answer):
                 return replace(answer, commit=commit)
+            request = answer.request
             # The token is for the endpoint alone; a signed address of a storage needs none.
             if _origin(answer.url) != _origin(url):
-                headers.pop("authorization", None)
+                request.headers.pop("authorization", None)
             # Never from TLS to plain text, whatever a server says.
             if _origin(url)[0] == "https" and _origin(answer.url)[0] != "https":
                 raise UnreachableError(
@@ -217,34 +217,28 @@ class Client:
     def _attempt(
         self,
         url: str,
-        headers: dict[str, str],
+        request: "httpx2.Request | None",
         wanted: Callable[[bytearray], int],
-        first: int,
+        span: tuple[int, int] | None,
         deadline: float,
     ) -> "Answer | _Redirect":
-        """One request: an answer, or where it leads."""
+        """One request, by default a new one: an answer, or where it leads."""
         import httpx2
 
         session = self._session.result()
         started, status, body = time.monotonic(), None, bytearray()
         try:
-            with session.stream(
-                "GET",
-                url,
-                headers=headers,
-                timeout=self._hub.timeout_seconds,
-                # Followed by _follow, which decides about the token at every hop.
-                follow_redirects=False,
-            ) as response:
+            request = request or self._request(session, url, span)
+            # Redirects are followed by _follow, which decides about the token at every hop.
+            with closing(session.send(request, stream=True, follow_redirects=False)) as response:
                 status, commit = response.status_code, response.headers.get("x-repo-commit")
                 if response.has_redirect_location:
                     # Not needed, but with its body unread the connection could not be used again.
                     self._read(response, body, 0, lambda _: 0, deadline)
-                    # A Location may be relative (RFC 9110), as for a renamed repository.
-                    return _Redirect(urljoin(url, str(response.headers["location"])), commit)
+                    return self._redirect(response, commit)
                 # Before the body: the page of an error is not read as a file.
                 self._reject(response, url)
-                skipped, total = self._extent(response, first)
+                skipped, total = self._extent(response, span[0] if span else 0)
                 self._read(response, body, skipped, wanted, deadline)
                 return Answer(bytes(body[skipped:]), total, commit)
         # Without an answer in time another attempt may get one.
@@ -262,6 +256,22 @@ class Client:
             seconds = time.monotonic() - started
             # Without its query: a signed address carries a key in it.
             self._sink.request(Request(url.partition("?")[0], status, len(body), seconds))
+
+    def _request(
+        self, session: "httpx2.Client", url: str, span: tuple[int, int] | None
+    ) -> "httpx2.Request":
+        # The last byte of a Range is included (RFC 9110).
+        part = {"range": f"bytes={span[0]}-{span[1] - 1}"} if span else {}
+        headers = {**self._headers, **part}
+        return session.build_request("GET", url, headers=headers, timeout=self._hub.timeout_seconds)
+
+    def _redirect(self, response: "httpx2.Response", commit: str | None) -> _Redirect:
+        # httpx2 has parsed the Location, which may be relative (RFC 9110).
+        if response.next_request is None:
+            raise UnreachableError(
+                f"{self._repository}: {_host(str(response.url))} redirects to an invalid address"
+            )
+        return _Redirect(response.next_request, str(response.next_request.url), commit)
 
     def _read(
         self,
