@@ -195,8 +195,9 @@ class JointSearch(Struct, eq=False):
         least = self._least(settings, prompt_tokens)
         yield Need(least, 0, budget=model.runtime_model.runtime.budget)
         workload = self.workload_with(settings, prompt_tokens)
-        view = self.sized_for(settings, prompt_tokens)
-        if formula is None or view.is_known(workload) or model.draft:
+        # Making a view may take a trace.
+        known = self._views.get((settings.weight_bits, workload), model).is_known(workload)
+        if formula is None or known or model.draft:
             return
         by_formula = replace(formula.requirement(workload), error_bytes=0)
         if judge(by_formula, self.sized.device)[0] == "fits":
@@ -208,7 +209,7 @@ class JointSearch(Struct, eq=False):
             return judge(need, self.sized.device)[0] in refused
 
         if call := call_over(formula, workload, is_over):
-            yield view.phases_view(frozenset({call})).requirement(workload)
+            yield model.phases_view(frozenset({call})).requirement(workload)
 
     def _beyond(self, workload: Workload) -> int:
         """About how much more the trace finds than the formula: as for what was traced last."""

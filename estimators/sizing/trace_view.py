@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
+from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
-from memfit.estimators.mlx.call_plan import PREFILL
+from memfit.estimators.mlx.call_plan import CHUNKS, PREFILL
 from memfit.estimators.sizing.sized_model import SizedModel
 
 
@@ -16,14 +17,39 @@ def peak_view(sized: SizedModel, formula: SizedModel, workload: Workload) -> Siz
         return sized
     if formula.workspace_basis(workload)[0] != "derived":
         return sized
-    return sized.phases_view(ALL_PHASES - lower_calls(formula, workload))
+    low = lower_calls(formula, workload)
+    return _of_higher_chunks(sized, formula, workload, low) or sized.phases_view(ALL_PHASES - low)
+
+
+def _of_higher_chunks(
+    sized: SizedModel, formula: SizedModel, workload: Workload, low: frozenset[CallPhase]
+) -> SizedModel | None:
+    """What has the peak without a chunk that takes less than the others by trace, if one does."""
+    # The first is mostly kept from another run.
+    chunks = _below(formula, workload, errors=1) & CHUNKS - {"first_chunk"} - low
+    if not chunks:
+        return None
+    view, moment = (
+        sized.phases_view(ALL_PHASES - low - chunks),
+        formula.figures_for(workload).moment,
+    )
+    try:
+        traced = view.figures_for(workload).moment.nbytes
+    except UnsupportedError:
+        return None
+    most = max(moment.call_bytes[call] for call in chunks) + _error_bytes(formula, workload)
+    is_traced = view.workspace_basis(workload)[0] == "traced"
+    return view if is_traced and most < traced else None
 
 
 def lower_calls(formula: SizedModel, workload: Workload) -> frozenset[CallPhase]:
     """Return the calls below the peak by more than the formula may be wrong for two of them."""
+    return _below(formula, workload, errors=2)
+
+
+def _below(formula: SizedModel, workload: Workload, *, errors: int) -> frozenset[CallPhase]:
     moment = formula.figures_for(workload).moment
-    _, percent = formula.workspace_basis(workload)
-    limit = moment.nbytes - 2 * percent * moment.workspace_bytes // 100
+    limit = moment.nbytes - errors * _error_bytes(formula, workload)
     lower = frozenset[CallPhase]()
     if moment.decode_bytes is not None and moment.decode_bytes < limit:
         lower |= ALL_PHASES - PREFILL
@@ -31,6 +57,11 @@ def lower_calls(formula: SizedModel, workload: Workload) -> frozenset[CallPhase]
     if workload.kv_bits is None:
         lower |= {call for call, nbytes in moment.call_bytes.items() if nbytes < limit}
     return lower
+
+
+def _error_bytes(formula: SizedModel, workload: Workload) -> int:
+    _, percent = formula.workspace_basis(workload)
+    return formula.figures_for(workload).moment.workspace_bytes * percent // 100
 
 
 def call_over(

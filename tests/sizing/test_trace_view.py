@@ -8,8 +8,9 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.local.directory import read_directory
 from memfit.estimators.machine.devices import working_set_device
+from memfit.estimators.runtimes.mlx_lm_trace import MlxLmTrace
 from memfit.estimators.sizing.sized_model import size
-from memfit.estimators.sizing.trace_view import peak_view
+from memfit.estimators.sizing.trace_view import lower_calls, peak_view
 from tests.selection import quick
 
 pytest.importorskip("mlx_lm")
@@ -37,3 +38,16 @@ def test_a_trace_of_few_calls_has_the_need_of_the_whole_run(path: Path, tmp_path
         # First the view: afterwards the whole run is known.
         view = peak_view(sized, formula, workload)
         assert view.requirement(workload) == sized.requirement(workload)
+
+
+def test_a_chunk_that_may_take_less_is_left_out_once_the_others_are_traced(tmp_path: Path) -> None:
+    case = next(path for path in CASES if path.stem == "llama")
+    (tmp_path / "config.json").write_bytes(case.read_bytes())
+    sized = size(read_directory(tmp_path), device=working_set_device(10**12), method="trace")
+    formula, workload = sized.formula_view(), Workload(prompt_tokens=5376, prefill_step=1024)
+    assert "last_chunk" not in lower_calls(formula, workload)
+    view = peak_view(sized, formula, workload)
+    traced = view.runtime_model
+    assert isinstance(traced, MlxLmTrace)
+    assert "last_chunk" not in traced.trace.phases
+    assert view.requirement(workload) == sized.requirement(workload)
