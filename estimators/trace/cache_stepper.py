@@ -94,7 +94,9 @@ class Stepper(Struct):
     def forget(self, stand_in: Callable[[Any], Any]) -> None:
         """Put other arrays in place of all that a recorded call left in the caches."""
         # A recorded array refers to its graph, which would live as long as the caches.
-        for leaf in [*caches_of(self.caches), *caches_of(self._originals)]:
+        # Plain caches are the originals themselves.
+        converted = [a for a, b in zip(self.caches, self._originals, strict=True) if a is not b]
+        for leaf in [*caches_of(converted), *caches_of(self._originals)]:
             leaf.put(stand_in(leaf.array))
 
     def jump(self, position: int) -> None:
