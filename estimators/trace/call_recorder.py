@@ -74,9 +74,30 @@ class Running:
         self._modules.restore()
         self.caches = self._new_caches()
         self._stepper = Stepper(self.caches, self._workload)
-        self._is_first = True
+        self._is_first, self._is_back = True, False
         self._recorded_nodes = self._counted = 0
         self._leaves: list[Leaf] = []
+        self._first: Hashable = None
+        self._begun = self._modules
+        self._left: set[tuple[int, ...]] = set()
+
+    def begins(self, workload: Workload, target: TraceTarget, first: PlannedCall) -> bool:
+        """Go back to the end of the first call, if a run of ``workload`` begins with the same."""
+        # The caches of a batch are cut when it begins to generate.
+        if workload.batch > 1 or target != self._target or self._first is None:
+            return False
+        self._workload = self._stepper.workload = workload
+        if self._first != self._key(first):
+            return False
+        self._begun.restore()
+        self._recorded_nodes = self._counted = 0
+        self._is_back = True
+        return True
+
+    def _begin(self, first: PlannedCall) -> None:
+        """Keep what the first call has left."""
+        self._first, self._left = self._key(first), self._cached_shapes()
+        self._begun = Modules(self._model)
 
     def _new_caches(self) -> list[Any]:
         cache = library_for(self._target.backend).load("mlx_lm.models.cache")
@@ -147,17 +168,19 @@ class Running:
         is_next = after.position == first.position + first.tokens or after.phase not in PREFILL
         if on_cpu or is_next or self._kept.get(self._key(first)):
             return False
-        try:
-            with few_slices():
-                self._push_first(first.tokens)
-        except LoopError:
-            self._reset()
-            return False
-        self._stepper.quantize()
-        left = self._cached_shapes()
+        if self._is_first:
+            try:
+                with few_slices():
+                    self._push_first(first.tokens)
+            except LoopError:
+                self._reset()
+                return False
+            self._stepper.quantize()
+            self._begin(first)
         self._stepper.jump(after.position)
         # The trace hands caches on by their shape (peak.py).
-        if left.isdisjoint(self._cached_shapes()):
+        if self._left.isdisjoint(self._cached_shapes()):
+            self._is_back = False
             return True
         self._reset()
         return False
@@ -166,18 +189,23 @@ class Running:
         return {(*leaf.array.shape, leaf.array.itemsize) for leaf in caches_of(self.caches)}
 
     def _recorded(self, planned: PlannedCall) -> Call:
-        key, is_first = self._key(planned), self._is_first
-        call = self._kept.get(key)
-        if not is_first:
+        call = self._kept.get(self._key(planned))
+        if self._is_back and call is None:
+            self._reset()
+        is_first, is_back = self._is_first, self._is_back
+        self._is_back = False
+        if not is_first and not is_back:
             self._stepper.jump(planned.position)
         if call is None:
             call = self._first_call(*planned) if is_first else self._call(*planned)
-            self._kept.keep(key, call)
+            self._kept.keep(self._key(planned), call)
         else:
             # Later calls are made from what the first leaves.
             if is_first:
                 self._push_first(planned.tokens)
             self._tidy(call)
+        if is_first:
+            self._begin(planned)
         return call
 
     def _key(self, planned: PlannedCall) -> Hashable:

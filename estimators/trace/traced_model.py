@@ -50,6 +50,8 @@ from memfit.estimators.trace.training_recorder import (
 )
 
 _FEW_TOKENS = Workload(prompt_tokens=64)
+# Runs that others may begin like: of a request, and of a few other prefill steps.
+_BEGUN = 4
 
 
 class TracedShapes(NamedTuple):
@@ -113,6 +115,7 @@ class TracedModel:
         self._dtype, self._quantize, self._adapter = dtype, quantize, adapter
         self._load: Call | None = None
         self._kept = KeptCalls()
+        self._begun: list[Running] = []
         self.loops_in_training = False
         """Whether the class loops over tokens when it is trained, known once it was recorded."""
         # Headers list the packed tensors, so that no format has to be assumed.
@@ -228,12 +231,22 @@ class TracedModel:
         first, *others = planned_calls(workload, target.versions)
         planned = [call for call in others if call.phase in phases]
         with self._tracing(workload):
-            running = Running(self._model, self._modules, workload, target, kept=self._kept)
+            running = self._running(workload, target, first)
             if first.phase in phases or not planned or not running.skips(first, planned[0]):
                 planned.insert(0, first)
             trace = self._trace(running, planned, target)
             running.skip_to_end()
+            self._begun = [running, *self._begun][:_BEGUN]
             return trace, self._shapes(running.caches, workload)
+
+    def _running(self, workload: Workload, target: TraceTarget, first: PlannedCall) -> Running:
+        """Return one that has made the first call of a workload, or that is to make it."""
+        for running in self._begun:
+            if running.begins(workload, target, first):
+                # Only to be taken again once all its calls were recorded.
+                self._begun.remove(running)
+                return running
+        return Running(self._model, self._modules, workload, target, kept=self._kept)
 
     def record_planned(
         self,

@@ -66,6 +66,15 @@ def test_a_run_that_begins_like_another_is_traced_as_if_it_were_alone(path: Path
 
 
 @pytest.mark.parametrize("path", quick(CASES), ids=lambda path: path.stem)
+def test_runs_of_two_prefill_steps_in_turn_are_traced_as_if_alone(path: Path) -> None:
+    built = TracedModel(config(path), "metal")
+    for prompt, step in ((300, 128), (600, 256), (700, 128), (900, 256), (513, 128)):
+        workload = Workload(prompt_tokens=prompt, max_tokens=3, prefill_step=step)
+        alone = TracedModel(config(path), "metal").record(workload, METAL)
+        assert built.record(workload, METAL) == alone
+
+
+@pytest.mark.parametrize("path", quick(CASES), ids=lambda path: path.stem)
 def test_chunks_are_traced_alike_without_a_first_that_need_not_be_recorded(path: Path) -> None:
     workload, device = Workload(prompt_tokens=700, prefill_step=128), working_set_device(10**12)
     of_whole = TracedModel(config(path), "metal").record(workload, METAL)[0]
