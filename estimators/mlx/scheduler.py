@@ -21,6 +21,7 @@ CPU_DISPATCHES_PER_TASK: int = SCHEDULING["cpu_dispatches_per_task"]
 _MOST_UNDER_WAY = (MAX_ACTIVE_TASKS + 1) * CPU_DISPATCHES_PER_TASK - 1
 
 Work = TypeVar("Work")
+QueueState = tuple[int, int, list[Work], list[list[Work]]]
 
 
 class BatchLimits(Struct, frozen=True):
@@ -94,6 +95,16 @@ class BatchQueue(Generic[Work]):
             return ()
         self._close()
         return self._closed.popleft() if len(self._closed) > self._in_flight else ()
+
+    @property
+    def state(self) -> "QueueState[Work]":
+        """What decides how it goes on: counts of the open batch, its work and that under way."""
+        return self._kernels, self._elements, self.open[:], list(self._closed)
+
+    def resume(self, state: "QueueState[Work]") -> None:
+        """Go on from a state."""
+        self._kernels, self._elements, self.open[:], closed = state
+        self._closed = deque(closed)
 
     def drain(self) -> list[Work]:
         """See `WorkQueue`."""

@@ -10,6 +10,7 @@ from memfit.estimators.mlx.scheduler import (
     MAX_ACTIVE_TASKS,
     BatchLimits,
     BatchQueue,
+    QueueState,
     TaskQueue,
     gpu_limits,
 )
@@ -17,6 +18,9 @@ from memfit.estimators.workspace.tape import Program, Step
 
 LEAST_SIMULATED = 8
 """Layers followed up to the last of each kind: these or more, as many as can be in flight."""
+
+# Steps from which on the state of a queue is compared.
+_LONG_LAYER = 100
 
 
 def formula_limits(device: Device) -> BatchLimits | None:
@@ -31,8 +35,19 @@ def transient_peak(layers: Iterable[tuple[Step, ...]], limits: BatchLimits | Non
     queue: BatchQueue[int] = BatchQueue(limits)
     # Local names: this loop runs for each operation of each estimate.
     submit, batch = queue.submit, queue.open
-    alive = peak = 0
+    total = most = 0
+    # By layer: the state it was last followed from, the peak and what stays, and the state after.
+    known: dict[int, tuple[QueueState[int], int, int, QueueState[int]]] = {}
     for steps in layers:
+        # A loop over tokens mostly begins and ends in one state; few steps are followed sooner.
+        state = queue.state if len(steps) >= _LONG_LAYER else None
+        last = known.get(id(steps)) if state else None
+        if last and last[0] == state:
+            _, peak, alive, after = last
+            queue.resume(after)
+            most, total = max(most, total + peak), total + alive
+            continue
+        alive = peak = 0
         for allocated, released, dispatches, elements, repeated, longest_ago in steps:
             alive += allocated
             if alive > peak:
@@ -46,7 +61,10 @@ def transient_peak(layers: Iterable[tuple[Step, ...]], limits: BatchLimits | Non
             if done:
                 # After its last use is recorded, a buffer is free only once its batch has run.
                 alive -= sum(done)
-    return peak
+        if state:
+            known[id(steps)] = state, peak, alive, queue.state
+        most, total = max(most, total + peak), total + alive
+    return most
 
 
 def _peak_of_tasks(layers: Iterable[tuple[Step, ...]]) -> int:

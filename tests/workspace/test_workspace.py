@@ -228,6 +228,29 @@ def test_many_touched_elements_close_a_batch() -> None:
     assert transient_peak([tuple(small)], BatchLimits(50, 3, 2)) == 12
 
 
+_STEPS = st.builds(
+    Step,
+    *(st.integers(0, 50), st.integers(0, 50), st.integers(1, 3), st.integers(0, 3 << 20)),
+    st.just(((1 << 20, 2),)),
+    st.just(2),
+)
+
+
+@given(
+    st.lists(st.lists(_STEPS, min_size=1, max_size=4), min_size=2, max_size=3),
+    st.lists(st.integers(0, 2), min_size=6, max_size=12),
+    st.builds(BatchLimits, st.integers(0, 2), st.integers(0, 9), st.integers(0, 4)),
+)
+def test_a_layer_that_begins_as_before_ends_as_before(
+    loops: list[list[Step]], order: list[int], limits: BatchLimits
+) -> None:
+    layers = [tuple(steps * 100) for steps in loops]
+    run = [layers[number % len(layers)] for number in order]
+    # Layers that are equal, but not the same, are all followed.
+    followed = [tuple(list(steps)) for steps in run]
+    assert transient_peak(run, limits) == transient_peak(followed, limits)
+
+
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 100), st.booleans()), max_size=30))
 def test_every_array_is_released_exactly_once(moves: list[tuple[int, int, bool]]) -> None:
     tape = Tape("metal", 2, 10)
