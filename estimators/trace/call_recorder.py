@@ -33,6 +33,8 @@ class KeptCalls:
 
     def __init__(self) -> None:
         self._calls: dict[Hashable, Call] = {}
+        self.probed: dict[Hashable, tuple[int, ...]] = {}
+        """Nodes of the two short calls, where a class loops over tokens."""
 
     def get(self, key: Hashable) -> Call | None:
         """Return the call that was kept under a key."""
@@ -238,7 +240,11 @@ class Running:
     def _expected_nodes(self) -> int:
         """Return the nodes that a loop adds for the tokens of all calls, from two short ones."""
         # What the two have in common is mostly how the weights were made, which is not recorded.
-        (few, many), (base, more) = _PROBES, map(self._count, _PROBES)
+        workload, probed = self._workload, self._kept.probed
+        key = workload.batch, workload.max_kv_size, self._target
+        if key not in probed:
+            probed[key] = tuple(map(self._count, _PROBES))
+        (few, many), (base, more) = _PROBES, probed[key]
         calls = planned_calls(self._workload, self._target.versions)
         tokens = sum(call.tokens for call in calls)
         return (more - base) * tokens // (many - few)
