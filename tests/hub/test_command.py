@@ -129,6 +129,22 @@ def test_an_unusable_setting_is_reported_as_bad_input(
     assert hub.made == []
 
 
+def test_the_connection_that_a_program_gave_huggingface_hub_is_used(
+    shell: Shell, hub: FakeHub
+) -> None:
+    given = """
+import httpx2
+from huggingface_hub import set_client_factory
+set_client_factory(lambda: httpx2.Client(headers={"x-given": "yes"}))
+from memfit.cli.app import main
+main()
+"""
+    command = [sys.executable, "-c", given, "estimate", NAME]
+    ran = subprocess.run(command, env=shell.environment, capture_output=True, timeout=60, cwd=ROOT)
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert {made.headers.get("x-given") for made in hub.made} == {"yes"}
+
+
 @pytest.mark.parametrize("where", ["/api/", "signature"])
 def test_an_interrupt_does_not_wait_for_a_stalled_hub(
     shell: Shell, hub: FakeHub, where: str

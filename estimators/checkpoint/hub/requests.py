@@ -1,8 +1,8 @@
 """Requests to the Hub: bounded in bytes, time and tries. The one module that touches the network.
 
-The connection, the token and the settings are huggingface-hub's. Its metadata calls are not used:
-they read a body whole even when a server ignores Range, refuse headers above 25 MB, and drop what
-the digest is computed from (docs/hub.md).
+The token and the settings are huggingface-hub's. Its metadata calls are not used: they read a body
+whole even when a server ignores Range, refuse headers above 25 MB, and drop what the digest is
+computed from (docs/hub.md).
 """
 
 import os
@@ -88,12 +88,13 @@ class Client:
             UnreachableError: when the token cannot be read.
         """
         self._hub, self._repository, self._sink = hub, repository, progress
-        # Not in the thread below: it only reads the system's certificates then, outside Python,
-        # while this one imports what is needed next. httpx2 imports httpcore2 with a client.
+        # The thread reads the system's certificates first, outside Python.
         import httpcore2  # noqa: F401
-        from huggingface_hub.utils import get_session  # noqa: F401
 
         (self._session,) = start([open_session], 1)
+        # Not in that thread, which would hold up what this one imports next.
+        import httpx2  # noqa: F401
+
         self._headers = {
             "accept-encoding": "identity",  # ranges are of the file, not of its compression
             "user-agent": f"memfit/{__version__}",

@@ -1,7 +1,10 @@
 """Which Hub to use, and how: huggingface-hub's settings, validated."""
 
+import atexit
 import os
+import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -64,19 +67,37 @@ def configured_hub() -> Hub:
 
 
 def open_session() -> "httpx2.Client":
-    """Return huggingface-hub's connection, with the environment's proxies and certificates.
+    """Return the process's connection, with the environment's proxies and certificates.
+
+    It is huggingface-hub's where that is in use: a program may have given it one of its own
+    (set_client_factory).
 
     Raises:
         InputError: when they cannot be used.
     """
     try:
-        from huggingface_hub.utils import get_session
+        if "huggingface_hub.utils" in sys.modules:
+            from huggingface_hub.utils import get_session
 
-        session: httpx2.Client = get_session()
+            shared: httpx2.Client = get_session()
+            return shared
+        return _own_session()
     # ImportError: a SOCKS proxy needs a package of its own.
     except (ImportError, OSError, ValueError) as error:
         names = ", ".join(_set(_OF_CONNECTIONS)) or "the proxy and certificate settings"
         raise InputError(f"no connection can be made with {names}: {printable(error)}") from None
+
+
+@cache
+def _own_session() -> "httpx2.Client":
+    import httpcore2
+
+    # Before httpx2 is imported, which another thread does while OpenSSL reads the certificates.
+    certificates = httpcore2.default_ssl_context()
+    import httpx2
+
+    session = httpx2.Client(verify=certificates)
+    atexit.register(session.close)
     return session
 
 
