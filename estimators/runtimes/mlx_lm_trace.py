@@ -63,7 +63,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
     rank: Rank | None = None
     """The rank that has this part of the class, None: it is the whole."""
     phases: frozenset[CallPhase] = ALL_PHASES
-    """Of these a run's calls are traced, and its first call always."""
+    """Of these a run's calls are traced, and the first where another takes on what it leaves."""
     _built: dict[Backend, "TracedModel"] = {}
     _runs: dict[tuple[Workload, Any, MlxVersions, frozenset[CallPhase]], "TracedRun"] = {}
     """By workload, `Device.gpu`, versions and ``phases``."""

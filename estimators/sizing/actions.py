@@ -118,10 +118,10 @@ def _commands(search: JointSearch, settings: Settings, prompt_tokens: int | None
     workload = search.workload_with(settings, prompt_tokens)
     kept = kept_caches(search.sized_for(settings, prompt_tokens), workload)
 
-    def run(model: str) -> Iterator[str]:
+    def run(model: str) -> Iterable[str]:
         commands = sized.runtime_model.commands(workload, model, kept)
         if sized.draft is None:
-            return iter(commands)
+            return commands
         return converting(
             sized.draft,
             lambda name: (each + draft_flags(name, sized.draft_tokens) for each in commands),

@@ -194,11 +194,9 @@ class JointSearch(Struct, eq=False):
         model, formula = self.model(settings.weight_bits), self._by_formula
         least = self._least(settings, prompt_tokens)
         yield Need(least, 0, budget=model.runtime_model.runtime.budget)
-        workload = self.workload_with(settings, prompt_tokens)
-        # Making a view may take a trace.
-        known = self._views.get((settings.weight_bits, workload), model).is_known(workload)
-        if formula is None or known or model.draft:
+        if formula is None or model.draft or self._is_known(settings, prompt_tokens):
             return
+        workload = self.workload_with(settings, prompt_tokens)
         by_formula = replace(formula.requirement(workload), error_bytes=0)
         if judge(by_formula, self.sized.device)[0] == "fits":
             return
@@ -231,9 +229,8 @@ class JointSearch(Struct, eq=False):
         formula = self._by_formula
         if formula is None:
             return model.runtime_model.least_bytes(workload) + model.margin_bytes
-        workspace = formula.figures_for(workload).moment.workspace_bytes
-        _, percent = formula.workspace_basis(workload)
-        return formula.requirement(workload).peak_bytes - workspace * percent // 100
+        need = formula.requirement(workload)
+        return need.peak_bytes - need.error_bytes
 
     def best(
         self, candidates: Iterable[Settings], prompt_tokens: int | None = None
@@ -270,11 +267,13 @@ class JointSearch(Struct, eq=False):
         ]
         return tuple(each.prefill_step for each in known if self._is_dearer(each))
 
-    def _is_known(self, settings: Settings) -> bool:
-        workload = self.workload_with(settings)
-        # A view that is not there yet knows nothing, and takes formulas to make.
-        view = self._views.get((settings.weight_bits, workload), self.sized)
-        return view.is_known(workload)
+    def _is_known(self, settings: Settings, prompt_tokens: int | None = None) -> bool:
+        workload, model = (
+            self.workload_with(settings, prompt_tokens),
+            self.model(settings.weight_bits),
+        )
+        # A view that is not there yet knows nothing, and to make it may take a trace.
+        return self._views.get((settings.weight_bits, workload), model).is_known(workload)
 
     def _is_dearer(self, settings: Settings) -> bool:
         pair = [self.workload_with(each) for each in (self.asked, settings)]

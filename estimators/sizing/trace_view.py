@@ -29,15 +29,13 @@ def _of_higher_chunks(
     chunks = _below(formula, workload, errors=1) & CHUNKS - {"first_chunk"} - low
     if not chunks:
         return None
-    view, moment = (
-        sized.phases_view(ALL_PHASES - low - chunks),
-        formula.figures_for(workload).moment,
-    )
+    view = sized.phases_view(ALL_PHASES - low - chunks)
     try:
         traced = view.figures_for(workload).moment.nbytes
     except UnsupportedError:
         return None
-    most = max(moment.call_bytes[call] for call in chunks) + _error_bytes(formula, workload)
+    call_bytes = formula.figures_for(workload).moment.call_bytes
+    most = max(call_bytes[call] for call in chunks) + formula.error_bytes(workload)
     is_traced = view.workspace_basis(workload)[0] == "traced"
     return view if is_traced and most < traced else None
 
@@ -49,7 +47,7 @@ def lower_calls(formula: SizedModel, workload: Workload) -> frozenset[CallPhase]
 
 def _below(formula: SizedModel, workload: Workload, *, errors: int) -> frozenset[CallPhase]:
     moment = formula.figures_for(workload).moment
-    limit = moment.nbytes - errors * _error_bytes(formula, workload)
+    limit = moment.nbytes - errors * formula.error_bytes(workload)
     lower = frozenset[CallPhase]()
     if moment.decode_bytes is not None and moment.decode_bytes < limit:
         lower |= ALL_PHASES - PREFILL
@@ -57,11 +55,6 @@ def _below(formula: SizedModel, workload: Workload, *, errors: int) -> frozenset
     if workload.kv_bits is None:
         lower |= {call for call, nbytes in moment.call_bytes.items() if nbytes < limit}
     return lower
-
-
-def _error_bytes(formula: SizedModel, workload: Workload) -> int:
-    _, percent = formula.workspace_basis(workload)
-    return formula.figures_for(workload).moment.workspace_bytes * percent // 100
 
 
 def call_over(

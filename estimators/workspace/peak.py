@@ -85,8 +85,7 @@ def peak(
     """
     prepared = prepared_model(model, plan, device, versions)
     if keeps_up and prepared.limits:
-        limits = replace(prepared.limits, in_flight=0)
-        prepared = replace(prepared, limits=limits, followed={})
+        prepared = prepared.on(prepared.traits, replace(prepared.limits, in_flight=0))
     run = RunMoments(prepared, workload, resident_bytes)
     moments = list(run.moments())
     best = max(moments, key=lambda moment: moment.nbytes)
