@@ -120,13 +120,16 @@ def test_pytorch_weights_are_bounded_by_their_file_sizes(memfit: Memfit, tmp_pat
 
 
 @pytest.mark.parametrize("quantize", [(), ("--quantize", "4")], ids=["as it is", "converted"])
-@pytest.mark.parametrize("command", ["estimate", "plan server", "plan train", "plan ranks"])
+@pytest.mark.parametrize(
+    "command", ["estimate", "plan server", "plan train --num-layers 2", "plan ranks"]
+)
 def test_no_command_names_a_checkpoint_that_mlx_lm_cannot_load(
     memfit: Memfit, tmp_path: Path, command: str, quantize: tuple[str, ...]
 ) -> None:
-    plain = write_config(tmp_path / "plain", QWEN3_4B)
+    small = {**QWEN3_4B, "num_hidden_layers": 2}
+    plain = write_config(tmp_path / "plain", small)
     block = {"quant_method": "gptq", "bits": 4, "group_size": 128}
-    packed = write_config(tmp_path / "gptq", {**QWEN3_4B, "quantization_config": block})
+    packed = write_config(tmp_path / "gptq", {**small, "quantization_config": block})
     asked = (*command.split(), "--device", "m4-max-128", *quantize)
     # Commands name a model of the directory, or what is converted from it.
     named = f"--model {tmp_path}/", "--hf-path"
