@@ -1,5 +1,6 @@
 """Settings of every test run."""
 
+import gc
 import os
 import signal
 import tempfile
@@ -30,3 +31,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     """Checkpoints that really run, by names in tests.checkpoints.RECIPES."""
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and tests out of every later collection, which their number makes slow."""
+    gc.freeze()

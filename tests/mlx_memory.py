@@ -2,10 +2,6 @@
 
 import gc
 
-# Fewer bytes in use cannot hide a part of a peak that matters; a collection takes a tenth of a
-# second and more.
-_FEW = 10_000
-
 
 def settled_bytes() -> int:
     """Free what no test uses any more, reset MLX's peak, and return the bytes still in use.
@@ -16,8 +12,7 @@ def settled_bytes() -> int:
     import mlx.core as mx
 
     mx.synchronize()
-    if mx.get_active_memory() > _FEW:
-        gc.collect()
+    gc.collect()
     mx.clear_cache()
     mx.reset_peak_memory()
     return int(mx.get_active_memory())
