@@ -64,6 +64,26 @@ def test_a_directory_cannot_be_written_as_a_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("memory", "code"), [("8GB", 1), ("64GB", 0)])
+def test_a_process_ends_with_its_whole_output_and_code_after_exit_functions(
+    memory: str, code: int
+) -> None:
+    script = """
+import atexit
+from memfit.cli import app
+from memfit.cli.__main__ import main
+run = app.main
+app.main = lambda: (atexit.register(print, "last words"), run())
+main()
+"""
+    command = [sys.executable, "-c", script, "estimate", "qwen3-8b-4bit", "--memory", memory]
+    # A pipe is written in blocks: the last one is flushed at the end.
+    run = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
+    answer, _, words = run.stdout.rpartition("\n}\n")
+    assert (run.returncode, words, run.stderr) == (code, "last words\n", "")
+    assert json.loads(answer + "}")["schema"].startswith("memfit.estimate/")
+
+
 def _run(
     *arguments: str | Path, stdout: int, command: str = "estimate", **environment: str
 ) -> subprocess.CompletedProcess[str]:
