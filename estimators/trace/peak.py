@@ -451,7 +451,7 @@ def _unmade(call: Call, order: list[int], views: list[View]) -> dict[int, list[V
     """Return what held arrays that no result needs are made from, each with one user more.
 
     MLX makes such an array in the next call, e.g. the state that a mask chooses (mlx-lm
-    gated_delta.py). What it is as large as becomes it: that is where it will be written.
+    gated_delta.py), and keeps till then what it is made from, from this call or before it.
     """
     evaluated = set(order)
     maker = {out: i for i, node in enumerate(call.nodes) for out in node.outputs}
@@ -466,7 +466,7 @@ def _unmade(call: Call, order: list[int], views: list[View]) -> dict[int, list[V
                 sources[array] = views[array]
             else:
                 waiting += call.nodes[made_by].inputs
-        if any(_becomes(view, views[held]) for i, view in sources.items() if i in maker):
+        if sources:
             found[id(views[held])] = list(sources.values())
             for view in sources.values():
                 view.references += 1

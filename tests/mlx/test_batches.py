@@ -7,13 +7,19 @@ from typing import Any
 import pytest
 
 pytest.importorskip("mlx_lm", reason="the generator is mlx-lm's")
+import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 
+from benchmarks.accuracy import HOST
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.sizing.sized_model import Method, size
+from memfit.estimators.trace.kernel_stubs import TraceTarget
+from memfit.estimators.trace.peak import peak
+from memfit.estimators.trace.traced_model import TracedModel
+from tests.mlx_memory import settled_bytes
 from tests.oracle import Oracle
 
 TESTS = Path(__file__).parents[1]
@@ -69,3 +75,38 @@ def test_a_batch_that_mlx_lm_does_not_run_is_rejected_or_noted(
             notes = sized.runtime_model.notes(workload, figures, Units.GB)
             found.append("no-batch" not in [note.code for note in notes])
     assert found == [generates(config, sequences)] * len(methods)
+
+
+def test_a_decode_step_keeps_what_the_next_makes_its_states_from() -> None:
+    config = case("falcon_h1") | {"num_hidden_layers": 4, "mamba_d_state": 64}
+    # The second step of this prompt grows the KV caches.
+    workload = Workload(prompt_tokens=256, max_tokens=20, batch=4)
+    trace, sized = TracedModel(config, "cpu", dtype="F32").record(
+        workload, TraceTarget(backend="cpu")
+    )
+    traced = {call.phase: max(call.curve) - sized.weight_bytes for call in peak(trace, HOST).calls}
+    measured = decode_peaks(config, workload)
+    assert max(measured) == pytest.approx(traced["growing"], rel=0.02)
+    assert measured[-1] == pytest.approx(traced["decode"], rel=0.02)
+
+
+def decode_peaks(config: dict[str, Any], workload: Workload) -> list[int]:
+    """Return what each step after the first takes above the weights at its peak, in bytes."""
+    model = Oracle(config, "F32").model
+    mx.eval(model.parameters())
+    before = settled_bytes()
+    generator = BatchGenerator(
+        model, completion_batch_size=workload.batch, prefill_batch_size=workload.batch
+    )
+    prompt = [1 + token % 200 for token in range(workload.prompt_tokens)]
+    generator.insert(
+        [prompt] * workload.batch, max_tokens=[workload.max_tokens + 2] * workload.batch
+    )
+    found: list[int] = []
+    for _ in range(workload.max_tokens + 2):
+        generator.next()
+        found.append(mx.get_peak_memory() - before)
+        mx.reset_peak_memory()
+    generator.close()
+    # The first two are of the prompt and its last token.
+    return found[2:]
