@@ -232,6 +232,8 @@ class _Recommender(Struct, frozen=True):
             why = "the weights are quantised already, or mlx_lm.convert does not make them"
             if not self._sized.runtime_model.on_mlx:
                 why = f"{self._sized.runtime} converts no weights"
+            elif fewer := self._sized.weight_bits():
+                why = f"fewer are not searched by trace: memfit estimate --quantize {fewer[0]}"
             return Advice("not_applicable", None, why)
         plan = self._sized.footprint.plan
         now = plan.default.bits if plan else dtypes.BITS[self._sized.model.dtype]

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.local.directory import read_directory
 from memfit.estimators.machine.devices import working_set_device
+from memfit.estimators.sizing.advise import advise
 from memfit.estimators.sizing.search import CONTEXT_STEP, fits_comfortably, longest_context
 from memfit.estimators.sizing.sized_model import SizedModel, size
 from memfit.estimators.sizing.trace_search import MAX_TRACES, TraceSearch
@@ -88,3 +90,14 @@ def test_without_room_only_what_is_asked_is_traced(traced: SizedModel) -> None:
     assert searching.longest_context(MOST) is None
     assert set(searching._traced) <= {ASKED}
     assert searching.too_long == CONTEXT_STEP
+
+
+def test_bits_that_no_trace_searches_are_not_called_quantised_already(traced: SizedModel) -> None:
+    reasons = [
+        advise(sized, ASKED, Units.GB).recommendation.weight_bits.reason
+        for sized in (traced, by_formula(traced))
+    ]
+    assert reasons == [
+        "fewer are not searched by trace: memfit estimate --quantize 8",
+        "the weights of 16 bits fit",
+    ]
