@@ -85,11 +85,15 @@ def test_a_decode_step_keeps_what_the_next_makes_its_states_from() -> None:
         workload, TraceTarget(backend="cpu")
     )
     traced = {call.phase: max(call.curve) - sized.weight_bytes for call in peak(trace, HOST).calls}
-    runs = [decode_peaks(config, workload) for _ in range(3)]
+    growing, measured = 0, list[int]()
     # A busy machine may make the states before the caches grow: a tenth less in that run.
-    growing = max(max(measured) for measured in runs)
-    assert growing <= traced["growing"] <= 1.12 * growing
-    assert min(measured[-1] for measured in runs) == pytest.approx(traced["decode"], rel=0.02)
+    for _ in range(6):
+        measured = decode_peaks(config, workload)
+        growing = max(growing, *measured)
+        if traced["growing"] <= 1.02 * growing:
+            break
+    assert growing <= traced["growing"] <= 1.02 * growing
+    assert measured[-1] == pytest.approx(traced["decode"], rel=0.02)
 
 
 def decode_peaks(config: dict[str, Any], workload: Workload) -> list[int]:
