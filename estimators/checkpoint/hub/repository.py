@@ -41,6 +41,9 @@ from memfit.estimators.checkpoint.weight_files import SAFETENSORS_INDEX
 Result = TypeVar("Result")
 
 MOST_THREADS = 32
+# Of a server that answers sooner than Python sends requests: more threads only wait for each other.
+THREADS_NEARBY = 8
+NEARBY_SECONDS = 0.01
 SINGLE_FILE = "model.safetensors"
 # ModelOpt's exports are named for what they are in: Llama-3.3-70B-Instruct-FP4, Qwen3-8B-NVFP4.
 _NAMES_MODELOPT = re.compile(r"fp[48]|modelopt", re.IGNORECASE)
@@ -289,7 +292,8 @@ class Repository:
         if not jobs:
             return []
         client = self._connected()
-        futures = start(jobs, MOST_THREADS)
+        is_nearby = client.fastest_seconds < NEARBY_SECONDS
+        futures = start(jobs, THREADS_NEARBY if is_nearby else MOST_THREADS)
         try:
             # Reported after the requests are sent, so that the report costs no waiting time.
             self._sink.begin(f"Reading {printable(self.label)}", len(jobs))
