@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import CheckpointError, UnreachableError, UnsupportedError
 from memfit.estimators.base.progress import NULL_PROGRESS
+from memfit.estimators.checkpoint.hub.repository import THREADS_NEARBY
 from memfit.estimators.checkpoint.hub.requests import Client
 from memfit.estimators.checkpoint.hub.settings import Hub
 from memfit.estimators.checkpoint.local.directory import read_directory
@@ -85,6 +86,23 @@ def test_a_redirect_leaves_its_connection_to_the_next_request(hub: FakeHub, tmp_
         client.get(shard, lambda _: 1000, span=(first, first + 1000))
     connections = {made.connection for made in hub.made}
     assert (len(hub.made), len(connections)) == (6, 2)  # one for each host
+
+
+@pytest.mark.parametrize(("latency", "is_nearby"), [(0.0, True), (0.03, False)])
+def test_a_distant_hub_gets_more_connections(
+    hub: FakeHub, tmp_path: Path, latency: float, is_nearby: bool
+) -> None:
+    repository(hub, write_checkpoint(tmp_path / "model", QWEN3_4B, TENSORS, 36))
+    hub.latency_seconds = latency
+    found = []
+    # A busy machine may take a nearby Hub for a distant one.
+    for attempt in range(5):
+        hub.made.clear()
+        Reader(hub, tmp_path / str(attempt))()
+        found.append(len({made.connection for made in hub.made if made.host == "hub"}))
+        if found[-1] <= THREADS_NEARBY:
+            break
+    assert (min(found) <= THREADS_NEARBY) is is_nearby
 
 
 @pytest.mark.parametrize(("tensors", "requests"), [(100, 1), (2500, 2)])
