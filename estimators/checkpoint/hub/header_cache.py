@@ -52,13 +52,9 @@ class HeaderCache:
     def put(self, content: bytes, *key: str) -> None:
         """Store content under a key, if the directory is writable."""
         with contextlib.suppress(OSError):
-            path, entry = self._path(key), hashlib.sha256(content).digest() + content
-            try:
-                write_atomically(path, entry)
-            except FileNotFoundError:
-                # For the user alone: it has configs and headers of private repositories too.
-                self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                write_atomically(path, entry)
+            # For the user alone: it has configs and headers of private repositories too.
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(self._path(key), hashlib.sha256(content).digest() + content)
 
     def trim(self) -> None:
         """Remove the least recently used entries until the rest is within the limit."""
