@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import CallPhase, Workload
@@ -27,6 +27,10 @@ from memfit.estimators.workspace.schedule import (
     simulated_layers,
     transient_peak,
 )
+from memfit.estimators.workspace.tape import Program
+
+# Loops over tokens are the largest: for Jamba 1.5 mini on several Macs all take 20 MB.
+_KEPT_LAYERS = 128
 
 
 class RunMoment(Struct, frozen=True):
@@ -120,10 +124,7 @@ class RunMoments:
 
     def _followed(self, call: CallShape, *, decoding: bool, has_head: bool) -> _Followed:
         """Return what a call holds; the same for every workload that makes it."""
-        shape = tuple(
-            tuple(value.items()) if isinstance(value, dict) else value for value in astuple(call)
-        )
-        key = (shape, decoding, has_head)
+        key = (_key(call), decoding, has_head)
         kept: dict[Hashable, _Followed] = self._prepared.followed
         found = kept.get(key)
         if found is None:
@@ -135,11 +136,12 @@ class RunMoments:
         hidden = prepared.model.hidden_size
         # Without logits no more is evaluated than the caches need.
         order = prepared.order if has_head else prepared.order[: prepared.caching]
-        layers = [
-            record_layer(plan, call, hidden, buffers)
-            for plan, buffers in zip(prepared.plans, self.caches.of_plans, strict=True)
+        last = None if has_head else order[-1]
+        recorded = [
+            self._recorded(number, call, ends=number == last)
+            for number in range(len(prepared.plans))
         ]
-        programs = [layer.program() for layer in layers]
+        programs = [each[0] for each in recorded]
         used = [programs[number] for number in set(order)]
         window = LEAST_SIMULATED if decoding else layers_in_flight(used, prepared.limits)
         # A graph of CUDA has more than a layer: where one begins depends on all layers before.
@@ -148,9 +150,9 @@ class RunMoments:
         sequence = [order[index] for index in simulated_layers(order, window)]
         simulated = Counter(sequence)
         followed = [programs[number] for number in sequence]
-        if not has_head:
+        if last is not None:
             # mx.eval gets the caches alone, so the last layer makes no output (generate_step).
-            followed[-1] = layers[order[-1]].program(state_only=True)
+            followed[-1] = recorded[last][-1]
         if has_head:
             vocabulary = prepared.model.vocab_size
             sampled = call.rows if decoding else call.batch
@@ -176,6 +178,25 @@ class RunMoments:
             deferred_bytes + transient_peak(steps, prepared.limits) - absent_bytes,
             max((program.largest, program.largest_name) for program in followed),
         )
+
+    def _recorded(self, number: int, call: CallShape, *, ends: bool) -> tuple[Program, ...]:
+        """Return the program of a plan's layers, the same for all calls with such buffers.
+
+        If the call ``ends`` in one of them without an output, that of the last comes after it.
+        """
+        prepared, buffers = self._prepared, self.caches.of_plans[number]
+        own = {buffer: call.occupancy[buffer] for each in buffers for buffer in each}
+        call = replace(call, occupancy=own)
+        key = (number, ends, _key(call))
+        kept: dict[Hashable, tuple[Program, ...]] = prepared.recorded
+        found = kept.pop(key, None)
+        if found is None:
+            layer = record_layer(prepared.plans[number], call, prepared.model.hidden_size, buffers)
+            found = (layer.program(), *([layer.program(state_only=True)] if ends else []))
+        kept[key] = found
+        if len(kept) > _KEPT_LAYERS:
+            del kept[next(iter(kept))]
+        return found
 
     def _shape(self, planned: PlannedCall, *, decoding: bool) -> CallShape:
         workload, position = self._workload, planned.position
@@ -216,6 +237,12 @@ class RunMoments:
                 if needs_array_mask(mixer.mixer, call, occupancy):
                     cells.add(call.tokens * occupancy.keys)
         return sum(cells) * (call.batch if call.is_batched else 1)
+
+
+def _key(call: CallShape) -> Hashable:
+    return tuple(
+        tuple(value.items()) if isinstance(value, dict) else value for value in astuple(call)
+    )
 
 
 def _explain(phase: Phase, call: PlannedCall, parts: tuple[int, ...]) -> str:

@@ -65,10 +65,12 @@ class PreparedModel(Struct, frozen=True):
     """Bytes of the largest single weight."""
     followed: dict[Hashable, Any] = field(default_factory=dict)
     """What calls hold at once, by their shapes: many workloads have the same calls."""
+    recorded: dict[Hashable, Any] = field(default_factory=dict)
+    """The programs of layers by call: many calls differ in buffers that a layer does not have."""
 
     def on(self, traits: BackendTraits, limits: BatchLimits | None) -> "PreparedModel":
         """Return the model on another device, with its own calls."""
-        return replace(self, traits=traits, limits=limits, followed={})
+        return replace(self, traits=traits, limits=limits, followed={}, recorded={})
 
 
 def prepare(
