@@ -76,6 +76,9 @@ class ClassTrace(Struct, frozen=True, eq=False):
         from memfit.estimators.trace.gc_pause import not_collecting
 
         machine = device or ANY_MAC
+        # A prompt of one chunk is the same with every larger step.
+        step = min(workload.prefill_step, workload.prompt_tokens)
+        workload = replace(workload, prefill_step=step)
         key = workload, machine.gpu, versions, self.phases
         if key not in self._runs:
             with not_collecting():
@@ -448,4 +451,5 @@ def _moment(traced: "TracedPeak") -> PeakMoment:
         explanation=_lines(traced.nbytes, traced.phase, traced.operation, traced.alive),
         prefill_bytes=traced.prefill_bytes,
         decode_bytes=traced.decode_bytes,
+        call_bytes={call.phase: max(call.curve) for call in traced.calls if call.curve},
     )

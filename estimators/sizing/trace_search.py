@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.units import ceil_div, round_down
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.call_plan import CHUNKS, planned_calls
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
@@ -43,6 +44,8 @@ class TraceSearch(Struct):
     """By how much a workspace by trace may be wrong, None before the first."""
     _traced: dict[Workload, SizedModel] = field(default_factory=dict)
     """Workloads that were traced, and the model that has their figures."""
+    _chunks: dict[int, int] = field(default_factory=dict)
+    """By tokens of the prompt at its end, the need of a whole chunk that was traced."""
 
     def longest_context(self, most: int) -> int | None:
         """Return the longest multiple of 256 up to ``most`` that fits, None when none does."""
@@ -155,7 +158,18 @@ class TraceSearch(Struct):
             beyond = need.peak_bytes - derived.peak_bytes
             self._scale = (max(0, workspace + beyond), workspace)
             _, self._percent = traced.workspace_basis(workload)
+        if not self.sized.draft:
+            self._keep_chunks(traced, workload, need)
         return self._judged(need)
+
+    def _keep_chunks(self, traced: SizedModel, workload: Workload, need: Need) -> None:
+        """Keep what every prompt needs that is longer than a chunk of this one."""
+        moment = traced.figures_for(workload).moment
+        others = need.peak_bytes - moment.nbytes
+        for call in planned_calls(workload, traced.runtime_model.runtime.versions):
+            nbytes = moment.call_bytes.get(call.phase)
+            if nbytes and call.phase in CHUNKS and call.tokens == workload.prefill_step:
+                self._chunks[call.position + call.tokens] = nbytes + others
 
     def _leaves_room(self, workload: Workload) -> bool:
         """Whether a workload may fit, with the formula's error: a trace takes long."""
@@ -199,7 +213,8 @@ class TraceSearch(Struct):
         traced, derived = self._scale
         scaled = workspace * traced // derived
         error_bytes = ceil_div(scaled * self._percent, 100)
-        peak_bytes = need.peak_bytes + scaled - workspace
+        chunks = (least for end, least in self._chunks.items() if end < workload.prompt_tokens)
+        peak_bytes = max(need.peak_bytes + scaled - workspace, max(chunks, default=0))
         return replace(need, peak_bytes=peak_bytes, error_bytes=error_bytes)
 
     def _workspace(self, workload: Workload) -> int:

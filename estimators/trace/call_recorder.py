@@ -44,10 +44,14 @@ class KeptCalls:
         return call
 
     def keep(self, key: Hashable, call: Call) -> None:
-        """Keep a call, and drop those that were not asked for longest while there are too many."""
+        """Keep a call, and drop those that were not asked for longest while there are too many.
+
+        First calls are the last to go: other prompts have the same.
+        """
         self._calls[key] = call
         while sum(len(each.nodes) for each in self._calls.values()) > _MAX_KEPT:
-            del self._calls[next(iter(self._calls))]
+            later = (kept for kept, each in self._calls.items() if each.position)
+            del self._calls[next(later, next(iter(self._calls)))]
 
 
 class Running:
@@ -229,25 +233,30 @@ class Running:
         self._stepper.forget(lambda array: mx.zeros(array.shape, array.dtype))
 
     def _first_call(self, phase: CallPhase, tokens: int, position: int) -> Call:
-        try:
-            return self._call(phase, tokens, position, few=True)
-        except LoopError:
-            # Two short calls show how large the graph would be, before any time is spent on it.
-            reject_large_loop(self._expected_nodes())
-            self._reset()
-            return self._call(phase, tokens, position)
+        if self._probe_key not in self._kept.probed:
+            try:
+                return self._call(phase, tokens, position, few=True)
+            except LoopError:
+                self._reset()
+        # Two short calls show how large the graph would be, before any time is spent on it.
+        reject_large_loop(self._expected_nodes())
+        self._reset()
+        return self._call(phase, tokens, position)
 
     def _expected_nodes(self) -> int:
         """Return the nodes that a loop adds for the tokens of all calls, from two short ones."""
         # What the two have in common is mostly how the weights were made, which is not recorded.
-        workload, probed = self._workload, self._kept.probed
-        key = workload.batch, workload.max_kv_size, self._target
+        key, probed = self._probe_key, self._kept.probed
         if key not in probed:
             probed[key] = tuple(map(self._count, _PROBES))
         (few, many), (base, more) = _PROBES, probed[key]
         calls = planned_calls(self._workload, self._target.versions)
         tokens = sum(call.tokens for call in calls)
         return (more - base) * tokens // (many - few)
+
+    @property
+    def _probe_key(self) -> Hashable:
+        return self._workload.batch, self._workload.max_kv_size, self._target
 
     def _call(self, phase: CallPhase, tokens: int, position: int, *, few: bool = False) -> Call:
         """Record one call; with ``few``, only as long as it takes few slices of arrays."""

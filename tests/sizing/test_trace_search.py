@@ -1,5 +1,6 @@
 """The longest prompt by trace: the result of the formulas is confirmed, even if they are wrong."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from memfit.estimators.sizing.trace_search import MAX_TRACES, TraceSearch
 from tests.models import QWEN3_4B, write_config
 
 SMALL = {**QWEN3_4B, "num_hidden_layers": 2, "vocab_size": 4096, "max_position_embeddings": 8192}
+CASE = Path(__file__).parents[1] / "arch" / "cases" / "mamba2.json"
 ASKED = Workload(prompt_tokens=300, max_tokens=0)
 MOST = 8192
 
@@ -90,6 +92,26 @@ def test_without_room_only_what_is_asked_is_traced(traced: SizedModel) -> None:
     assert searching.longest_context(MOST) is None
     assert set(searching._traced) <= {ASKED}
     assert searching.too_long == CONTEXT_STEP
+
+
+def test_a_chunk_that_is_over_rules_out_all_longer_prompts(tmp_path: Path) -> None:
+    # Its states do not grow: every chunk takes about as much.
+    config = json.loads(CASE.read_text())
+    asked = replace(ASKED, prompt_tokens=MOST)
+    large = size(
+        read_directory(write_config(tmp_path, config)),
+        device=working_set_device(10**12),
+        method="trace",
+    )
+    chunk = large.requirement(asked.prompt_only(asked.prefill_step + 1)).peak_bytes
+    sized = large.on(working_set_device(chunk * 10 // 9 - 10))
+    searching = TraceSearch(sized, by_formula(sized), asked)
+    found = searching.longest_context(MOST)
+    assert found is not None
+    assert found <= asked.prefill_step
+    assert all(each.prompt_tokens <= asked.prefill_step for each in {*searching._traced} - {asked})
+    longer = asked.prompt_only(asked.prefill_step + CONTEXT_STEP)
+    assert searching.requirement(longer).peak_bytes >= chunk
 
 
 def test_bits_that_no_trace_searches_are_not_called_quantised_already(traced: SizedModel) -> None:

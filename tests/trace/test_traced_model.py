@@ -11,7 +11,7 @@ from memfit.estimators.machine.devices import working_set_device
 
 pytest.importorskip("mlx_lm")
 
-from memfit.estimators.trace import loop_guard
+from memfit.estimators.trace import call_recorder, loop_guard
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.peak import followed_start, peak
 from memfit.estimators.trace.traced_model import TracedModel
@@ -72,6 +72,27 @@ def test_runs_of_two_prefill_steps_in_turn_are_traced_as_if_alone(path: Path) ->
         workload = Workload(prompt_tokens=prompt, max_tokens=3, prefill_step=step)
         alone = TracedModel(config(path), "metal").record(workload, METAL)
         assert built.record(workload, METAL) == alone
+
+
+@pytest.mark.parametrize("path", quick(CASES), ids=lambda path: path.stem)
+def test_a_prompt_of_one_chunk_is_traced_alike_with_every_larger_step(path: Path) -> None:
+    built = TracedModel(config(path), "metal")
+    for prompt in (1, 2, 300):
+        least, larger = (
+            built.record(Workload(prompt_tokens=prompt, max_tokens=3, prefill_step=step), METAL)
+            for step in (prompt, 512)
+        )
+        assert least == larger
+
+
+def test_the_first_call_is_kept_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = config(next(path for path in CASES if path.stem == "llama"))
+    built = TracedModel(case, "metal")
+    shorter, longer = (Workload(prompt_tokens=n, prefill_step=128) for n in (300, 700))
+    first = built.record(shorter, METAL, phases={"first_chunk"})[0].calls[0]
+    monkeypatch.setattr(call_recorder, "_MAX_KEPT", len(first.nodes) + 1)
+    assert built.record(longer, METAL)[0].calls[0] is first
+    assert built.record(shorter, METAL)[0].calls[0] is first
 
 
 @pytest.mark.parametrize("path", quick(CASES), ids=lambda path: path.stem)
