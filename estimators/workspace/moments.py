@@ -137,8 +137,9 @@ class RunMoments:
         # Without logits no more is evaluated than the caches need.
         order = prepared.order if has_head else prepared.order[: prepared.caching]
         last = None if has_head else order[-1]
+        others = _key(replace(call, occupancy={}))
         recorded = [
-            self._recorded(number, call, ends=number == last)
+            self._recorded(number, call, others, ends=number == last)
             for number in range(len(prepared.plans))
         ]
         programs = [each[0] for each in recorded]
@@ -179,18 +180,21 @@ class RunMoments:
             max((program.largest, program.largest_name) for program in followed),
         )
 
-    def _recorded(self, number: int, call: CallShape, *, ends: bool) -> tuple[Program, ...]:
+    def _recorded(
+        self, number: int, call: CallShape, others: Hashable, *, ends: bool
+    ) -> tuple[Program, ...]:
         """Return the program of a plan's layers, the same for all calls with such buffers.
 
-        If the call ``ends`` in one of them without an output, that of the last comes after it.
+        ``others`` is all of the call but its buffers. If it ``ends`` in one of the layers without
+        an output, the program of the last comes after that of all.
         """
         prepared, buffers = self._prepared, self.caches.of_plans[number]
         own = {buffer: call.occupancy[buffer] for each in buffers for buffer in each}
-        call = replace(call, occupancy=own)
-        key = (number, ends, _key(call))
+        key = (number, ends, others, tuple(own.items()))
         kept: dict[Hashable, tuple[Program, ...]] = prepared.recorded
         found = kept.pop(key, None)
         if found is None:
+            call = replace(call, occupancy=own)
             layer = record_layer(prepared.plans[number], call, prepared.model.hidden_size, buffers)
             found = (layer.program(), *([layer.program(state_only=True)] if ends else []))
         kept[key] = found
