@@ -118,6 +118,11 @@ def kv_format(buffer: KVBuffer, workload: Workload, width: int, tokens: int) -> 
     return KVFormat(width)
 
 
+def asks_for_quantised(model: Model, max_kv_size: int | None) -> bool:
+    """Whether KV bits reach any cache of a model: it is quantised, or mlx-lm raises."""
+    return not all(map(_stays_plain, buffer_counts(model, max_kv_size)))
+
+
 def is_convertible(buffer: KVBuffer) -> bool:
     """Whether mlx-lm can quantise the buffer."""
     return buffer.growth is Growth.STEPS and not buffer.in_cache_list

@@ -16,7 +16,12 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC
 from memfit.estimators.mlx.batches import merges_caches, require_batch
-from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes, kv_cache
+from memfit.estimators.mlx.kv_cache import (
+    asks_for_quantised,
+    buffer_counts,
+    buffer_token_bytes,
+    kv_cache,
+)
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, format_version
 from memfit.estimators.results.estimate import Basis, Note
@@ -171,8 +176,11 @@ class MlxLm(RuntimeModel, frozen=True):
         return self.resident_bytes + kept
 
     def runs_kv_bits(self, workload: Workload) -> bool:
-        """Whether it is one sequence: BatchGenerator (mlx_lm/generate.py) has no KV bits."""
-        return workload.batch == 1
+        """Whether it is one sequence, and KV bits reach a cache of the model.
+
+        BatchGenerator (mlx_lm/generate.py) has none.
+        """
+        return workload.batch == 1 and asks_for_quantised(self.subject.model, workload.max_kv_size)
 
     def commands(self, workload: Workload, model: str, kept_caches: int) -> tuple[str, ...]:
         """Return the command of the server; with a rotating cache, which it lacks, of generate."""

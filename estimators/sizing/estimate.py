@@ -302,11 +302,15 @@ def workload_notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
         text = f"mlx-lm ignores max_kv_size for {model.model_type}: the class makes its own cache"
         yield Note("warning", "max-kv-size", text)
     if workload.kv_bits and not sized.runtime_model.runs_kv_bits(workload):
-        text = (
-            f"{sized.runtime} quantises no cache of a batch: mlx_lm.server with --kv-bits answers"
-            " one request at a time"
-        )
-        yield Note("warning", "kv-batch", text)
+        if workload.batch > 1:
+            text = (
+                f"{sized.runtime} quantises no cache of a batch: mlx_lm.server with --kv-bits"
+                " answers one request at a time"
+            )
+            yield Note("warning", "kv-batch", text)
+        else:
+            text = f"{sized.runtime} quantises no cache of {model.model_type}: KV bits do nothing"
+            yield Note("warning", "kv-bits", text)
     if workload.kv_bits and workload.total_tokens < workload.quantized_kv_start:
         text = (
             f"the cache stays unquantised: mlx-lm quantises it from"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.cli.running import Memfit
-from tests.models import QWEN3_4B_4BIT, QWEN3_NEXT_80B, write_config
+from tests.models import QWEN3_4B_4BIT, QWEN3_NEXT_80B, SAMPLES, write_config
 
 # https://huggingface.co/google/gemma-2-2b-it, config.json; mlx-lm cannot use its quantised cache.
 GEMMA2 = {**QWEN3_4B_4BIT, "model_type": "gemma2", "max_position_embeddings": 8192}
@@ -28,6 +28,19 @@ def test_kv_bits_a_short_prompt_never_reaches_still_give_a_recommendation(
     assert context.startswith("4864 tokens; 5120 cannot be run: gemma2")
     curve = memfit("estimate", tmp_path, *options, "--plot", "--json").json["curve"]
     assert [point["context_tokens"] for point in curve] == [1024, 2048, 4096]
+
+
+def test_kv_bits_that_reach_no_cache_are_not_searched(memfit: Memfit) -> None:
+    options = ("--context", "8192", "--device", "m4-pro-24", "--quantize", "4", "--json")
+    falcon = str(SAMPLES / "falcon-h1-7b.yaml")
+    found = memfit("estimate", falcon, *options).json
+    assert found["recommendation"]["kv_bits"]["state"] == "not_applicable"
+    assert not any("kv_bits" in action["settings"] for action in found["actions"])
+    asked = memfit("estimate", falcon, *options, "--kv-bits", "4").json
+    assert "mlx-lm quantises no cache of falcon_h1: KV bits do nothing" in [
+        note["message"] for note in asked["notes"]
+    ]
+    assert asked["peak_bytes"] == found["peak_bytes"]
 
 
 @pytest.mark.parametrize("step", ["1", "2"])

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 pytest.importorskip("mlx_lm")
 
+from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint
@@ -36,6 +37,24 @@ def test_formula_and_trace_agree(path: Path) -> None:
     assert shapes.weight_bytes == formula.footprint.loaded_bytes
     assert shapes.kv_bytes == kv_cache(formula.model, workload).nbytes
     assert shapes.ssm_bytes == state_bytes(formula.model, workload.batch)
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_kv_bits_that_reach_no_cache_change_no_class(path: Path) -> None:
+    checkpoint = open_checkpoint(str(path))
+    formula = size(checkpoint, device=None, method="formula")
+    trace = ClassTrace(checkpoint, None, formula.model.dtype, is_described=True)
+    plain = Workload(prompt_tokens=700, max_tokens=3, prefill_step=256)
+    asked = replace(plain, kv_bits=8, quantized_kv_start=0)
+    changes = _kv_bytes(trace, asked) != _kv_bytes(trace, plain)
+    assert formula.runtime_model.runs_kv_bits(plain) == changes
+
+
+def _kv_bytes(trace: ClassTrace, workload: Workload) -> int | None:
+    try:
+        return trace.shapes(workload).kv_bytes
+    except UnsupportedError:
+        return None
 
 
 @pytest.mark.parametrize("mode", ["affine", "nvfp4", "mxfp8"])

@@ -298,6 +298,8 @@ def doing(result: Estimate) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     if chosen is None:
         return "", (), tuple(_other_ways(result, None))
     heading = "Run it" if not chosen.settings else "Do this"
+    if result.device and "memory_bytes" in chosen.settings:
+        heading += f" on a Mac with {gigabytes(chosen.settings['memory_bytes'])}"
     return heading, chosen.commands, tuple(_other_ways(result, chosen))
 
 
