@@ -118,8 +118,8 @@ def kv_format(buffer: KVBuffer, workload: Workload, width: int, tokens: int) -> 
     return KVFormat(width)
 
 
-def asks_for_quantised(model: Model, max_kv_size: int | None) -> bool:
-    """Whether KV bits reach any cache of a model: it is quantised, or mlx-lm raises."""
+def kv_bits_apply(model: Model, max_kv_size: int | None) -> bool:
+    """Whether KV bits reach any cache of a model, which mlx-lm then quantises or refuses."""
     return not all(map(_stays_plain, buffer_counts(model, max_kv_size)))
 
 

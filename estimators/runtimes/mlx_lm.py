@@ -17,9 +17,9 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC
 from memfit.estimators.mlx.batches import merges_caches, require_batch
 from memfit.estimators.mlx.kv_cache import (
-    asks_for_quantised,
     buffer_counts,
     buffer_token_bytes,
+    kv_bits_apply,
     kv_cache,
 )
 from memfit.estimators.mlx.recurrent_state import state_bytes
@@ -180,7 +180,7 @@ class MlxLm(RuntimeModel, frozen=True):
 
         BatchGenerator (mlx_lm/generate.py) has none.
         """
-        return workload.batch == 1 and asks_for_quantised(self.subject.model, workload.max_kv_size)
+        return workload.batch == 1 and kv_bits_apply(self.subject.model, workload.max_kv_size)
 
     def commands(self, workload: Workload, model: str, kept_caches: int) -> tuple[str, ...]:
         """Return the command of the server; with a rotating cache, which it lacks, of generate."""

@@ -1,7 +1,7 @@
 """One model of mlx-lm and its caches, run call by call as mlx-lm's loop would."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from msgspec.structs import replace
@@ -234,10 +234,8 @@ class Running:
 
     def _first_call(self, phase: CallPhase, tokens: int, position: int) -> Call:
         if self._probe_key not in self._kept.probed:
-            try:
+            with suppress(LoopError):
                 return self._call(phase, tokens, position, few=True)
-            except LoopError:
-                self._reset()
         # Two short calls show how large the graph would be, before any time is spent on it.
         reject_large_loop(self._expected_nodes())
         self._reset()
