@@ -51,8 +51,8 @@ def _below(formula: SizedModel, workload: Workload, *, errors: int) -> frozenset
     lower = frozenset[CallPhase]()
     if moment.decode_bytes is not None and moment.decode_bytes < limit:
         lower |= ALL_PHASES - PREFILL
-    # Of chunks with a quantised cache the formula follows others.
-    if workload.kv_bits is None:
+    # Of prompts whose cache is quantised on the way the formula follows other chunks.
+    if workload.kv_bits is None or not workload.quantized_kv_start:
         lower |= {call for call, nbytes in moment.call_bytes.items() if nbytes < limit}
     return lower
 

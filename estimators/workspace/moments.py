@@ -46,7 +46,7 @@ class RunMoment(Struct, frozen=True):
     explanation: str
     """The sum of its parts, as a line of text."""
     call: CallPhase | None = None
-    """The call it is in, None for the load and for conversions between calls."""
+    """The call it is in or follows, None for the load and for conversions after other calls."""
 
 
 class _Followed(NamedTuple):
@@ -227,7 +227,9 @@ class RunMoments:
             f"{phase} at the switch to quantised keys and values = weights {parts[0]:,} + caches"
             f" before {before:,} + after {after:,} + states {parts[3]:,}"
         )
-        yield RunMoment(phase, sum(parts), 0, "", line)
+        # A conversion after the first chunk is the end of that call (call_plan.py).
+        is_first = phase == "prefill" and not call.position
+        yield RunMoment(phase, sum(parts), 0, "", line, "first_chunk" if is_first else None)
 
     def _mask_bytes(self, call: CallShape) -> int:
         """One mask for all layers of a kind: a window, latent attention or a batch."""

@@ -4,7 +4,7 @@ The transient is derived, not fitted: each layer's operations are written down a
 makes them, and follow MLX's scheduler. docs/accuracy.md compares it with measurements.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from msgspec import Struct
@@ -18,7 +18,7 @@ from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Phase
 from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.workspace.call import BackendTraits
-from memfit.estimators.workspace.moments import RunMoments
+from memfit.estimators.workspace.moments import RunMoment, RunMoments
 from memfit.estimators.workspace.prepared import PreparedModel, backend_traits, prepare
 from memfit.estimators.workspace.schedule import formula_limits
 
@@ -103,8 +103,17 @@ def peak(
         # Loading comes before the first token, so it belongs to prefill.
         prefill_bytes=max(m.nbytes for m in moments if m.phase != "decode"),
         decode_bytes=max(m.nbytes for m in moments if m.phase == "decode"),
-        call_bytes={m.call: m.nbytes for m in moments if m.call},
+        call_bytes=_of_calls(moments),
     )
+
+
+def _of_calls(moments: Sequence[RunMoment]) -> dict[CallPhase, int]:
+    """The most in use during each call: a conversion may be above the chunk that it follows."""
+    found: dict[CallPhase, int] = {}
+    for moment in moments:
+        if moment.call:
+            found[moment.call] = max(moment.nbytes, found.get(moment.call, 0))
+    return found
 
 
 def with_load(moment: PeakMoment, load_bytes: int) -> PeakMoment:
