@@ -25,7 +25,8 @@ _NEAR = 12  # a twelfth more context is not worth another trace
 class TraceSearch(Struct):
     """The search for settings of a workload, confirmed by trace.
 
-    The workspace of the formulas is scaled to that of the last trace.
+    The workspace of the formulas is scaled to that of the last trace: of one chunk for the prompts
+    that are no longer, else of several.
     """
 
     sized: SizedModel
@@ -38,8 +39,8 @@ class TraceSearch(Struct):
     """The shortest prompt that does not fit, by trace or by the scaled formula."""
     is_certain: bool = False
     """Whether even the formula's largest need fits for the longest prompt: nothing is traced."""
-    _scale: tuple[int, int] = (1, 1)
-    """Bytes of workspace by trace, and by formula."""
+    _scales: dict[bool, tuple[int, int]] = field(default_factory=dict)
+    """Bytes of workspace by trace, and by formula; of prompts of one chunk and of longer ones."""
     _percent: int | None = None
     """By how much a workspace by trace may be wrong, None before the first."""
     _traced: dict[Workload, SizedModel] = field(default_factory=dict)
@@ -153,14 +154,18 @@ class TraceSearch(Struct):
         """Whether a workload fits by trace; the formula is scaled to it."""
         traced = self._traced[workload] = peak_view(self.sized, self.formula, workload)
         need = traced.requirement(workload)
-        derived, workspace = self.formula.requirement(workload), self._workspace(workload)
-        if workspace:
-            beyond = need.peak_bytes - derived.peak_bytes
-            self._scale = (max(0, workspace + beyond), workspace)
+        if self._workspace(workload):
             _, self._percent = traced.workspace_basis(workload)
         if not self.sized.draft:
             self._keep_chunks(traced, workload, need)
+        self._keep_scale(workload, need.peak_bytes)
         return self._judged(need)
+
+    def _keep_scale(self, workload: Workload, peak_bytes: int) -> None:
+        """Keep the scale of the formula for workloads like one that was traced."""
+        if workspace := self._workspace(workload):
+            beyond = peak_bytes - self.formula.requirement(workload).peak_bytes
+            self._scales[_is_one_chunk(workload)] = (max(0, workspace + beyond), workspace)
 
     def _keep_chunks(self, traced: SizedModel, workload: Workload, need: Need) -> None:
         """Keep what every prompt needs that is longer than a chunk of this one."""
@@ -169,7 +174,10 @@ class TraceSearch(Struct):
         for call in planned_calls(workload, traced.runtime_model.runtime.versions):
             nbytes = moment.call_bytes.get(call.phase)
             if nbytes and call.phase in CHUNKS and call.tokens == workload.prefill_step:
-                self._chunks[call.position + call.tokens] = nbytes + others
+                end = call.position + call.tokens
+                self._chunks[end] = nbytes + others
+                if not call.position:
+                    self._keep_scale(workload.prompt_only(end + 1), nbytes + others)
 
     def _leaves_room(self, workload: Workload) -> bool:
         """Whether a workload may fit, with the formula's error: a trace takes long."""
@@ -210,7 +218,8 @@ class TraceSearch(Struct):
         need, workspace = self.formula.requirement(workload), self._workspace(workload)
         if self._percent is None:
             return need
-        traced, derived = self._scale
+        own = _is_one_chunk(workload)
+        traced, derived = self._scales[own if own in self._scales else not own]
         scaled = workspace * traced // derived
         error_bytes = ceil_div(scaled * self._percent, 100)
         chunks = (least for end, least in self._chunks.items() if end < workload.prompt_tokens)
@@ -222,3 +231,8 @@ class TraceSearch(Struct):
 
     def _judged(self, need: Need) -> bool:
         return judge(need, self.sized.device)[0] == "fits"
+
+
+def _is_one_chunk(workload: Workload) -> bool:
+    """Whether a prompt is one chunk, but for its last token."""
+    return workload.prompt_tokens <= workload.prefill_step + 1

@@ -94,15 +94,26 @@ def test_without_room_only_what_is_asked_is_traced(traced: SizedModel) -> None:
     assert searching.too_long == CONTEXT_STEP
 
 
+def recurrent(folder: Path) -> SizedModel:
+    """A traced model with states that do not grow: every chunk takes about as much."""
+    checkpoint = read_directory(write_config(folder, json.loads(CASE.read_text())))
+    return size(checkpoint, device=working_set_device(10**12), method="trace")
+
+
+def test_a_first_chunk_scales_the_formula_for_prompts_of_one_chunk(tmp_path: Path) -> None:
+    large, asked = recurrent(tmp_path), replace(ASKED, prompt_tokens=MOST)
+    chunk = large.requirement(asked.prompt_only(asked.prefill_step + 1)).peak_bytes
+    sized = large.on(working_set_device((chunk - 1000) * 10 // 9))
+    searching = TraceSearch(sized, by_formula(sized), asked)
+    found = asked.prefill_step - CONTEXT_STEP
+    # Without it, a whole chunk is traced that is over.
+    assert searching.longest_context(MOST) == found
+    assert [each.prompt_tokens for each in searching._traced] == [MOST, found]
+    assert not fits_comfortably(sized, asked.prompt_only(asked.prefill_step))
+
+
 def test_a_chunk_that_is_over_rules_out_all_longer_prompts(tmp_path: Path) -> None:
-    # Its states do not grow: every chunk takes about as much.
-    config = json.loads(CASE.read_text())
-    asked = replace(ASKED, prompt_tokens=MOST)
-    large = size(
-        read_directory(write_config(tmp_path, config)),
-        device=working_set_device(10**12),
-        method="trace",
-    )
+    large, asked = recurrent(tmp_path), replace(ASKED, prompt_tokens=MOST)
     chunk = large.requirement(asked.prompt_only(asked.prefill_step + 1)).peak_bytes
     sized = large.on(working_set_device(chunk * 10 // 9 - 10))
     searching = TraceSearch(sized, by_formula(sized), asked)
