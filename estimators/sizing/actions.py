@@ -68,8 +68,10 @@ def _for_longer_prompts(search: JointSearch, settings: Settings) -> Iterator[Act
         [replace(settings, kv_bits=bits) for bits in search.kv_bits() if bits != settings.kv_bits],
         [replace(settings, weight_bits=bits) for bits in fewer],
     ]
-    # The recommendation has that of the request's own settings.
-    best = max(search.longest_with(settings), search.longest_with(search.asked))
+    # The recommendation has that of the request's own settings. A request that fits tightly may be
+    # longer than all that fit.
+    known = (search.longest_with(settings), search.longest_with(search.asked))
+    best = max(*known, search.workload.total_tokens)
     for candidates in ladder:
         found = max(
             (search.longest(each) for each in candidates if is_accepted(search.converts, each)),

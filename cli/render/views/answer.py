@@ -58,11 +58,10 @@ def _excess(result: Estimate, share: str) -> str:
 
 def _remedy(result: Estimate) -> str:
     chosen = best(result)
-    if chosen is None:
+    if chosen is None or "memory_bytes" in chosen.settings:
         return _mac(result)
-    if "memory_bytes" in chosen.settings:
-        return _mac(result)
-    return f"It fits {settings_text(chosen.settings)}."
+    word = "fits" if chosen.verdict == "fits" else "is tight"
+    return f"It {word} {settings_text(chosen.settings)}."
 
 
 def _mac(result: Estimate) -> str:
@@ -79,11 +78,16 @@ def _looks_at_macs(result: Estimate) -> bool:
 
 
 def best(result: Estimate) -> Action | None:
-    """The cheapest action that makes the request fit; of Macs first the one without changes."""
-    fitting = [a for a in result.actions if a.goal == "request" and a.verdict == "fits"]
+    """The cheapest action that makes the request fit; of Macs first the one without changes.
+
+    On the machine asked for, one that fits tightly comes before another machine.
+    """
+    ways = [action for action in result.actions if action.goal == "request"]
+    fitting = [action for action in ways if action.verdict == "fits"]
     here = [action for action in fitting if "memory_bytes" not in action.settings]
+    tight = [action for action in ways if action.verdict == "tight" and action.settings]
     unchanged = [action for action in fitting if set(action.settings) == {"memory_bytes"}]
-    return next(iter((*here, *unchanged, *fitting)), None)
+    return next(iter((*here, *tight, *unchanged, *fitting)), None)
 
 
 def settings_text(settings: Mapping[str, int]) -> str:
@@ -366,5 +370,6 @@ def _other_ways(result: Estimate, chosen: Action | None) -> Iterator[str]:
             if set(action.settings) == {"memory_bytes"}:
                 yield f"A Mac with {gigabytes(action.settings['memory_bytes'])} fits it unchanged."
     limit = result.recommendation.wired_limit_mb
-    if limit.state == "change" and (chosen is None or chosen.cost == "hardware"):
+    is_fitted = chosen and chosen.verdict == "fits" and chosen.cost != "hardware"
+    if limit.state == "change" and not is_fitted:
         yield f"Or: {limit.reason}."
