@@ -26,6 +26,8 @@ UNBOUNDED_CONTEXT = 2**20
 
 # Values that are guessed by a curve before one is known to be too large.
 _BY_CURVE = 6
+# Values that are guessed by a line before the middle is taken: needs with steps have no line.
+_BY_LINE = 12
 
 Candidate = TypeVar("Candidate")
 
@@ -157,60 +159,87 @@ def context_lengths(most: int) -> range:
 
 
 def longest_context(
-    sized: SizedModel, workload: Workload, most: int, *, fits_at: int = 0
+    sized: SizedModel,
+    workload: Workload,
+    most: int,
+    *,
+    fits_at: int = 0,
+    requirement: Callable[[Workload], Need] | None = None,
 ) -> int | None:
     """Return the longest prompt up to ``most`` tokens that fits, all else as in ``workload``.
 
-    A prompt of ``fits_at`` tokens is known to fit. Memory grows almost in proportion to the
-    prompt: the next candidate is where the line through two known ones meets the limit.
+    A prompt of ``fits_at`` tokens is known to fit. Another ``requirement`` than that of the sized
+    model can decide.
     """
+    device, needed = sized.device, requirement or sized.requirement
+    if device is None or (least := _least_excess(sized, device)) > 0:
+        return None
 
     def excess(steps: int) -> int | None:
-        return _excess(sized, workload.prompt_only(steps * CONTEXT_STEP))
+        # Without a prompt nothing is needed but the weights.
+        prompt = workload.prompt_only(steps * CONTEXT_STEP) if steps else None
+        return _excess(needed(prompt), device) if prompt else least
 
-    low, high = fits_at // CONTEXT_STEP, most // CONTEXT_STEP
-    below, turn = _least_excess(sized), 0
-    if below > 0 or not high:
-        return None
+    steps = largest_within(excess, fits_at // CONTEXT_STEP, most // CONTEXT_STEP)
+    return steps * CONTEXT_STEP or None
+
+
+def largest_within(excess: Callable[[int], int | None], low: int, high: int) -> int:
+    """Return the largest whole number from ``low``, which fits, to ``high`` that fits.
+
+    ``excess`` is by how much a number is over, at most 0 where it fits, None where it does not fit
+    for another reason; a number that is refused (`is_accepted`) does not fit. What is over grows
+    almost in proportion: the next number is where the line between the two ends meets the limit,
+    and nearer to an end that stays (the Illinois method).
+
+    >>> asked = []
+    >>> largest_within(lambda value: asked.append(value) or 3 * value - 1000, 0, 10**6), len(asked)
+    (333, 4)
+    """
+    if high <= low:
+        return low
     over = _try(excess, high)
-    if high <= low or (over is not None and over <= 0):
-        return high * CONTEXT_STEP
+    if over is not None and over <= 0:
+        return high
+    below, turn, stayed = _try(excess, low), 0, 0
     while high - low > 1:
         turn += 1
         middle = (low + high) // 2
-        if over is not None and turn % 3:
+        if below is not None and over is not None and turn < _BY_LINE:
             middle = min(max(low + (high - low) * -below // (over - below), low + 1), high - 1)
         found = _try(excess, middle)
         if found is not None and found <= 0:
             low, below = middle, found
+            over = over // 2 if over and stayed > 0 else over
+            stayed = 1
         else:
             high, over = middle, found
-    return low * CONTEXT_STEP or None
+            below = below // 2 if below and stayed < 0 else below
+            stayed = -1
+    return low
 
 
-def _try(excess: Callable[[int], int | None], steps: int) -> int | None:
-    """The excess, None when the prompt cannot be run or something else than the peak is over."""
+def _try(excess: Callable[[int], int | None], number: int) -> int | None:
+    """The excess, None when a number is refused or something else than the peak is over."""
     try:
-        return excess(steps)
+        return excess(number)
     except (InputError, UnsupportedError):
         return None
 
 
-def _excess(sized: SizedModel, workload: Workload) -> int | None:
-    """By how much a need is above what it may take, at most 0 when it fits."""
-    if sized.device is None:
-        return None
-    need = sized.requirement(workload)
-    over = _over(need, sized.device)
-    fits = judge(need, sized.device)[0] == "fits"
+def _excess(need: Need, device: Device) -> int | None:
+    """By how much a need is above what it may take, at most 0 when it fits.
+
+    None where something else than the peak is over.
+    """
+    over = _over(need, device)
+    fits = judge(need, device)[0] == "fits"
     return over if fits == (over <= 0) else None
 
 
-def _least_excess(sized: SizedModel) -> int:
-    if sized.device is None:
-        return 1
+def _least_excess(sized: SizedModel, device: Device) -> int:
     weights, budget = sized.resident_bytes, sized.runtime_model.runtime.budget
-    return _over(Need(weights + sized.margin_bytes, 0, weights, budget), sized.device)
+    return _over(Need(weights + sized.margin_bytes, 0, weights, budget), device)
 
 
 def _over(need: Need, device: Device) -> int:

@@ -9,9 +9,8 @@ from memfit.estimators.mlx.call_plan import CHUNKS, planned_calls
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
-    context_lengths,
-    first_fitting,
     is_accepted,
+    longest_context,
 )
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.trace_view import lower_calls, peak_view
@@ -58,7 +57,7 @@ class TraceSearch(Struct):
         for attempt in range(1, MAX_TRACES + 1):
             upper = self._candidate(found, top, attempt)
             tokens = upper if upper == top else self._below(upper)
-            if tokens <= found or (found and tokens < top and self._is_near(found, tokens)):
+            if tokens <= found or (found and tokens < top and self._is_near(found, upper)):
                 break
             prompt = self.workload.prompt_only(tokens)
             if not is_accepted(self._leaves_room, prompt):
@@ -141,14 +140,11 @@ class TraceSearch(Struct):
         return tokens if fits else 0
 
     def _longest_by_formula(self, most: int) -> int:
-        found = first_fitting(context_lengths(most), self._fits_by_formula, monotone=True)
-        return found or 0
+        scaled = self._scaled_need
+        return longest_context(self.formula, self.workload, most, requirement=scaled) or 0
 
     def _fits(self, workload: Workload) -> bool:
         return self._judged(self.requirement(workload))
-
-    def _fits_by_formula(self, tokens: int) -> bool:
-        return self._judged(self._scaled_need(self.workload.prompt_only(tokens)))
 
     def _confirm(self, workload: Workload) -> bool:
         """Whether a workload fits by trace; the formula is scaled to it."""

@@ -1,13 +1,14 @@
 """The search for a setting gives what brute force gives, in few evaluations."""
 
 from collections.abc import Callable
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
-from memfit.estimators.sizing.search import context_lengths, first_fitting
+from memfit.estimators.sizing.search import context_lengths, first_fitting, largest_within
 
 REJECTIONS: tuple[type[InputError | UnsupportedError], ...] = (InputError, UnsupportedError)
 
@@ -39,6 +40,28 @@ def test_a_monotone_search_equals_brute_force_in_few_evaluations(
     found = first_fitting(candidates, judged(seen, fitting, rejected), monotone=True)
     assert found == max(fitting - rejected, default=None)
     assert len(seen) <= len(candidates).bit_length()  # floor(log2 n) + 1
+
+
+@given(st.data())
+def test_the_largest_that_fits_equals_brute_force_whatever_the_excess(data: st.DataObject) -> None:
+    low = data.draw(st.integers(0, 50))
+    high = low + data.draw(st.integers(0, 500))
+    steps = data.draw(st.lists(st.integers(0, 10**12), min_size=high + 1, max_size=high + 1))
+    start = data.draw(st.integers(-(10**13), 0))
+    over = list(accumulate(steps, initial=start))
+    unknown = {each for each in range(high + 1) if data.draw(st.booleans()) and over[each] > 0}
+    rejected_from = data.draw(st.integers(low + 1, high + 2))
+    seen: list[int] = []
+
+    def excess(number: int) -> int | None:
+        seen.append(number)
+        if number >= rejected_from:
+            raise REJECTIONS[number % 2](f"{number} cannot be run")
+        return None if number in unknown else over[number]
+
+    fitting = {each for each in range(low, high + 1) if over[each] <= 0 and each < rejected_from}
+    assert largest_within(excess, low, high) == max(fitting, default=low)
+    assert len(seen) <= 14 + (high - low).bit_length()
 
 
 @given(
