@@ -24,11 +24,11 @@ class Advised(Struct, frozen=True):
 def advise(sized: SizedModel, workload: Workload, units: Units) -> Advised:
     """Return what follows from a workload on a model.
 
-    By trace, which takes long, settings are searched for the request alone; grid and other
-    machines are by formula.
+    By trace, which takes long, settings are searched for the request alone; grid, other weights
+    and other machines are by formula.
     """
     search = search_of(sized, workload)
-    looked_at = JointSearch(search.formula, workload) if search.formula else search
+    looked_at = search.by_formula()
     ladder = _Ladder(looked_at)
     answer = find_answer(search, ladder.get)
     advice = recommend(search, units, answer, memory=memory_advice(search, answer, units))
@@ -39,10 +39,11 @@ def advise(sized: SizedModel, workload: Workload, units: Units) -> Advised:
 
 
 def search_of(sized: SizedModel, workload: Workload) -> JointSearch:
-    """Return the search for settings of a workload; by trace the weights stay as they are."""
-    if sized.runtime_model.method == "trace":
-        return JointSearch(sized, workload, formula=sized.formula_view())
-    return JointSearch(sized, workload, sized.weight_bits())
+    """Return the search for settings of a workload."""
+    formula = sized.formula_view() if sized.runtime_model.method == "trace" else None
+    # No formula has the workspace of other weights where it is between traced prompts.
+    is_traced_only = formula is not None and formula.is_between_traces
+    return JointSearch(sized, workload, () if is_traced_only else sized.weight_bits(), formula)
 
 
 class _Ladder(Struct):

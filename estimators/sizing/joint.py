@@ -65,7 +65,7 @@ class JointSearch(Struct, eq=False):
     sized: SizedModel
     workload: Workload
     weight_bits: tuple[int, ...] = ()
-    """Bits that the weights can be converted to, most first."""
+    """Bits that the weights can be converted to, most first; what is converted is by formula."""
     formula: SizedModel | None = None
     """The same model by formula, where the figures are by trace."""
     _variants: dict[int, SizedModel | UnsupportedError] = field(default_factory=dict)
@@ -76,10 +76,11 @@ class JointSearch(Struct, eq=False):
     def asked(self) -> Settings:
         return Settings(self.workload.prefill_step, self.workload.kv_bits)
 
-    @property
-    def _by_formula(self) -> SizedModel | None:
+    def _formula_of(self, settings: Settings) -> SizedModel | None:
         """The model by formula, where figures are by trace and a formula describes it."""
-        return None if self.formula and self.formula.is_between_traces else self.formula
+        if settings.weight_bits or (self.formula and self.formula.is_between_traces):
+            return None
+        return self.formula
 
     @property
     def searches_prompts(self) -> bool:
@@ -150,7 +151,7 @@ class JointSearch(Struct, eq=False):
         Raises:
             UnsupportedError: when mlx-lm cannot convert it to these bits.
         """
-        model, formula = self.model(settings.weight_bits), self._by_formula
+        model, formula = self.model(settings.weight_bits), self._formula_of(settings)
         if formula is None:
             return model
         key = settings.weight_bits, self.workload_with(settings, prompt_tokens)
@@ -191,7 +192,7 @@ class JointSearch(Struct, eq=False):
         self, settings: Settings, prompt_tokens: int | None, refused: Container[Verdict]
     ) -> Iterator[Need]:
         """Parts of the need: what is quick to compute, then a trace of a call that may be over."""
-        model, formula = self.model(settings.weight_bits), self._by_formula
+        model, formula = self.model(settings.weight_bits), self._formula_of(settings)
         least = self._least(settings, prompt_tokens)
         yield Need(least, 0, budget=model.runtime_model.runtime.budget)
         if formula is None or model.draft or self._is_known(settings, prompt_tokens):
@@ -203,17 +204,16 @@ class JointSearch(Struct, eq=False):
         from memfit.estimators.sizing.trace_view import call_over
 
         def is_over(peak_bytes: int) -> bool:
-            need = replace(by_formula, peak_bytes=peak_bytes + self._beyond(workload))
+            need = replace(by_formula, peak_bytes=peak_bytes + self._beyond(formula, workload))
             return judge(need, self.sized.device)[0] in refused
 
         if call := call_over(formula, workload, is_over):
             yield model.phases_view(frozenset({call})).requirement(workload)
 
-    def _beyond(self, workload: Workload) -> int:
+    def _beyond(self, formula: SizedModel, workload: Workload) -> int:
         """About how much more the trace finds than the formula: as for what was traced last."""
-        formula = self._by_formula
         for (_, traced), view in reversed(self._views.items()):
-            if formula and view.is_known(traced):
+            if view.is_known(traced):
                 derived = formula.figures_for(traced).moment
                 beyond = view.figures_for(traced).moment.nbytes - derived.nbytes
                 workspace = formula.figures_for(workload).moment.workspace_bytes
@@ -226,7 +226,7 @@ class JointSearch(Struct, eq=False):
             self.model(settings.weight_bits),
             self.workload_with(settings, prompt_tokens),
         )
-        formula = self._by_formula
+        formula = self._formula_of(settings)
         if formula is None:
             return model.runtime_model.least_bytes(workload) + model.margin_bytes
         need = formula.requirement(workload)
@@ -288,7 +288,7 @@ class JointSearch(Struct, eq=False):
         """Return the longest prompt that fits with exactly these settings, 0 when none does."""
         model = self.model(settings.weight_bits)
         workload, most = self.workload_with(settings), longest_prompt(model)
-        if self.formula is not None:
+        if self.formula is not None and settings.weight_bits is None:
             from memfit.estimators.sizing.trace_search import TraceSearch
 
             return TraceSearch(model, self.formula, workload).longest_context(most) or 0
@@ -301,11 +301,10 @@ class JointSearch(Struct, eq=False):
         tokens = 0
         for step in (steps[0], *reversed(steps[1:])):
             workload = self.workload_with(replace(settings, prefill_step=step))
-            if tokens >= most or (
-                tokens and not self._fits(model, workload, tokens + CONTEXT_STEP)
-            ):
+            longer = tokens + CONTEXT_STEP if tokens else 0
+            if tokens >= most or (longer and not self._fits(model, workload, longer)):
                 continue
-            tokens = longest_context(model, workload, most, fits_at=tokens) or tokens
+            tokens = longest_context(model, workload, most, fits_at=longer) or tokens
         largest = first_fitting(
             [replace(settings, prefill_step=step) for step in steps if tokens],
             lambda each: self._fits(model, self.workload_with(each), tokens),
@@ -319,6 +318,10 @@ class JointSearch(Struct, eq=False):
         """Convert the weights to all bits, so that searches on other machines reuse them."""
         for bits in self.weight_bits:
             is_accepted(self.converts, replace(self.asked, weight_bits=bits))
+
+    def by_formula(self) -> "JointSearch":
+        """Return the search with figures by formula, itself where they are."""
+        return replace(self, sized=self.formula, formula=None) if self.formula else self
 
     def on(self, device: Device) -> "JointSearch":
         """Return the same search on another machine."""

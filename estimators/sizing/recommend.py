@@ -243,7 +243,7 @@ class _Recommender(Struct, frozen=True):
             if not self._sized.runtime_model.on_mlx:
                 why = f"{self._sized.runtime} converts no weights"
             elif fewer := self._sized.weight_bits():
-                why = f"fewer are not searched by trace: memfit estimate --quantize {fewer[0]}"
+                why = f"fewer are not searched here: memfit estimate --quantize {fewer[0]}"
             return Advice("not_applicable", None, why)
         plan = self._sized.footprint.plan
         now = plan.default.bits if plan else dtypes.BITS[self._sized.model.dtype]
@@ -252,7 +252,8 @@ class _Recommender(Struct, frozen=True):
         bits = self._chosen.weight_bits
         if bits is None:
             return Advice("keep", now, f"the weights of {now} bits {self._fit}")
-        why = f"{bits} is the most that {self._fits}; mlx_lm.convert makes them"
+        by = ", by formula" if self.joint.formula else ""
+        why = f"{bits} is the most that {self._fits}{by}; mlx_lm.convert makes them"
         return Advice("change", bits, why)
 
     def wired_limit(self, context: int | None) -> Advice:

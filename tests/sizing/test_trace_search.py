@@ -11,6 +11,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.local.directory import read_directory
 from memfit.estimators.machine.devices import working_set_device
 from memfit.estimators.sizing.advise import advise
+from memfit.estimators.sizing.recommend import recommend_here
 from memfit.estimators.sizing.search import CONTEXT_STEP, fits_comfortably, longest_context
 from memfit.estimators.sizing.sized_model import SizedModel, size
 from memfit.estimators.sizing.trace_search import MAX_TRACES, TraceSearch
@@ -125,12 +126,18 @@ def test_a_chunk_that_is_over_rules_out_all_longer_prompts(tmp_path: Path) -> No
     assert searching.requirement(longer).peak_bytes >= chunk
 
 
-def test_bits_that_no_trace_searches_are_not_called_quantised_already(traced: SizedModel) -> None:
-    reasons = [
-        advise(sized, ASKED, Units.GB).recommendation.weight_bits.reason
-        for sized in (traced, by_formula(traced))
-    ]
-    assert reasons == [
-        "fewer are not searched by trace: memfit estimate --quantize 8",
-        "the weights of 16 bits fit",
-    ]
+def test_other_weights_are_by_formula_where_none_fits_as_it_is(traced: SizedModel) -> None:
+    small = traced.on(working_set_device(traced.resident_bytes))
+    advice, by = advise(small, ASKED, Units.GB), advise(by_formula(small), ASKED, Units.GB)
+    assert advice.recommendation.weight_bits.reason.startswith(
+        "8 is the most that fits, by formula"
+    )
+    assert advice.recommendation.weight_bits.value == by.recommendation.weight_bits.value
+    request = [each for each in by.actions if each.goal == "request"]
+    assert advice.actions == tuple(request)
+    assert [row.label for row in advice.grid.rows] == [row.label for row in by.grid.rows]
+
+
+def test_bits_that_are_not_searched_are_not_called_quantised_already(traced: SizedModel) -> None:
+    reason = "fewer are not searched here: memfit estimate --quantize 8"
+    assert recommend_here(traced, ASKED, Units.GB).weight_bits.reason == reason
