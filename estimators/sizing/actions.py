@@ -31,7 +31,7 @@ class Answer(Struct, frozen=True):
 def find_answer(search: JointSearch, ladder: Callable[[], Sequence[JointSearch]]) -> Answer:
     """Return what makes a request fit; ``ladder`` gives the Macs to take instead of its own."""
     settings = search.cheapest() if search.sized.device else ()
-    if settings and settings[0] == search.asked:
+    if settings and settings[0] == search.asked and search.verdict(settings[-1]) == "fits":
         return Answer(settings)
     larger = ladder()
     as_asked = smallest_mac(larger, lambda on_mac: on_mac.best([search.asked]))

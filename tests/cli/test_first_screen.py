@@ -21,6 +21,7 @@ CASES = {
     "no-device": "qwen3.5-35b-a3b.yaml",
     "does-not-fit": "qwen3.5-35b-a3b.yaml --memory 32GB",
     "smaller-step": "qwen3.5-35b-a3b.yaml --memory 32GB --quantize 4 --context 64k",
+    "tight-as-it-is": "qwen3-30b-a3b-4bit.yaml --memory 24GB",
     "tight-with-kv-bits": "qwen3-8b-4bit.yaml --memory 8GB --context 8k",
     "tight": "qwen3.5-35b-a3b.yaml --memory 32GB --quantize 5",
     "larger-mac": "qwen3-next-80b-a3b-4bit.yaml --memory 32GB",

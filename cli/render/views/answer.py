@@ -38,7 +38,7 @@ def headline(result: Estimate, units: Units) -> str:
         part = percent(result.needed_bytes, result.device.working_set_bytes)
         return f"{start} fits ({share}, {part}). Nothing to change."
     if result.verdict == "tight":
-        return f"{start} tight ({share}); {_tightness(result, units)}. {_remedy(result)}"
+        return f"{start} tight ({share}); {_tightness(result, units)}. {_remedy(result)}".rstrip()
     label = result.grid.rows[0].label if result.grid.rows else ""
     at = f" at {label}" if label[:1].isdigit() else ""
     return f"{start} does not fit{at} ({_excess(result, share)}). {_remedy(result)}"
@@ -60,6 +60,8 @@ def _remedy(result: Estimate) -> str:
     chosen = best(result)
     if chosen is None or "memory_bytes" in chosen.settings:
         return _mac(result)
+    if not chosen.settings:
+        return ""
     word = "fits" if chosen.verdict == "fits" else "is tight"
     return f"It {word} {settings_text(chosen.settings)}."
 
@@ -85,7 +87,7 @@ def best(result: Estimate) -> Action | None:
     ways = [action for action in result.actions if action.goal == "request"]
     fitting = [action for action in ways if action.verdict == "fits"]
     here = [action for action in fitting if "memory_bytes" not in action.settings]
-    tight = [action for action in ways if action.verdict == "tight" and action.settings]
+    tight = [action for action in ways if action.verdict == "tight"]
     unchanged = [action for action in fitting if set(action.settings) == {"memory_bytes"}]
     return next(iter((*here, *tight, *unchanged, *fitting)), None)
 
