@@ -19,6 +19,7 @@ CallPhase = Literal[
     "first_chunk",
     "converting",  # mlx-lm quantises the caches after it
     "full_chunk",  # the last whole chunk before a shorter one
+    "growing_chunk",  # the last whole chunk for which a buffer is allocated again
     "last_chunk",
     "last_token",  # of the prompt
     "last_tokens",  # the last chunk of older mlx-lm, from which the first token is sampled

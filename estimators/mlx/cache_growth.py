@@ -5,7 +5,7 @@ for each chunk is `grown`; the rest follows from it without a walk over all chun
 """
 
 from memfit.estimators.arch.caches import STEP, Growth, KVBuffer
-from memfit.estimators.base.units import ceil_div, round_up
+from memfit.estimators.base.units import ceil_div, round_down, round_up
 from memfit.estimators.base.workload import Workload
 
 
@@ -82,17 +82,31 @@ def _after_chunks(buffer: KVBuffer, step: int, tokens: int) -> int:
     return grown(buffer, before, start, chunk)
 
 
+def last_growing_chunk(step: int, tokens: int) -> int:
+    """Return where the last of the whole chunks of ``tokens`` begins that makes a KVCache grow.
+
+    >>> last_growing_chunk(2048, 4096), last_growing_chunk(128, 4096), last_growing_chunk(128, 4224)
+    (2048, 3840, 4096)
+    """
+    return _whole_chunks(step, round_down(tokens, step))[1]
+
+
 def _after_whole_chunks(step: int, tokens: int) -> int:
     """Return the capacity of a KVCache after ``tokens``, a multiple of ``step``."""
-    capacity = done = 0
+    return _whole_chunks(step, tokens)[0]
+
+
+def _whole_chunks(step: int, tokens: int) -> tuple[int, int]:
+    """Return the capacity of a KVCache after whole chunks, and where the last began that grew it."""
+    capacity = done = grew = 0
     seen: dict[tuple[int, int], int] = {}
     while done < tokens:
         # The rule sees the position modulo STEP and the free rows: equal ones repeat as a cycle.
         cycle = done - seen.setdefault((done % STEP, capacity - done), done)
         skipped = (tokens - done) // cycle * cycle if cycle else 0
-        done, capacity = done + skipped, capacity + skipped
+        done, capacity, grew = done + skipped, capacity + skipped, grew + skipped
         if done < tokens:
-            capacity = _stepped(capacity, done, step)
+            capacity, grew = _stepped(capacity, done, step), done
             # All chunks for which there is room now.
             done = min(tokens, done + (capacity - done) // step * step)
-    return capacity
+    return capacity, grew

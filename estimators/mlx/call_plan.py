@@ -10,9 +10,12 @@ from typing import NamedTuple
 from memfit.estimators.arch.caches import STEP
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import CallPhase, Workload
+from memfit.estimators.mlx.cache_growth import last_growing_chunk
 from memfit.estimators.mlx.versions import MlxVersions
 
-CHUNKS: frozenset[CallPhase] = frozenset({"first_chunk", "converting", "full_chunk", "last_chunk"})
+CHUNKS: frozenset[CallPhase] = frozenset(
+    {"first_chunk", "converting", "full_chunk", "growing_chunk", "last_chunk"}
+)
 PREFILL: frozenset[CallPhase] = CHUNKS | {"last_tokens"}
 
 
@@ -35,6 +38,8 @@ def planned_calls(
     >>> [call[:] for call in planned_calls(Workload(prompt_tokens=5000))]
     [('first_chunk', 2048, 0), ('full_chunk', 2048, 2048), ('last_chunk', 903, 4096), \
 ('last_token', 1, 4999)]
+    >>> [call[:] for call in planned_calls(Workload(prompt_tokens=513, prefill_step=128))][1:-1]
+    [('growing_chunk', 128, 256), ('last_chunk', 128, 384)]
     """
     prompt, step = workload.prompt_tokens, workload.prefill_step
     end = workload.total_tokens - 1
@@ -55,6 +60,9 @@ def planned_calls(
             calls[last - step] = ("full_chunk", step)
         if last or samples_alone:
             calls[0] = ("first_chunk", min(step, chunked))
+        # Of chunks that are no multiple of 256 not every one makes a buffer grow.
+        if chunked >= step:
+            calls.setdefault(last_growing_chunk(step, chunked), ("growing_chunk", step))
     converting = _converting(workload)
     if converting is not None:
         chunk = min(step, max(1, prompt - 1 - converting))

@@ -3,7 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.cache_growth import grown
 from memfit.estimators.mlx.call_plan import CHUNKS, planned_calls, planned_chunks
 
 WORKLOADS = st.builds(
@@ -39,6 +41,17 @@ def test_every_chunk_is_covered_by_a_planned_one_of_at_least_its_size(workload: 
     for position, tokens in loop(workload).items():
         if position < prompt:
             assert any(c.position >= position and c.tokens >= tokens for c in planned)
+
+
+@given(WORKLOADS)
+def test_the_last_whole_chunk_that_grows_a_cache_is_planned(workload: Workload) -> None:
+    buffer, step = KVBuffer(1, 1, 1), workload.prefill_step
+    growing, capacity = [], 0
+    for position in range(0, workload.prompt_tokens - step, step):
+        before, capacity = capacity, grown(buffer, capacity, position, step)
+        growing += [position] * (capacity > before)
+    planned = {call.position for call in planned_calls(workload) if call.tokens == step}
+    assert not growing or growing[-1] in planned
 
 
 @given(WORKLOADS)

@@ -180,6 +180,14 @@ def test_the_peak_of_a_generation_that_grows_caches_equals_mlxs_measurement() ->
     check_against_mlx("grown by generation", GROWING, tokens=250, step=64, generated=14)
 
 
+@pytest.mark.exhaustive
+def test_the_peak_of_a_chunk_before_the_last_that_grows_caches_equals_mlxs_measurement() -> None:
+    # Of chunks of 128 tokens every second one makes the caches grow; the last is of one token.
+    wide = {**GROWING, "hidden_size": 512, "num_hidden_layers": 2, "intermediate_size": 512}
+    wide |= {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 128}
+    check_against_mlx("grown by a chunk", wide, tokens=2050, step=128, generated=1)
+
+
 def test_on_metal_formula_and_trace_agree_on_a_generation_that_grows() -> None:
     pytest.importorskip("mlx_lm", reason="the class that is traced is mlx-lm's")
     checkpoint = Checkpoint(id="grown", source="config", config=GROWING, config_name="grown.json")
