@@ -144,7 +144,9 @@ class RunMoments:
         ]
         programs = [each[0] for each in recorded]
         used = [programs[number] for number in set(order)]
-        window = LEAST_SIMULATED if decoding else layers_in_flight(used, prepared.limits)
+        # A token without new buffers holds next to nothing in a layer.
+        allocates = not decoding or any(own.after != own.before for own in call.occupancy.values())
+        window = layers_in_flight(used, prepared.limits) if allocates else LEAST_SIMULATED
         # A graph of CUDA has more than a layer: where one begins depends on all layers before.
         if prepared.traits.backend == "cuda":
             window = len(order)
