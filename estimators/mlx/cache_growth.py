@@ -97,7 +97,7 @@ def _after_whole_chunks(step: int, tokens: int) -> int:
 
 
 def _whole_chunks(step: int, tokens: int) -> tuple[int, int]:
-    """Return the capacity of a KVCache after whole chunks, and where the last that grew it began."""
+    """Return a KVCache's capacity after whole chunks, and where the last began that grew it."""
     capacity = done = grew = 0
     seen: dict[tuple[int, int], int] = {}
     while done < tokens:

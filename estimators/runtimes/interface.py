@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import CallPhase, Workload
@@ -67,6 +68,9 @@ class TracedPeak(Protocol):
         self, workload: Workload, device: Device | None, versions: MlxVersions, kept_bytes: int
     ) -> PeakMoment:
         """Return the peak of a workload that keeps ``kept_bytes`` to its end."""
+
+    def converted(self, quantize: Quantization) -> "TracedPeak":
+        """Return the same of the model with its weights converted."""
 
 
 class Subject(Struct, frozen=True):

@@ -189,9 +189,16 @@ class ClassTrace(Struct, frozen=True, eq=False):
 
     def of_rank(self, rank: Rank) -> "ClassTrace":
         """Return the trace of one rank's part."""
-        return ClassTrace(
-            self.checkpoint, self.quantize, self.dtype, self.is_described, self.adapter, rank
-        )
+        return self._made(self.quantize, rank)
+
+    def converted(self, quantize: Quantization) -> "ClassTrace":
+        """Return the trace of the class with its weights converted."""
+        return self._made(quantize, self.rank)
+
+    def _made(self, quantize: Quantization | None, rank: Rank | None) -> "ClassTrace":
+        # Not by `replace`, which would share what was built.
+        described = self.is_described
+        return ClassTrace(self.checkpoint, quantize, self.dtype, described, self.adapter, rank)
 
     def weights(self, device: Device | None) -> Mapping[str, int]:
         """Return the bytes of each parameter by path, without those of the adapter."""

@@ -107,6 +107,10 @@ class VisionTrace(Struct, frozen=True, eq=False):
         run = built.record(plan, workload, target)
         return vision_peak(run, built.weights, machine, versions.mlx)
 
+    def converted(self, quantize: Quantization) -> "VisionTrace":
+        """Return the trace of the class with its weights converted."""
+        return VisionTrace(self.checkpoint, self.dtype, quantize)
+
     def load_bytes(self, machine: Device, versions: MlxVersions) -> int | None:
         """Return the peak of the load, None where it is not known."""
         from memfit.estimators.trace.kernel_stubs import TraceTarget

@@ -70,6 +70,9 @@ class ModelTrace(Protocol):
     def unread_format(self, device: Device | None) -> str | None:
         """Return the declared quantisation method where the weights are not sized in it."""
 
+    def converted(self, quantize: Quantization) -> "ModelTrace":
+        """Return the trace of the class with its weights converted."""
+
     def description(self, device: Device | None) -> Model:
         """Return what formulas and plans need of the model, from the class itself."""
 
@@ -90,6 +93,10 @@ class TracedWorkspace(Struct, frozen=True, eq=False):
     trace: ModelTrace
     max_context: int | None
     """The longest context of the model, in tokens."""
+
+    def converted(self, quantize: Quantization) -> "TracedWorkspace":
+        """Return the workspace of the class with its weights converted."""
+        return replace(self, trace=self.trace.converted(quantize))
 
     def peak(
         self, workload: Workload, device: Device | None, versions: MlxVersions, kept_bytes: int

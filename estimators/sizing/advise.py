@@ -41,9 +41,7 @@ def advise(sized: SizedModel, workload: Workload, units: Units) -> Advised:
 def search_of(sized: SizedModel, workload: Workload) -> JointSearch:
     """Return the search for settings of a workload."""
     formula = sized.formula_view() if sized.runtime_model.method == "trace" else None
-    # No formula has the workspace of other weights where it is between traced prompts.
-    is_traced_only = formula is not None and formula.is_between_traces
-    return JointSearch(sized, workload, () if is_traced_only else sized.weight_bits(), formula)
+    return JointSearch(sized, workload, sized.weight_bits(), formula)
 
 
 class _Ladder(Struct):

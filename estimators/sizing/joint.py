@@ -321,7 +321,11 @@ class JointSearch(Struct, eq=False):
 
     def by_formula(self) -> "JointSearch":
         """Return the search with figures by formula, itself where they are."""
-        return replace(self, sized=self.formula, formula=None) if self.formula else self
+        if self.formula is None:
+            return self
+        # Each prompt of other weights would take traces of its own.
+        bits = () if self.formula.is_between_traces else self.weight_bits
+        return replace(self, sized=self.formula, formula=None, weight_bits=bits)
 
     def on(self, device: Device) -> "JointSearch":
         """Return the same search on another machine."""

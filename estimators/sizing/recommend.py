@@ -252,7 +252,7 @@ class _Recommender(Struct, frozen=True):
         bits = self._chosen.weight_bits
         if bits is None:
             return Advice("keep", now, f"the weights of {now} bits {self._fit}")
-        by = ", by formula" if self.joint.formula else ""
+        by = f", {self.search.by}" if self.search.by else ""
         why = f"{bits} is the most that {self._fits}{by}; mlx_lm.convert makes them"
         return Advice("change", bits, why)
 

@@ -206,9 +206,10 @@ class SizedModel(Struct):
 
     def with_footprint(self, footprint: WeightFootprint) -> "SizedModel":
         """Return the same model with other weights."""
-        runtime_model = self.runtime_model
-        subject = replace(runtime_model.subject, footprint=footprint)
-        return self._under(type(runtime_model).bound(runtime_model.runtime, subject))
+        return self._of(replace(self.runtime_model.subject, footprint=footprint))
+
+    def _of(self, subject: Subject) -> "SizedModel":
+        return self._under(type(self.runtime_model).bound(self.runtime_model.runtime, subject))
 
     def weight_bits(self) -> tuple[int, ...]:
         """Return the bits of mlx_lm.convert that are fewer than the weights have, most first."""
@@ -225,14 +226,21 @@ class SizedModel(Struct):
     def converted(self, bits: int) -> "SizedModel":
         """Return the same model after conversion by mlx_lm.convert, sized by formula.
 
+        Where no formula has its workspace, that is between traces of the converted class.
+
         Raises:
             UnsupportedError: when its class asks for groups that do not divide a matrix.
         """
         model, checkpoint = self.model, self.checkpoint
         block = declared(checkpoint.config, model, checkpoint.config_name)
-        plan = QuantizationPlan(converted(bits), converting=True)
+        quantize = converted(bits)
+        plan = QuantizationPlan(quantize, converting=True)
         _, footprint = _with_adapter(model, convert(model, plan, block), self.adapter)
-        return self.formula_view().with_footprint(footprint)
+        view = self.formula_view()
+        subject = replace(view.runtime_model.subject, footprint=footprint)
+        if subject.traced:
+            subject = replace(subject, traced=subject.traced.converted(quantize))
+        return view._of(subject)
 
     def measured(self, measurement: "Measurement") -> "SizedModel":
         """Return the same with what a run on this device took, in place of figures for it.

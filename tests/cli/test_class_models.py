@@ -187,3 +187,21 @@ def test_a_key_that_no_family_reads_is_left_to_the_class(memfit: Memfit, tmp_pat
     plain = write_config(tmp_path / "plain", SMALL)
     known = memfit("estimate", plain, "--method", "trace", "--json").json["components"]
     assert data["components"] == {**known, "weights": {**known["weights"], "basis": "traced"}}
+
+
+def test_other_weights_are_between_traces_of_the_converted_class(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    path = write_config(tmp_path, MOE)
+    arguments = ("estimate", path, "--context", "600", "--prefill-step", "128", "--json")
+    needed = memfit(*arguments, "--margin", "0").json["needed_bytes"]
+    machine = ("--margin", "0", "--working-set", f"{needed - 1}B")
+    found = memfit(*arguments, *machine).json
+    advice = found["recommendation"]["weight_bits"]
+    assert advice["state"] == "change"
+    assert "between traced prompts" in advice["reason"]
+    chosen = next(each for each in found["actions"] if each["verdict"] == "fits")
+    bits = chosen["settings"]["weight_bits"]
+    real = memfit(*arguments, *machine, "--quantize", str(bits)).json
+    assert real["verdict"] == "fits"
+    assert real["needed_bytes"] <= chosen["needed_bytes"] <= real["needed_bytes"] * 11 // 10
