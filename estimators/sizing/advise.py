@@ -1,6 +1,7 @@
 """Everything that follows from an estimate: the grid, what to do, and each setting."""
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
@@ -32,6 +33,9 @@ def advise(sized: SizedModel, workload: Workload, units: Units) -> Advised:
     ladder = _Ladder(looked_at)
     answer = find_answer(search, ladder.get)
     advice = recommend(search, units, answer, memory=memory_advice(search, answer, units))
+    # By formula in addition to traces, rows of other weights are shown where they are an answer.
+    if search.formula and answer.settings and not answer.settings[-1].weight_bits:
+        looked_at = replace(looked_at, weight_bits=())
     grid = _grid(looked_at, ladder)
     if looked_at.sized.is_between_traces and sized.device:
         grid = with_traces(grid, search, advice.context_tokens.value or 0)
