@@ -14,7 +14,7 @@ from memfit.estimators.arch.specs import (
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.mlx.data.changes import OLDEST_MLX_LM, REWRITTEN
-from memfit.estimators.mlx.versions import MlxVersions, Version, format_version, reaches
+from memfit.estimators.mlx.versions import MlxVersions, Version, format_version
 
 
 def check_class(model_type: str, mlx_lm: Version) -> None:
@@ -24,11 +24,11 @@ def check_class(model_type: str, mlx_lm: Version) -> None:
         UnsupportedError: when it is not, or the version is older than the oldest rules.
     """
     asked = format_version(mlx_lm)
-    if not reaches(mlx_lm, OLDEST_MLX_LM):
+    if mlx_lm < OLDEST_MLX_LM:
         oldest = format_version(OLDEST_MLX_LM)
         raise UnsupportedError(f"mlx-lm {asked}: its rules are described from {oldest} on")
     first, commit = REWRITTEN.get(model_type, (OLDEST_MLX_LM, ""))
-    if not reaches(mlx_lm, first):
+    if mlx_lm < first:
         raise UnsupportedError(
             f"{model_type} in mlx-lm {asked}: its class is described from {format_version(first)}"
             f" on ({commit}); older ones cache keys and values of every head"

@@ -10,7 +10,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.mlx.data.kernels import KERNELS
-from memfit.estimators.mlx.versions import Version, format_version, reaches
+from memfit.estimators.mlx.versions import Version, format_version
 
 # metal::is_nax_available in mlx/backend/metal/device.cpp; phones start one generation later.
 _NAX_GENERATION = 17
@@ -119,8 +119,8 @@ class FusedRule(Struct, frozen=True, kw_only=True):
 def fused_kernel(call: AttentionCall, mlx: Version) -> FusedRule | None:
     """Return the fused kernel that a version of MLX takes, None where it holds all scores.
 
-    A version may be cut short: (0, 32) means the newest 0.32 with known rules. Values are taken as
-    16-bit, which cuDNN needs. Source: mlx/data/kernels.py, each row with its file and version.
+    Values are taken as 16-bit, which cuDNN needs. Source: mlx/data/kernels.py, each row with its
+    file and version.
 
     Raises:
         UnsupportedError: when MLX is older than the oldest rules.
@@ -155,10 +155,10 @@ def _concerned(
 
 
 def _rules(backend: Backend, mlx: Version) -> tuple[FusedRule, ...]:
-    """Return those of the newest row that is not newer than the version, as far as it goes."""
+    """Return those of the newest row that is not newer than the version."""
     rows: list[Any] = KERNELS[backend]
     for row in rows:
-        if reaches(mlx, row["since"]):
+        if mlx >= row["since"]:
             return _made(backend, row["since"])
     raise UnsupportedError(
         f"MLX {format_version(mlx)}: its attention kernels on {backend} are described from"

@@ -32,42 +32,25 @@ class MlxVersions(NamedTuple):
         """
         row = CHANGES[change]
         version = self.mlx if row["package"] == "mlx" else self.mlx_lm
-        return reaches(version, row.get("since", ())) and not (
-            "until" in row and reaches(version, row["until"])
-        )
-
-
-def reaches(version: Version, since: Version) -> bool:
-    """Whether a version is not older; a shorter one means the newest that begins so.
-
-    >>> reaches((0, 32), (0, 32, 4)), reaches((0, 31, 2), (0, 32))
-    (True, False)
-    """
-    return version >= since[: len(version)]
-
-
-def same_version(one: Version, other: Version) -> bool:
-    """Whether two versions are the same, as far as the shorter one goes.
-
-    >>> same_version((0, 32), (0, 32, 4)), same_version((0, 32, 4), (0, 32, 1))
-    (True, False)
-    """
-    return all(a == b for a, b in zip(one, other, strict=False))
+        return version >= row.get("since", ()) and not ("until" in row and version >= row["until"])
 
 
 def parse_version(text: str) -> Version:
-    """Return the numbers of a version; a development version counts as its release.
+    """Return the three numbers of a version; a development version counts as its release.
+
+    A missing number is zero, as in PEP 440: versions are compared as tuples.
 
     Raises:
         InputError: when the text is no version.
 
-    >>> parse_version("0.32.0"), parse_version("0.29.2.dev20251008")
+    >>> parse_version("0.32"), parse_version("0.29.2.dev20251008")
     ((0, 32, 0), (0, 29, 2))
     """
     found = re.fullmatch(_VERSION, text.strip(), re.ASCII)
     if found is None:
         raise InputError(f"expected a version such as 0.32.1, got {short(text)}")
-    return tuple(map(int, found[1].split(".")))
+    major, minor, *patch = map(int, found[1].split("."))
+    return (major, minor, *(patch or [0]))
 
 
 def installed_version(package: str) -> Version | None:

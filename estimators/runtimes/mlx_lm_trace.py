@@ -21,7 +21,7 @@ from memfit.estimators.mlx.call_plan import PREFILL
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.kv_cache import KVCache, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
-from memfit.estimators.mlx.versions import MlxVersions, parse_version, same_version
+from memfit.estimators.mlx.versions import MlxVersions, parse_version
 from memfit.estimators.results.estimate import Basis, Note, Phase, RunCall
 from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, unquantised, weights_by_trace
 from memfit.estimators.runtimes.interface import (
@@ -377,7 +377,7 @@ class MlxLmTrace(MlxLm, frozen=True):
         from memfit.estimators.trace.libraries import versions
 
         asked, installed = self.runtime.version, versions()["mlx-lm"]
-        if not same_version(self.runtime.versions.mlx_lm, parse_version(installed)):
+        if self.runtime.versions.mlx_lm != parse_version(installed):
             text = (
                 f"the trace runs the classes of mlx-lm {installed}, which is installed: of {asked}"
                 " it has the loop of generate alone; the formula has more of its rules"

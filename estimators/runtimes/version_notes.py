@@ -17,7 +17,7 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import ANY_MAC
 from memfit.estimators.mlx.kernels import fused_changes
-from memfit.estimators.mlx.versions import OLDEST_MLX, MlxVersions, Version, format_version, reaches
+from memfit.estimators.mlx.versions import OLDEST_MLX, MlxVersions, Version, format_version
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.interface import Bound, MemoryFigures, RuntimeModel
 
@@ -49,7 +49,7 @@ def _other_mlx(
     subject, mlx = runtime_model.subject, runtime_model.runtime.versions.mlx
     changes = fused_changes(attention_widths(subject.model), subject.device or ANY_MAC)
     versions = sorted({max(version, OLDEST_MLX) for version in changes} | {min(mlx, OLDEST_MLX)})
-    own = max(version for version in versions if reaches(mlx, version))
+    own = max(version for version in versions if version <= mlx)
     # The formula says at once whether a version matters; a trace takes seconds.
     view = runtime_model.formula_view()
     here = view.figures(workload) if len(versions) > 1 else figures

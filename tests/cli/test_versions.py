@@ -27,6 +27,7 @@ def test_an_older_mlx_needs_the_scores_that_newer_ones_do_not(memfit: Memfit) ->
     (note,) = [note for note in now["notes"] if note["code"] == "mlx-version"]
     assert note["message"] == "the peak is for MLX 0.32.2 and newer; 38.559 GB on 0.32.0"
     assert "by the rules of mlx-lm 0.32.2 and MLX 0.32.0" in before["assumptions"]
+    assert memfit("estimate", HYBRID, *LONG, "--mlx-version", "0.32", "--json").json == before
 
 
 def test_a_comparison_is_of_the_version_where_a_runtime_runs_on_it(memfit: Memfit) -> None:
@@ -56,13 +57,15 @@ def test_the_gate_gives_the_figures_of_the_version_in_its_policy(
         tmp_path,
         now=target({"peak": "100%"}, **keys),
         before=target({"peak": "100%"}, **keys, **versions),
+        short=target({"peak": "100%"}, **keys, **{**versions, "mlx_version": 0.32}),
     )
     assert memfit("gate", "--update").code == 0
     kept = json.loads((tmp_path / "memfit.lock.json").read_text())["targets"]["before"]
     assert {key: kept["asked"][key] for key in versions} == versions
-    now, before = memfit("gate", "--format", "json").json["targets"]
+    now, before, short = memfit("gate", "--format", "json").json["targets"]
     arguments = ("--device", "m5-max-128", "--context", "64k", *OLD, "--mlx-lm-version", "0.31.1")
     asked = memfit("estimate", HYBRID, *arguments, "--json").json
+    assert short["figures"] == before["figures"]
     assert before["figures"]["peak_bytes"] == asked["peak_bytes"] > now["figures"]["peak_bytes"]
     assert before["figures"]["state_bytes"] < now["figures"]["state_bytes"]
     assert "mlx-version" in [note["code"] for note in now["notes"]]

@@ -44,12 +44,12 @@ def kernel(mlx: tuple[int, ...], **changes: Any) -> FusedRule | None:
     ("mlx_version", "widths"),
     [
         ((0, 29, 0), {64, 80, 128}),
-        ((0, 31), {64, 80, 128}),
+        ((0, 31, 2), {64, 80, 128}),
         ((0, 32, 0), {64, 80, 128}),
         ((0, 32, 1), {64, 72, 80, 96, 128}),
         ((0, 32, 3), {64, 72, 80, 96, 128}),
-        ((0, 32), {64, 72, 80, 96, 128, 512}),
-        ((1, 0), {64, 72, 80, 96, 128, 512}),
+        ((0, 32, 4), {64, 72, 80, 96, 128, 512}),
+        ((1, 0, 0), {64, 72, 80, 96, 128, 512}),
     ],
 )
 def test_metal_prefill_fuses_these_widths(mlx_version: tuple[int, ...], widths: set[int]) -> None:
@@ -60,7 +60,7 @@ def test_metal_prefill_fuses_these_widths(mlx_version: tuple[int, ...], widths: 
 def test_keys_and_values_of_different_widths_fuse_only_at_decode() -> None:
     assert not fused(key_dim=192, value_dim=128)
     assert fused(key_dim=192, value_dim=128, query_tokens=1)
-    assert not fused(key_dim=192, value_dim=128, query_tokens=1, mlx=(0, 31))
+    assert not fused(key_dim=192, value_dim=128, query_tokens=1, mlx=(0, 31, 2))
 
 
 def test_width_256_fuses_on_neural_accelerators_for_long_causal_chunks() -> None:
@@ -165,7 +165,7 @@ def test_a_gpu_before_ampere_fuses_only_decode() -> None:
     assert fused(query_tokens=3, **old)
 
 
-@pytest.mark.parametrize(("backend", "version"), [("metal", (0, 28, 9)), ("cuda", (0, 30))])
+@pytest.mark.parametrize(("backend", "version"), [("metal", (0, 28, 9)), ("cuda", (0, 30, 6))])
 def test_an_mlx_older_than_the_rules_is_not_guessed(backend: str, version: tuple[int, ...]) -> None:
     with pytest.raises(UnsupportedError, match=r"are described from 0\.[0-9]+\.0 on"):
         fused(backend=backend, mlx=version)

@@ -25,7 +25,6 @@ from memfit.estimators.mlx.versions import (
     Version,
     format_version,
     parse_version,
-    reaches,
 )
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.sizing.estimate import estimate
@@ -116,7 +115,7 @@ def test_logits_were_made_of_the_whole_last_chunk(method: Method, error: float) 
         sized(
             LLAMA_3B,
             "m2-ultra-192",
-            MlxVersions((0, 29), mlx_lm),
+            MlxVersions((0, 29, 2), mlx_lm),
             quantize=converted(4),
             method=method,
         ).figures_for(workload)
@@ -224,9 +223,9 @@ def test_the_heads_of_a_class_without_a_description_are_known() -> None:
 
 
 def test_an_answer_says_which_rules_it_followed() -> None:
-    model = sized(LLAMA_3B, "m4-max-64", MlxVersions((0, 33, 1), (0, 32)))
+    model = sized(LLAMA_3B, "m4-max-64", MlxVersions((0, 33, 1), (0, 32, 0)))
     found = estimate(model, Workload(prompt_tokens=100))
-    assert "by the rules of mlx-lm 0.32 and MLX 0.33.1" in found.assumptions
+    assert "by the rules of mlx-lm 0.32.0 and MLX 0.33.1" in found.assumptions
     assert [note.code for note in found.notes if note.level == "warning"] == ["newer-version"]
 
 
@@ -242,7 +241,7 @@ def test_a_trace_says_that_its_classes_are_of_another_version() -> None:
 
 def test_a_version_is_read_from_what_packages_print() -> None:
     assert parse_version("0.29.2.dev20251008+d5b6c8c") == (0, 29, 2)
-    assert parse_version("0.32") == (0, 32)
+    assert parse_version("0.32") == parse_version("0.32.0rc1") == (0, 32, 0)
     for text in ("", "0", "v0.32", "0.32.1.2", "0.32.x", "new", "0.32.1 or so"):
         with pytest.raises(InputError, match="expected a version such as"):
             parse_version(text)
@@ -260,4 +259,4 @@ def test_every_change_has_a_source_and_a_version_that_exists() -> None:
     for rows in KERNELS.values():
         sinces = [row["since"] for row in rows]
         assert sinces == sorted(sinces, reverse=True)
-        assert reaches(MLX_VERSION, sinces[0])
+        assert sinces[0] <= MLX_VERSION
