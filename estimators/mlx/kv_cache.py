@@ -148,4 +148,4 @@ def _require_quantizable(model: Model, buffer: KVBuffer, group: int) -> None:
         problem = f"key and value widths {widths} are not multiples of the KV group size {group}"
     else:
         return
-    raise UnsupportedError(f"{model.model_type}: {problem}; leave the KV bits away")
+    raise UnsupportedError(f"{model.model_type}: {problem}; leave out KV bits")

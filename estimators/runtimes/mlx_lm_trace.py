@@ -261,11 +261,13 @@ class MlxLmTrace(MlxLm, frozen=True):
         return self.trace.run(workload, self.subject.device, self.runtime.versions)
 
     def figures(self, workload: Workload) -> MemoryFigures:
+        # The formula says in words which caches cannot be quantised; a class just fails on them.
+        per_token = kv_cache(self.subject.model, workload).bytes_per_token
         shapes = self._run(workload).shapes
         kv = KVCache(
             nbytes=shapes.kv_bytes,
             held_bytes=shapes.kv_held_bytes,
-            bytes_per_token=kv_cache(self.subject.model, workload).bytes_per_token,
+            bytes_per_token=per_token,
             held_tokens=shapes.held_tokens,
             allocated_tokens=shapes.allocated_tokens,
         )

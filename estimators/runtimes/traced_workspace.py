@@ -149,7 +149,10 @@ class TracedWorkspace(Struct, frozen=True, eq=False):
         step, images = workload.prefill_step, workload.image_tokens
         lengths = {images + length for length in (_STEP, step)}
         if workload.kv_bits is not None:
-            lengths.add(workload.quantized_kv_start + _STEP)
+            # The last before the caches are quantised: a class may not run over them then.
+            start = workload.quantized_kv_start
+            ends = start - 1 - workload.max_tokens, start + _STEP
+            lengths |= {length for length in ends if length > images}
         limit = round_down(self.max_context or _UNBOUNDED, _STEP)
         # A prompt beyond the limit of the model is traced itself.
         longest = max(limit, round_up(workload.prompt_tokens, _STEP))

@@ -131,6 +131,24 @@ class Running:
         self._push(tokens)
         return tokens
 
+    def runs_quantised(self) -> bool:
+        """Whether the model runs over its caches once they are quantised.
+
+        Caches that mlx-lm cannot quantise do not decide: kv_cache.py names them.
+        """
+        self.begin()
+        try:
+            changed = self._stepper.quantize()
+        except (NotImplementedError, ValueError):
+            return True
+        # A class that takes keys for one array may raise anything.
+        with suppress(Exception):
+            # A chunk, and a token.
+            for tokens in (2, 1) if changed else ():
+                self._push(tokens)
+            return True
+        return False
+
     def _push(self, tokens: int) -> None:
         import mlx.core as mx
 

@@ -44,6 +44,8 @@ class FirstCall(NamedTuple):
     """The experts that a token took, by the path of the experts' matrices."""
     widths: frozenset[tuple[int, int]] = frozenset()
     """Of keys and values that attention was called with; a cache may keep a latent instead."""
+    kv_quantizable: bool = True
+    """Whether another call ran over the caches when they were quantised."""
 
 
 class DescribedClass(NamedTuple):
@@ -156,6 +158,7 @@ def describe(of: DescribedClass, first: FirstCall, *, model_type: str, dtype: st
         first_layer=start,
         makes_own_cache=of.makes_own_cache,
         attention_widths=first.widths,
+        kv_quantizable=first.kv_quantizable,
         dtype=dtype,
     )
 

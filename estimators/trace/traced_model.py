@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Parallel, Rank
@@ -50,6 +52,8 @@ from memfit.estimators.trace.training_recorder import (
 )
 
 _FEW_TOKENS = Workload(prompt_tokens=64)
+# The smallest group: it divides most widths.
+_QUANTISED = replace(_FEW_TOKENS, kv_bits=8, kv_group_size=32, quantized_kv_start=0)
 # Runs that others may begin like: of a request, and of a few other prefill steps.
 _BEGUN = 4
 
@@ -171,14 +175,17 @@ class TracedModel:
         """Return what the class shows of itself in a call on a few tokens."""
         with self._tracing():
             switch = library_for(self._backend).load("mlx_lm.models.switch_layers")
-            running = Running(
-                self._model, self._modules, _FEW_TOKENS, TraceTarget(backend=self._backend)
-            )
+            target = TraceTarget(backend=self._backend)
+            running = Running(self._model, self._modules, _FEW_TOKENS, target)
             with watching(switch) as seen:
                 tokens = running.begin()
             # A call may leave other arrays in the modules (gemma3n.py).
             self._modules.restore()
-            return first_call(self._model, running.caches, seen, tokens)
+            first = first_call(self._model, running.caches, seen, tokens)
+            quantised = Running(self._model, self._modules, _QUANTISED, target)
+            first = first._replace(kv_quantizable=quantised.runs_quantised())
+            self._modules.restore()
+            return first
 
     def describe(self, first: FirstCall) -> Model:
         """Return the description of a model that was built unquantised.

@@ -29,6 +29,30 @@ def _mlx_lm() -> None:
     pytest.importorskip("mlx_lm")
 
 
+# As GLM-4.7-Flash it caches a latent, of widths that can be quantised.
+LATENT = {**MOE, "qk_rope_head_dim": 64}
+UNREADABLE = "mlx-lm cannot attend over a quantised cache of this model; leave out KV bits"
+
+
+@pytest.mark.parametrize("command", [("estimate",), ("plan", "context"), ("plan", "server")])
+def test_kv_bits_that_a_class_cannot_read_are_refused_in_one_plain_line(
+    memfit: Memfit, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    path = write_config(tmp_path, LATENT)
+    run = memfit(*command, path, "--device", "m4-pro-48", "--kv-bits", "8", "--context", "8k")
+    assert (run.code, run.out) == (3, "")
+    assert run.err == f"memfit: glm4_moe_lite: {UNREADABLE}\n"
+
+
+def test_a_plan_says_once_why_many_cells_have_no_figure(memfit: Memfit, tmp_path: Path) -> None:
+    path = write_config(tmp_path, LATENT)
+    asked = ("--device", "m4-pro-48", "--kv-bits", "8", "--context", "4500")
+    run = memfit("plan", "context", path, *asked)
+    assert (run.code, run.out.count("cannot attend")) == (0, 1)
+    cells = "1 request of 8192 tokens and 14 more without a figure: glm4_moe_lite: "
+    assert cells + UNREADABLE in " ".join(run.out.split())
+
+
 def test_an_estimate_recommends_settings_that_a_trace_confirms(
     memfit: Memfit, tmp_path: Path
 ) -> None:

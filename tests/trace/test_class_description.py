@@ -27,6 +27,7 @@ from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
 from memfit.estimators.runtimes.traced_workspace import TracedWorkspace
 from memfit.estimators.trace import recording
 from memfit.estimators.trace.class_description import FirstCall, describe, mlx_lm_class
+from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.traced_model import TracedModel
 from tests.models import published_config
 from tests.oracle import Oracle
@@ -146,6 +147,23 @@ def test_the_description_of_any_class_gives_the_bytes_of_a_run(name: str) -> Non
         assert state_bytes(model, workload.batch) == shapes.ssm_bytes
     if name != "prism_hadamard_qwen35":  # the class packs its matrices itself
         assert derive(model, None).loaded_bytes == sum(built.weights.values())
+
+
+@pytest.mark.parametrize("name", ["phixtral", "plamo2", "gptj", "talkie", "Klear"])
+def test_a_class_that_does_not_run_over_quantised_caches_is_known(name: str) -> None:
+    built = TracedModel(BY_TYPE[name], "metal")
+    model = built.describe(built.first_call())
+    workload = Workload(
+        prompt_tokens=150, prefill_step=64, kv_bits=8, kv_group_size=32, quantized_kv_start=0
+    )
+    if name in ("phixtral", "plamo2"):
+        with pytest.raises(UnsupportedError, match="cannot attend over a quantised cache"):
+            kv_cache(model, workload)
+        with pytest.raises(UnsupportedError, match=r"AttributeError|TypeError"):
+            built.record(workload, TraceTarget(backend="metal"))
+    else:
+        built.record(workload, TraceTarget(backend="metal"))
+        assert kv_cache(model, workload).nbytes == built.shapes(workload).kv_bytes
 
 
 @pytest.mark.exhaustive

@@ -181,8 +181,11 @@ def _fitting(tokens: int) -> str:
 def _notes(result: ContextPlan) -> Iterator[str]:
     yield from result.assumptions
     yield from (note.message for note in result.notes)
-    yield from dict.fromkeys(
-        f"{cell.requests} requests of {cell.context_tokens} tokens: {cell.reason}"
-        for cell in result.matrix
-        if cell.reason
-    )
+    refused: dict[str, list[MatrixCell]] = {}
+    for cell in result.matrix:
+        if cell.reason:
+            refused.setdefault(cell.reason, []).append(cell)
+    for reason, (first, *others) in refused.items():
+        requests = "1 request" if first.requests == 1 else f"{first.requests} requests"
+        more = f" and {len(others)} more without a figure" if others else ""
+        yield f"{requests} of {first.context_tokens} tokens{more}: {reason}"
