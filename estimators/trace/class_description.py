@@ -31,6 +31,8 @@ _NUMBERED = re.compile(r"(.+)\.(\d+)")
 # Routed experts: mlx-lm models/switch_layers.py. SwitchLinear alone is also used for groups of
 # heads (deepseek_v41.py).
 _ROUTED = frozenset({"SwitchGLU", "SwitchMLP"})
+# Experts, outputs and inputs of a matrix.
+_EXPERT_AXES = 3
 # Routed experts as a list of modules, and the attribute that says how many a token takes.
 _LISTED, _LISTED_TOP_K = "experts", "num_experts_per_tok"  # mlx-lm models/dbrx.py
 
@@ -209,12 +211,10 @@ def _modules(of: DescribedClass, dtype: str) -> Iterator[Module]:
 
 
 def _part(name: str, module: Any, routed: tuple[str, ...]) -> Part:
-    if name.startswith(routed):
-        return Part.EXPERTS
     by_class = {"Norm": Part.NORM, "Embedding": Part.EMBEDDING}
     kind = type(module).__name__
     found = (part for word, part in by_class.items() if kind.endswith(word))
-    return next(found, part_of(name))
+    return next(found, Part.EXPERTS if name.startswith(routed) else part_of(name))
 
 
 def _predicate(answer: Any) -> Quantization | bool:
@@ -251,7 +251,12 @@ def _experts(
 
 
 def _stacked(path: str, module: Any, top_k: Mapping[str, int], hidden: int) -> MixtureOfExperts:
-    matrices = {name: each for name, each in module.children().items() if "weight" in each}
+    # The experts of muse_spark.py have a norm for all of them too.
+    matrices = {
+        name: each
+        for name, each in module.children().items()
+        if "weight" in each and each.weight.ndim == _EXPERT_AXES
+    }
     taken = {top_k.get(f"{path}.{name}") for name in matrices}
     if len(taken) != 1 or None in taken:
         raise UnsupportedError(f"{path}: how many experts a token takes is not known")

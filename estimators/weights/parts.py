@@ -45,7 +45,11 @@ _part_of = part_rules(
         r"router|\.gate\.(weight|scales|biases|bias|wg|gate|gate_proj|qweight|qzeros|e_score\w*"
         r"|expert_bias|router_bias)|expert_bias|e_score_correction_bias|gate\.wg|\.moe\.gate\.",
     ),
-    (Part.EXPERTS, r"experts?[._]|switch_(mlp|glu)|input_linear|output_linear|\.moe\."),
+    # Not the projections around them, such as pre_expert_proj and routed_expert_up_proj.
+    (
+        Part.EXPERTS,
+        r"experts[._]|(^|\.)expert[._]|switch_(mlp|glu)|input_linear|output_linear|\.moe\.",
+    ),
     (Part.HEAD, r"(^|\.)(lm_head|embed_out|output|head)\.[a-z_]+$"),
     (
         Part.EMBEDDING,

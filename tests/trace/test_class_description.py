@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization
@@ -32,10 +33,10 @@ from memfit.estimators.trace.traced_model import TracedModel
 from tests.models import published_config
 from tests.oracle import Oracle
 from tests.selection import quick
-from tests.trace.test_shapes import NOT_HERE, NOT_IN_BATCHES, UNDESCRIBED
+from tests.trace.test_shapes import NOT_BUILT, NOT_IN_BATCHES, UNDESCRIBED
 
 CASES = sorted((Path(__file__).parents[1] / "arch" / "cases").glob("*.json"))
-BY_TYPE = {case["model_type"]: case for case in UNDESCRIBED if case["model_type"] not in NOT_HERE}
+BY_TYPE = {case["model_type"]: case for case in UNDESCRIBED if case["model_type"] not in NOT_BUILT}
 # A class for each way in which caches and experts differ.
 QUICK_TYPES = ("afm7", "baichuan_m1", "dbrx", "glm4_moe_lite", "iquestloopcoder", "muse_spark")
 VERSIONS = MlxVersions()
@@ -145,7 +146,7 @@ def test_the_description_of_any_class_gives_the_bytes_of_a_run(name: str) -> Non
             continue
         assert (kv.nbytes, kv.held_bytes) == (shapes.kv_bytes, shapes.kv_held_bytes)
         assert state_bytes(model, workload.batch) == shapes.ssm_bytes
-    if name != "prism_hadamard_qwen35":  # the class packs its matrices itself
+    if name not in ("bitnet", "prism_hadamard_qwen35"):  # they pack matrices themselves
         assert derive(model, None).loaded_bytes == sum(built.weights.values())
 
 
@@ -187,6 +188,15 @@ def test_an_unknown_cache_is_rejected_by_its_name() -> None:
     model = Oracle(BY_TYPE["gptj"]).model
     with pytest.raises(UnsupportedError, match=r"^mlx_lm\.models\.cache\.ConcatenateKVCache: "):
         describe(mlx_lm_class(model), FirstCall([filled], {}), model_type="gptj", dtype="F32")
+
+
+def test_what_is_around_experts_is_no_expert() -> None:
+    model = described(BY_TYPE["muse_spark"])
+    assert {(moe.experts, moe.top_k) for moe in model.experts().values()} == {(8, 2)}
+    parts = {path.rpartition(".")[2]: module.part for path, module in model.all_modules()}
+    routed = {name for name, part in parts.items() if part is Part.EXPERTS}
+    assert routed == {"gate_proj", "up_proj", "down_proj"}
+    assert (parts["post_expert_norm"], parts["post_expert_proj"]) == (Part.NORM, Part.MLP)
 
 
 def test_experts_of_an_unknown_number_a_token_are_rejected() -> None:
