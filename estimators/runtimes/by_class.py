@@ -76,7 +76,14 @@ def weights_by_trace(
 
 
 def unquantised(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config without what it says of the format of its weights."""
+    """Return a config without what it says of the format of its weights.
+
+    A class that packs its weights itself is never built without.
+    """
+    from memfit.estimators.trace.model_builder import PACKS_ITSELF
+
+    if config.get("model_type") in PACKS_ITSELF:
+        return dict(config)
     plain = {key: config[key] for key in config if key not in _QUANTIZATION}
     if isinstance(text := plain.get("text_config"), Mapping):
         plain["text_config"] = {key: text[key] for key in text if key not in _QUANTIZATION}

@@ -191,7 +191,9 @@ def _modules(of: DescribedClass, dtype: str) -> Iterator[Module]:
     for name, array in arrays.items():
         path, _, last = name.rpartition(".")
         has_weight = f"{path}.weight" in arrays
-        if last == "bias" and has_weight:
+        # A class may pack a matrix itself (prism_hadamard_qwen35.py).
+        is_packed = has_weight and f"{path}.scales" in arrays
+        if (last == "bias" and has_weight) or (last in ("scales", "biases") and is_packed):
             continue  # counted with the weight
         is_weight = last == "weight"
         quantizable = is_weight and hasattr(owners.get(path), "to_quantized")
@@ -200,7 +202,7 @@ def _modules(of: DescribedClass, dtype: str) -> Iterator[Module]:
         part = Part.VISION if is_tower else _part(name, owners.get(path), routed)
         yield Module(
             path if is_weight else name,
-            tuple(array.shape),
+            _unpacked(array, owners[path]) if is_weight and is_packed else tuple(array.shape),
             part,
             0 if bias is None else bias.size,
             quantizable,
@@ -208,6 +210,12 @@ def _modules(of: DescribedClass, dtype: str) -> Iterator[Module]:
             _is_float32(array, dtype, name),
             loaded=not is_tower,
         )
+
+
+def _unpacked(words: Any, module: Any) -> tuple[int, ...]:
+    """Return the shape of the matrix that a module has packed into words."""
+    *outer, width = words.shape
+    return (*outer, width * 8 * words.itemsize // module.bits)
 
 
 def _part(name: str, module: Any, routed: tuple[str, ...]) -> Part:

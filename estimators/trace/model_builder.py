@@ -46,8 +46,8 @@ _LOADED_AS = {
 }
 # Classes that always build an output head, and drop it at load when the checkpoint has none.
 _DROP_THE_HEAD = ("gemma3", "gemma3_text", "recurrent_gemma")
-# A class that builds the packed modules that its config lists, and packs no others.
-_PACKS_ITSELF = ("prism_hadamard_qwen35",)
+PACKS_ITSELF = ("prism_hadamard_qwen35",)
+"""A class that builds the packed modules that its config lists, and packs no others."""
 
 # Classes with a ``sanitize`` that converts compressed-tensors' packed integers to MLX's.
 _UNPACKS_INTEGERS = ("deepseek_v3", "joyai_llm_flash", "kimi_k2")
@@ -76,6 +76,8 @@ def build(
         UnsupportedError: when mlx-lm has no such class, or the class rejects config or tensors.
     """
     reject_own_code(config, name)
+    if quantize and (kind := config.get("model_type")) in PACKS_ITSELF:
+        raise UnsupportedError(f"{name}: {kind}: mlx_lm.convert cannot quantise packed weights")
     nn = library.load("mlx.nn")
     with class_errors(name, config), few_modules(nn, config, name):
         utils = library.load("mlx_lm.utils")
@@ -343,7 +345,7 @@ def _foreign_block(config: Mapping[str, Any]) -> Any:
 
 def _quantize_as_declared(nn: Any, model: Any, config: dict[str, Any]) -> None:
     """Quantise as load_model would do with the files of the config. Source: mlx-lm utils.py."""
-    if config["model_type"] in _PACKS_ITSELF:
+    if config["model_type"] in PACKS_ITSELF:
         return
     block = config.get("quantization")
     if block is None:

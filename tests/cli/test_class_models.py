@@ -53,6 +53,26 @@ def test_a_plan_says_once_why_many_cells_have_no_figure(memfit: Memfit, tmp_path
     assert cells + UNREADABLE in " ".join(run.out.split())
 
 
+# The class refuses a config without its format.
+def test_a_class_that_packs_its_weights_itself_is_sized_as_packed(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    from tests.oracle import Oracle
+
+    config = next(case for case in CASES if case["model_type"] == "prism_hadamard_qwen35")
+    path, oracle = write_config(tmp_path, config), Oracle(config)
+    found = memfit("estimate", path, "--device", "m4-pro-48", "--json").json
+    assert found["components"]["weights"]["bytes"] == oracle.weight_bytes()
+    # The same without one of its packed matrices.
+    *others, last = config["modules"]
+    assert last["path"] == "model.layers.1.mlp.down_proj"
+    less = write_config(tmp_path / "less", {**config, "modules": others})
+    plain = memfit("estimate", less, "--device", "m4-pro-48", "--json").json
+    assert plain["model"]["parameters"] == found["model"]["parameters"]
+    run = memfit("estimate", path, "--device", "m4-pro-48", "--quantize", "4")
+    assert (run.code, "mlx_lm.convert cannot quantise packed weights" in run.err) == (3, True)
+
+
 def test_an_estimate_recommends_settings_that_a_trace_confirms(
     memfit: Memfit, tmp_path: Path
 ) -> None:
