@@ -30,6 +30,10 @@ class Fields(Section):
         """Whether the key holds a list; looking is not reading."""
         return isinstance(self.values.get(key), list)
 
+    def given(self, key: str) -> bool:
+        """Whether the key is there, also as null; looking is not reading."""
+        return key in self.values
+
     def null(self, key: str) -> bool:
         """Whether the key is there and null, which overrides a default of mlx-lm's classes."""
         return key in self.values and self.values[key] is None

@@ -267,9 +267,17 @@ def _made(utils: Any, config: dict[str, Any], dtype: str) -> Any:
     model_class, args_class = utils._get_classes(config)
     model = model_class(args_class.from_dict(config))
     cast = cast_parameters(model, dtype)
-    if config["model_type"] in _DROP_THE_HEAD and config.get("tie_word_embeddings", True):
+    if config["model_type"] in _DROP_THE_HEAD and _ties_head(config):
         model.sanitize({path: array for path, array in cast if "lm_head" not in path})
     return model
+
+
+def _ties_head(config: Mapping[str, Any]) -> bool:
+    """Whether files of a config have no head; the root of a wrapper decides before its section."""
+    section = config.get("text_config")
+    places = (config, section) if isinstance(section, Mapping) else (config,)
+    said = (place["tie_word_embeddings"] for place in places if "tie_word_embeddings" in place)
+    return bool(next(said, True))
 
 
 def cast_parameters(model: Any, dtype: str) -> list[tuple[str, Any]]:

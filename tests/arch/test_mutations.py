@@ -43,11 +43,21 @@ def test_no_mutation_of_many_gives_a_silent_wrong_number() -> None:
     [
         ("bailing_moe", "moe_router_enable_shared_expert"),
         ("recurrent_gemma", "tie_word_embeddings"),
+        ("gemma3", "tie_word_embeddings"),
     ],
 )
 def test_a_null_turns_a_flag_off_that_is_on_by_default(case: str, key: str) -> None:
     config: dict[str, Any] = json.loads((CASES / f"{case}.json").read_text())
     assert outcome(config | {key: None}) == "equal"
+
+
+@pytest.mark.parametrize("value", [None, False, True])
+def test_a_section_says_whether_the_head_is_tied_where_the_root_does_not(value: object) -> None:
+    config: dict[str, Any] = json.loads((CASES / "gemma3.json").read_text())
+    section = {**config["text_config"], "tie_word_embeddings": value}
+    assert outcome(config | {"text_config": section}) == "equal"
+    head = weights(config | {"text_config": section}) - weights(config)
+    assert head == (0 if value else 288 * 128 * 2)
 
 
 def test_a_null_for_a_module_leaves_it_unquantised_as_false_does() -> None:

@@ -129,8 +129,8 @@ def _text_section(fields: Fields, wrapper: Wrapper) -> Fields:
     if wrapper.vocabulary is not None:
         default = None if fields.null("vocab_size") else wrapper.vocabulary
         forced["vocab_size"] = fields.count("vocab_size", default)
-    if wrapper.drops_head and fields.has("tie_word_embeddings"):
-        forced["tie_word_embeddings"] = fields.flag("tie_word_embeddings")
+    if wrapper.drops_head and fields.given("tie_word_embeddings"):
+        forced["tie_word_embeddings"] = fields.required_flag("tie_word_embeddings")
     return text.with_overrides(forced, wrapper.defaults)
 
 
@@ -149,9 +149,9 @@ def _text_model(text: Fields, wrapper: Wrapper) -> Model:
 
 def _check_head(fields: Fields, text: Fields, inner: Model) -> None:
     """Reject a config that says whether the head is tied where the class does not read it."""
-    if text.has("tie_word_embeddings") or not fields.has("tie_word_embeddings"):
+    if text.given("tie_word_embeddings") or not fields.given("tie_word_embeddings"):
         return
-    if fields.flag("tie_word_embeddings") != inner.tied_head:
+    if fields.required_flag("tie_word_embeddings") != inner.tied_head:
         raise text.fail(
             "tie_word_embeddings",
             "missing; mlx-lm does not look for it at the root and cannot load the head as it is",
