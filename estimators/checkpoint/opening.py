@@ -57,7 +57,7 @@ def open_checkpoint(
         return open_store(reference)
     if re.match(_ADDRESS, reference):
         return _open_hub(_addressed(reference, guess_hub), progress, picks=True)
-    if guess_hub and (sample := _named_sample(reference)):
+    if sample := _named_sample(reference):
         return sample
     if not _is_hub_name(reference):
         raise CheckpointError(f"{printable(reference)!r}: no such path{_known(reference)}")

@@ -26,6 +26,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+# docs/decisions.md, 21: it cannot be a name on the Hub.
+def test_a_sample_is_taken_by_its_name_and_never_for_a_missing_path(
+    memfit: Memfit, folder: Path
+) -> None:
+    gone = target(PEAK, path="qwen3-0.6b")
+    write_policy(folder, named=target(PEAK, model="qwen3-0.6b"), gone=gone)
+    named, missing = memfit("gate", "--format", "json").json["targets"]
+    asked = ("--device", "m4-pro-24", "--prompt-tokens", "4096", "--max-tokens", "256")
+    estimate = memfit("estimate", "qwen3-0.6b", *asked, "--json").json
+    assert named["figures"]["peak_bytes"] == estimate["peak_bytes"]
+    assert (missing["status"], "no such path" in missing["message"]) == ("invalid", True)
+
+
 def test_all_targets_are_evaluated_even_if_one_fails(memfit: Memfit, folder: Path) -> None:
     write_policy(
         folder,
