@@ -204,19 +204,20 @@ def run_lines(chart: RunChart, width: int, *, ascii_only: bool) -> Iterator[str]
     marks, run = _RUN_MARKS[ascii_only], chart.run
     floor, top, line = chart.floor, chart.top, chart.line
     levels = [floor + (top - floor) * row // _ROWS for row in range(_ROWS)]
-    margin = len(format_bytes(top, chart.units)) + 1
+    # A lower level may have the longer label: 900.0 kB below 1.0 MB.
+    labels = {level: format_bytes(level, chart.units) for level in (levels[0], levels[-1])}
+    margin = max(map(len, labels.values())) + 1
     columns = max(_LEAST_COLUMNS, (width - margin) // len(run) - 1)
     spans = [_columns(call.bytes, columns) for call in run]
     yield chart.title.replace("peak", f"{marks.peak} peak", 1)
     if chart.limit:
         yield chart.limit if line is None else f"{marks.budget} {chart.limit}"
     for level in reversed(levels):
-        label = format_bytes(level, chart.units) if level in (levels[0], levels[-1]) else ""
         if line is not None and level == _row_of(line, levels):
             bars = [marks.budget * columns for _ in run]
         else:
             bars = [_bar(values, level, chart.peak, levels, marks) for values in spans]
-        yield f"{label:>{margin}}{marks.border}{marks.border.join(bars)}".rstrip()
+        yield f"{labels.get(level, ''):>{margin}}{marks.border}{marks.border.join(bars)}".rstrip()
     yield from _axis(run, columns, " " * (margin + 1))
 
 

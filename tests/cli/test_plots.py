@@ -1,7 +1,7 @@
 """Charts drawn with characters: one scale, marks and colours, no line wider than the screen."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memfit.cli.render.document import Bar, BarChart, HeatMap, RunChart, Table, Toned
@@ -53,6 +53,7 @@ CALLS = st.builds(
 
 
 @given(st.lists(CALLS, min_size=1, max_size=6).map(tuple), st.integers(0, 2**51))
+@example((RunCall("first_chunk", 1, 0, 1, (0, 1_000_000)),), 0)
 def test_no_line_is_wider_than_the_terminal(run: tuple[RunCall, ...], budget: int) -> None:
     drawn = lines(run, budget or None, 100)
     assert all(len(line) <= 100 for line in drawn)
