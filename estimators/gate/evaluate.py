@@ -104,7 +104,7 @@ def updated(outcome: Outcome, kept: Baseline | None, policy: Policy) -> Baseline
         InputError: when a target has no figures, or only a bound that was not accepted.
     """
     for target in outcome.report.targets:
-        if target.status not in ("passed", "broken"):
+        if target.message is not None:
             raise InputError(f"no baseline is written: {target.name}: {target.message}")
     before = kept.targets if kept else {}
     others = {t.name: before[t.name] for t in policy.targets if t.name in before}
@@ -120,8 +120,7 @@ def _run(
         try:
             subject = TargetModel(catalog, target, reference)
             now = entries[target.name] = subject.entry()
-            evaluation = Evaluation(subject, now, before(target, now))
-            reports.append(evaluation.report(allow_bounds))
+            reports.append(Evaluation(subject, now, before(target, now), allow_bounds).report())
         except MemfitError as error:
             reports.append(_without_figures(target, reference, error))
     report = GateReport(

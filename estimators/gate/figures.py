@@ -28,6 +28,7 @@ def figures_of(sized: SizedModel, workload: Workload, *, with_context: bool = Tr
         expert_capacity=capacity.experts if capacity else None,
         experts=capacity.of if capacity else None,
         basis=sized.footprint.basis,
+        workspace_basis=sized.workspace_basis(workload)[0],
     )
 
 

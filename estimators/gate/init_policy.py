@@ -18,6 +18,12 @@ from memfit.estimators.sizing.workload import PartialWorkload
 
 PROMPT_TOKENS = 4096
 MAX_TOKENS = 256
+_BOUND = """\
+      # The workspace is a bound on this machine, which decides only where it is accepted.
+      basis: bound"""
+_NO_BOUND = """\
+      # How well the weights must be known: exact, derived or bound.
+      # basis: derived"""
 
 
 def init_policy(catalog: Catalog, model: str, devices: tuple[Device, ...]) -> str:
@@ -41,13 +47,15 @@ def _block(catalog: Catalog, model: str, device: Device) -> str:
     prompt = max(1, min(PROMPT_TOKENS, most - MAX_TOKENS))
     work = PartialWorkload(Workload(prompt_tokens=prompt, max_tokens=MAX_TOKENS), frozenset())
     workload = work.under(catalog.native_runtime(model))
+    figures = figures_of(sized, workload)
     return _template("target").substitute(
         name=_name(model, device),
         reference=_reference(sized.checkpoint, model),
         device=device.name,
         prompt_tokens=prompt,
         max_tokens=MAX_TOKENS,
-        context=_context_line(figures_of(sized, workload).context_tokens),
+        context=_context_line(figures.context_tokens),
+        basis=_BOUND if figures.workspace_basis == "bound" else _NO_BOUND,
     )
 
 

@@ -7,10 +7,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import InputError, UnreachableError, UnsupportedError
 from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.recipe import Recipe
-from memfit.estimators.base.units import Units, ceil_div
+from memfit.estimators.base.units import Units, ceil_div, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.baseline import (
@@ -25,11 +26,17 @@ from memfit.estimators.gate.baseline import (
 from memfit.estimators.gate.figures import figures_of
 from memfit.estimators.gate.policy import TRAINING_LIMITS, PolicyLimit, PolicyTarget
 from memfit.estimators.gate.remedies import Question, remedies
-from memfit.estimators.gate.verdict import Totals, judge_limit, judge_limits
+from memfit.estimators.gate.verdict import Totals, bounds, judge_limit, judge_limits
 from memfit.estimators.images.processor import with_image_tokens
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.results.gate import LimitCheck, TargetReport, TargetStatus, Unit
+from memfit.estimators.results.gate import (
+    BoundName,
+    LimitCheck,
+    TargetReport,
+    TargetStatus,
+    Unit,
+)
 from memfit.estimators.runtimes.budget import OF_RUNTIME, judge
 from memfit.estimators.runtimes.registry import runtime_for_images, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
@@ -137,6 +144,7 @@ class Evaluation(Struct, frozen=True):
     subject: TargetModel
     now: BaselineEntry
     before: BaselineEntry | None
+    allow_bounds: bool
 
     @property
     def target(self) -> PolicyTarget:
@@ -148,7 +156,7 @@ class Evaluation(Struct, frozen=True):
         """The model as the target has it."""
         return self.subject.sized(self.target.quantize)
 
-    def report(self, allow_bounds: bool) -> TargetReport:
+    def report(self) -> TargetReport:
         """Return the target's report.
 
         Raises:
@@ -158,14 +166,16 @@ class Evaluation(Struct, frozen=True):
         self._require_baseline()
         figures, before = self.now.figures, self.before
         checks = tuple(
-            check if check.passed else self._with_remedies(check)
+            self._with_remedies(check) if check.is_broken else check
             for check in judge_limits(target.limits, target.basis, figures, self._totals)
         )
         if self._beyond_context and not target.allow_beyond_context:
             checks += (self._context_check(),)
         checks += tuple(self._budget_checks())
-        status: TargetStatus = "passed" if all(check.passed for check in checks) else "broken"
-        bound = None if allow_bounds else self._bound()
+        message = self._undecided(checks)
+        status: TargetStatus = "undecided" if message else "passed"
+        if any(check.is_broken for check in checks):
+            status = "broken"
         return TargetReport(
             name=target.name,
             line=target.line,
@@ -173,8 +183,8 @@ class Evaluation(Struct, frozen=True):
             device=target.device.name,
             working_set_bytes=self._device.working_set_bytes,
             budget=self._device.budget,
-            status="undecided" if bound else status,
-            message=bound,
+            status=status,
+            message=message,
             checks=checks,
             figures=figures,
             baseline_model=before.model if before else None,
@@ -189,7 +199,13 @@ class Evaluation(Struct, frozen=True):
 
     @property
     def _totals(self) -> Totals:
-        return Totals(self._device, self.before.figures if self.before else None)
+        baseline = self.before.figures if self.before else None
+        return Totals(self._device, baseline, self._accepts_bounds)
+
+    @property
+    def _accepts_bounds(self) -> bool:
+        basis = self.target.basis
+        return self.allow_bounds or (basis is not None and basis.least == "bound")
 
     @property
     def _beyond_context(self) -> int:
@@ -207,8 +223,12 @@ class Evaluation(Struct, frozen=True):
         need = self.sized.requirement(self.subject.workload)
         budget = need.budget
         if budget and OF_RUNTIME.intersection(judge(need, self._device)[1]):
-            allowed = budget.of_device(self._device)
-            yield self._broken("runtime_budget", "bytes", need.budgeted_bytes, allowed, "")
+            allowed, figures = budget.of_device(self._device), self.now.figures
+            check = self._broken("runtime_budget", "bytes", need.budgeted_bytes, allowed, "")
+            found = tuple(bounds(figures, with_workspace=not budget.for_cache))
+            known = need.budgeted_bytes - ("workspace" in found) * figures.workspace_bytes
+            certain = self._accepts_bounds or ("weights" not in found and known > allowed)
+            yield check if certain else replace(check, undecided_by=found)
 
     def _broken(self, limit: str, unit: Unit, figure: int, allowed: int, whole: str) -> LimitCheck:
         """A limit that is not the policy's, and that the figure is above."""
@@ -240,19 +260,29 @@ class Evaluation(Struct, frozen=True):
         before = self.before.asked if self.before else self.now.asked
         return "; ".join(differences(before, self.now.asked))
 
-    def _bound(self) -> str | None:
+    def _undecided(self, checks: tuple[LimitCheck, ...]) -> str | None:
         """Why bounds do not decide, None where the figures are no bounds or a bound is accepted."""
-        basis = self.target.basis
-        if basis and basis.least == "bound":
+        found = dict.fromkeys(name for check in checks for name in check.undecided_by)
+        if not found:
             return None
-        # A basis that the policy requires is judged as a limit; it is not about the baseline.
-        now = None if basis else self.now
-        before = self.before if self.target.needs_baseline else None
-        for name, entry in (("the weights", now), ("the baseline's weights", before)):
-            if entry and entry.figures.basis == "bound":
-                reason = next((n.message for n in self.sized.footprint.notes), entry.model)
-                return f"{name} are a bound ({reason}); --allow-bounds accepts it"
-        return None
+        return f"{'; '.join(map(self._bound, found))}; --allow-bounds accepts it"
+
+    def _bound(self, name: BoundName) -> str:
+        figures = self.now.figures
+        match name:
+            case "weights":
+                reason = next((n.message for n in self.sized.footprint.notes), self.now.model)
+                return f"the weights are a bound ({reason})"
+            case "workspace":
+                least = format_bytes(figures.peak_bytes - figures.workspace_bytes)
+                peak = format_bytes(figures.peak_bytes)
+                return f"the workspace is a bound (the peak is from {least} to {peak})"
+            case "baseline_weights":
+                return "the baseline's weights are a bound"
+            case "baseline_workspace":
+                return "the baseline's workspace is a bound"
+            case _:
+                assert_never(name)
 
     def _notes(self) -> Iterator[Note]:
         before = self.before
@@ -316,7 +346,7 @@ class Evaluation(Struct, frozen=True):
                 return False  # mlx-lm trains no quantised weights
             nbytes = steps.run_bytes(recipe, _converted(question.quantize))
             figures = replace(self.now.figures, training_peak_bytes=nbytes)
-            return judge_limit(limit, figures, self._totals).passed
+            return judge_limit(limit, figures, self._totals).is_passed
 
         return passes
 
@@ -328,4 +358,4 @@ class Evaluation(Struct, frozen=True):
             if not fits_comfortably(sized, prompt):
                 return False  # one evaluation in place of a search
         figures = figures_of(sized, question.workload, with_context=is_context)
-        return judge_limit(limit, figures, self._totals).passed
+        return judge_limit(limit, figures, self._totals).is_passed

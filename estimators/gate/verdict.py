@@ -8,6 +8,7 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.gate.policy import BasisLimit, PolicyLimit
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.gate import (
+    BoundName,
     GateFigures,
     LimitCheck,
     Sense,
@@ -28,6 +29,8 @@ class Totals(Struct, frozen=True):
     """As the runtime uses it: limits on memory are shares of what it may take."""
     baseline: GateFigures | None
     """What growth is measured from, None without a baseline."""
+    accepts_bounds: bool = False
+    """Whether a bound counts as the figure itself."""
 
 
 def judge_limits(
@@ -53,6 +56,9 @@ def judge_limit(limit: PolicyLimit, figures: GateFigures, totals: Totals) -> Lim
         limit=limit.name,
         line=limit.line,
         passed=passed,
+        undecided_by=()
+        if totals.accepts_bounds
+        else _undecided_by(limit, figures, allowed, totals),
         missed_by=excess,
         unit=rule.unit,
         sense=rule.sense,
@@ -61,6 +67,35 @@ def judge_limit(limit: PolicyLimit, figures: GateFigures, totals: Totals) -> Lim
         written=limit.amount.text,
         whole=f"the {totals.device.budget}" if rule.whole is None else rule.whole,
     )
+
+
+def _undecided_by(
+    limit: PolicyLimit, figures: GateFigures, allowed: int, totals: Totals
+) -> tuple[BoundName, ...]:
+    """The bounds in what is compared, unless what is known of the figure breaks the limit already.
+
+    Growth from a bound allows no less than growth from the true figure, so it can be broken too.
+    """
+    rule = RULES[limit.name]
+    found: list[BoundName] = list(bounds(figures, with_workspace=rule.known is not None))
+    known = rule.known if "workspace" in found and rule.known else rule.figure
+    least = None if "weights" in found else known(figures)
+    if least is not None and rule.sense == "at most" and least > allowed:
+        return ()
+    if totals.baseline and limit.name.startswith("growth."):
+        baseline = totals.baseline
+        found += ["baseline_weights"] * (baseline.basis == "bound")
+        is_bound = rule.known is not None and baseline.workspace_basis == "bound"
+        found += ["baseline_workspace"] * is_bound
+    return tuple(found)
+
+
+def bounds(figures: GateFigures, *, with_workspace: bool) -> Iterator[BoundName]:
+    """Yield what of the figures is a bound, the workspace only where it is compared."""
+    if figures.basis == "bound":
+        yield "weights"
+    if with_workspace and figures.workspace_basis == "bound":
+        yield "workspace"
 
 
 def _judge_basis(limit: BasisLimit, figures: GateFigures) -> LimitCheck:
@@ -85,6 +120,8 @@ class _Rule(Struct, frozen=True):
     unit: Unit = "bytes"
     whole: str | None = None
     """What a share is of; None: of what the runtime may take of the machine."""
+    known: Callable[[GateFigures], int | None] | None = None
+    """What is known of a figure where its workspace is a bound; None: it has no workspace."""
 
 
 def _of_working_set(limit: PolicyLimit, _: GateFigures, totals: Totals) -> int:
@@ -99,7 +136,30 @@ def _tokens(limit: PolicyLimit, _: GateFigures, __: Totals) -> int:
     return limit.amount.numerator
 
 
-def _grown(figure: Callable[[GateFigures], int | None]) -> _Rule:
+def _without_workspace(figure: Callable[[GateFigures], int]) -> Callable[[GateFigures], int]:
+    return lambda figures: figure(figures) - figures.workspace_bytes
+
+
+def _nothing(_: GateFigures) -> None:
+    return None
+
+
+def _peak(figures: GateFigures) -> int:
+    return figures.peak_bytes
+
+
+def _wired(figures: GateFigures) -> int:
+    return figures.wired_limit_bytes
+
+
+def _training(figures: GateFigures) -> int | None:
+    return figures.training_peak_bytes
+
+
+def _grown(
+    figure: Callable[[GateFigures], int | None],
+    known: Callable[[GateFigures], int | None] | None = None,
+) -> _Rule:
     def allowed(limit: PolicyLimit, _: GateFigures, totals: Totals) -> int:
         assert totals.baseline is not None
         before = figure(totals.baseline)
@@ -107,7 +167,7 @@ def _grown(figure: Callable[[GateFigures], int | None]) -> _Rule:
             raise InputError(f"the baseline has no figure for {limit.name}")
         return before + limit.amount.most(before)
 
-    return _Rule(figure, allowed, whole="the baseline")
+    return _Rule(figure, allowed, whole="the baseline", known=known)
 
 
 def worst(targets: Iterable[TargetReport]) -> TargetStatus:
@@ -117,10 +177,12 @@ def worst(targets: Iterable[TargetReport]) -> TargetStatus:
 
 
 RULES = {
-    "peak": _Rule(lambda figures: figures.peak_bytes, _of_working_set),
+    "peak": _Rule(_peak, _of_working_set, known=_without_workspace(_peak)),
     "load_peak": _Rule(lambda figures: figures.load_peak_bytes, _of_working_set),
-    "wired_limit": _Rule(lambda figures: figures.wired_limit_bytes, _of_working_set),
-    "context": _Rule(lambda figures: figures.context_tokens, _tokens, "at least", "tokens", ""),
+    "wired_limit": _Rule(_wired, _of_working_set, known=_without_workspace(_wired)),
+    "context": _Rule(
+        lambda figures: figures.context_tokens, _tokens, "at least", "tokens", "", _nothing
+    ),
     "expert_capacity": _Rule(
         lambda figures: figures.expert_capacity,
         _of_experts,
@@ -128,9 +190,9 @@ RULES = {
         "experts",
         "a layer's experts",
     ),
-    "training_peak": _Rule(lambda figures: figures.training_peak_bytes, _of_working_set),
+    "training_peak": _Rule(_training, _of_working_set, known=_nothing),
     "growth.weights": _grown(lambda figures: figures.weights_bytes),
     "growth.kv_per_token": _grown(lambda figures: figures.kv_bytes_per_token),
-    "growth.peak": _grown(lambda figures: figures.peak_bytes),
-    "growth.training_peak": _grown(lambda figures: figures.training_peak_bytes),
+    "growth.peak": _grown(_peak, _without_workspace(_peak)),
+    "growth.training_peak": _grown(_training, _nothing),
 }

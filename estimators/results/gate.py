@@ -19,6 +19,7 @@ LimitKey = Annotated[
         *("growth.weights", "growth.kv_per_token", "growth.peak", "growth.training_peak"),
     ),
 ]
+BoundName = Literal["weights", "workspace", "baseline_weights", "baseline_workspace"]
 Sense = Literal["at most", "at least"]
 Unit = Literal["bytes", "tokens", "experts", "basis"]
 RemedySetting = Literal[
@@ -58,6 +59,9 @@ class GateFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """How far the figure of the weights can be trusted."""
     training_peak_bytes: Bytes | None = None
     """The most while mlx_lm.lora runs the target's recipe, None without one."""
+    workspace_basis: Basis | None = None
+    """How far the figure of the workspace can be trusted; None in the baseline of an older memfit.
+    """
 
 
 class FigureChange(Struct, frozen=True):
@@ -98,6 +102,18 @@ class LimitCheck(Struct, frozen=True, kw_only=True):
     missed_by: Count | None = None
     """The excess of a broken limit, or what is missing to it, of ``unit``."""
     mends: tuple[Remedy, ...] = ()
+    undecided_by: tuple[BoundName, ...] = ()
+    """The bounds that leave it open whether it passes; empty where it is decided."""
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether it certainly passes."""
+        return self.passed and not self.undecided_by
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it certainly does not pass."""
+        return not self.passed and not self.undecided_by
 
 
 class TargetReport(Struct, frozen=True, kw_only=True):
@@ -112,7 +128,7 @@ class TargetReport(Struct, frozen=True, kw_only=True):
     """What that is, where the runtime may take something else of the machine."""
     status: TargetStatus
     message: str | None = None
-    """Why there are no checks, or why they do not decide."""
+    """Why there are no checks, or why some do not decide."""
     checks: tuple[LimitCheck, ...] = ()
     figures: GateFigures | None = None
     baseline_model: str | None = None

@@ -269,3 +269,60 @@ def test_settings_rejected_for_longer_prompts_still_give_figures(
     assert (code, report["status"], run.json["verdict"]) == (0, "passed", "fits")
     tokens = run.json["recommendation"]["context_tokens"]["value"]
     assert report["figures"]["context_tokens"] == tokens > work["prompt_tokens"]
+
+
+CUDA: dict[str, Any] = {
+    "device": "h100-80",
+    "workload": {"prompt_tokens": 1024, "max_tokens": 128},
+}
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        ({"peak": "10GB"}, 3),
+        ({"peak": "20GB"}, 3),
+        ({"context": 2048}, 3),
+        # The weights and the cache alone take 8.2 GB.
+        ({"peak": "8.2GB"}, 1),
+        ({"peak": "10GB", "load_peak": "8GB"}, 1),
+        ({"load_peak": "9GB"}, 0),
+    ],
+)
+def test_a_bound_of_the_workspace_decides_only_what_is_certain(
+    memfit: Memfit, folder: Path, limits: dict[str, Any], code: int
+) -> None:
+    write_plain_config(folder / "model")
+    found, report = ask(memfit, folder, limits, **CUDA)
+    assert (found, report["figures"]["workspace_basis"]) == (code, "bound")
+    arguments = ("--prompt-tokens", "1024", "--max-tokens", "128", "--device", "h100-80")
+    alone = memfit("estimate", "model", *arguments, "--json").json
+    if code == 3:
+        least, most = (f"{nbytes / 1e9:.3f} GB" for nbytes in alone["peak_range_bytes"])
+        assert f"the peak is from {least} to {most}" in report["message"]
+        assert report["checks"][0]["undecided_by"] == ["workspace"]
+        assert "not decided" in memfit("gate").out
+    accepted = ask(memfit, folder, {**limits, "basis": "bound"}, **CUDA)[0]
+    assert accepted == int(any(not check["passed"] for check in report["checks"]))
+    assert memfit("gate", "--allow-bounds").code == accepted
+
+
+def test_no_baseline_is_written_of_a_bound_that_was_not_accepted(
+    memfit: Memfit, folder: Path
+) -> None:
+    write_plain_config(folder / "model")
+    write_policy(folder, it=target({"growth": {"peak": "0%"}}, **CUDA))
+    assert memfit("gate", "--update").code == 2
+    assert memfit("gate", "--update", "--allow-bounds").code == 0
+    assert memfit("gate").code == 3
+    assert memfit("gate", "--allow-bounds").code == 0
+
+
+def test_the_first_policy_accepts_the_bound_of_its_machine(memfit: Memfit, folder: Path) -> None:
+    write_plain_config(folder / "model")
+    for device, accepts in (("h100-80", True), ("m4-max-64", False)):
+        (folder / "memfit.yaml").unlink(missing_ok=True)
+        assert memfit("gate", "init", "./model", "--device", device).code == 0
+        assert ("\n      basis: bound" in (folder / "memfit.yaml").read_text()) is accepts
+        assert memfit("gate", "--update").code == 0
+        assert memfit("gate").code == 0

@@ -69,7 +69,7 @@ def _target(target: TargetReport) -> Iterator[Heading | Text | Table]:
         rows = [_check(check) for check in target.checks]
         headings = ("Limit", "Figure", "Allowed", "")
         yield Table(headings, rows, align="lrl", wrapped=(2,), gap=False)
-    broken = [check for check in target.checks if not check.passed]
+    broken = [check for check in target.checks if check.is_broken]
     problems = [Pair(gate_text.broken(check), gate_text.remedy(check)) for check in broken]
     yield Text(problems, mark="-", indent=2)
     yield from _changes(target)
@@ -92,7 +92,7 @@ def _charts(report: GateReport) -> Iterator[BarChart]:
 
 def _check(check: LimitCheck) -> tuple[str | bool, ...]:
     texts = (gate_text.limit_name(check), gate_text.figure(check), gate_text.allowed(check))
-    return (*texts, check.passed)
+    return (*texts, "not decided" if check.undecided_by else check.passed)
 
 
 def _changes(target: TargetReport) -> Iterator[Text | Table]:
@@ -114,7 +114,7 @@ def _annotations(target: TargetReport, policy: str) -> Iterator[Annotation]:
     if target.message is not None:
         yield Annotation("error", policy, target.line, title, target.message)
     for check in target.checks:
-        if not check.passed and target.status == "broken":
+        if check.is_broken:
             text = f"{gate_text.broken(check)}; {gate_text.remedy(check)}"
             yield Annotation("error", policy, check.line, title, text)
     for note in target.notes:
@@ -126,8 +126,8 @@ def _cases(target: TargetReport, policy: str) -> Iterator[Case]:
         yield Case(gate_text.status(target), policy, target.line, "error", target.message)
     for check in target.checks:
         case = Case(gate_text.limit_name(check), policy, check.line)
-        if target.status == "undecided":
-            case = case._replace(outcome="skipped", message="the figures are bounds")
+        if check.undecided_by:
+            case = case._replace(outcome="skipped", message="a figure of it is a bound")
         elif not check.passed:
             problem, remedy = gate_text.broken(check), gate_text.remedy(check)
             case = case._replace(outcome="failure", message=problem, text=remedy)
