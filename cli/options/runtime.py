@@ -97,7 +97,14 @@ class RuntimeOptions(VersionOptions, frozen=True, kw_only=True):
         """
         from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME
 
-        runtime = self.versioned(named_runtime(self.runtime or DEFAULT_RUNTIME))
+        return self.with_share(self.versioned(named_runtime(self.runtime or DEFAULT_RUNTIME)))
+
+    def with_share(self, runtime: "Runtime") -> "Runtime":
+        """Return a runtime with the share of --gpu-memory-utilization, if it is given.
+
+        Raises:
+            InputError: when it is no share, or the runtime has no such setting.
+        """
         return (
             parsed(
                 "--gpu-memory-utilization",

@@ -81,6 +81,8 @@ class GrowthRow(Struct, frozen=True, kw_only=True):
     copied_bytes: Bytes
     shared_bytes: Bytes
     """Pages of the prefix that the other sessions do not allocate again."""
+    budget_bytes: Bytes | None
+    """Memory for all caches under these runtimes."""
     crossing: Crossing | None
     turns: tuple[Turn, ...]
 
@@ -99,7 +101,7 @@ class GrowthPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-growth/1"):
     sessions: Sessions
     tokens: Tokens
     budget_bytes: Bytes | None
-    """Memory for all caches."""
+    """Memory for all caches, where it is the same under all rules."""
     rules: tuple[GrowthRow, ...]
     undecided: tuple[UnsupportedRuntime, ...]
     notes: tuple[Note, ...]

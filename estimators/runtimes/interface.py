@@ -29,6 +29,7 @@ from memfit.estimators.results.estimate import (
     Phase,
     RunCall,
 )
+from memfit.estimators.runtimes.budget import recommended_bytes
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.workspace.peak import PeakMoment
@@ -385,6 +386,19 @@ class RuntimeModel(Struct, frozen=True):
     def pool(self, workload: Workload) -> MemoryPool | None:
         """Return how the runtime divides a device's memory, where it does so at its start."""
         return None
+
+    def cache_budget_bytes(self, workload: Workload) -> int | None:
+        """Return what caches may take of the device: without a pool, all but the weights.
+
+        None without a device.
+        """
+        device, budget = self.subject.device, self.runtime.budget
+        if device is None:
+            return None
+        if pool := self.pool(workload):
+            return pool.pool_bytes
+        left = max(0, recommended_bytes(budget, device) - self.resident_bytes)
+        return min(left, budget.of_device(device)) if budget.for_cache else left
 
     def context_notes(
         self, workload: Workload, figures: MemoryFigures, units: Units

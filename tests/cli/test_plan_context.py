@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import Memfit
+from tests.models import QWEN3_4B, write_config
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 DENSE = SAMPLES / "qwen3-8b-4bit.yaml"
@@ -141,11 +142,42 @@ def test_growth_shows_where_the_budget_ends(memfit: Memfit) -> None:
 
 
 def test_growth_uses_the_budget_left_on_the_device(memfit: Memfit) -> None:
-    data = memfit("plan", "growth", DENSE, "--memory", "16GB", "--json").json
+    run = memfit("plan", "growth", DENSE, "--memory", "16GB", "--json")
+    budgets = {rule["runtimes"][0]: rule["budget_bytes"] for rule in run.json["rules"]}
     alone = memfit("estimate", DENSE, "--memory", "16GB", "--json").json
-    nine_tenths = alone["device"]["working_set_bytes"] * 9 // 10
+    working_set = alone["device"]["working_set_bytes"]
     weights = alone["components"]["weights"]["resident_bytes"]
-    assert data["budget_bytes"] == nine_tenths - weights
+    assert budgets["mlx-lm"] == working_set * 9 // 10 - weights
+    assert budgets["foundry"] == working_set // 2  # what it gives its cache
+    assert run.json["budget_bytes"] is None
+    single = memfit("plan", "growth", DENSE, "--memory", "16GB", "--runtime", "mlx-lm", "--json")
+    assert single.json["budget_bytes"] == budgets["mlx-lm"]
+
+
+# A 4-bit model that mlx-lm does not load as it is, and vllm does.
+GPTQ = {
+    **QWEN3_4B,
+    "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True},
+}
+
+
+@pytest.mark.parametrize("options", [(), ("--gpu-memory-utilization", "0.5")])
+def test_growth_under_vllm_has_the_pool_of_the_estimate(
+    memfit: Memfit, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    model = write_config(tmp_path / "gptq", GPTQ)
+    arguments: tuple[str | Path, ...] = (model, "--runtime", "vllm", "--device", "rtx-3060")
+    arguments += options
+    run = memfit("plan", "growth", *arguments, "--json")
+    pool = memfit("estimate", *arguments, "--json").json["pool"]
+    assert run.json["budget_bytes"] == pool["pool_bytes"] > 0
+    assert "MLX" not in memfit("plan", "growth", *arguments).out
+
+
+def test_growth_rejects_a_share_that_no_runtime_has(memfit: Memfit) -> None:
+    share = ("--gpu-memory-utilization", "0.5")
+    run = memfit("plan", "growth", DENSE, "--runtime", "mlx-lm", *share)
+    assert (run.code, "give --runtime vllm" in run.err) == (2, True)
 
 
 def test_kv_bits_rejected_for_longer_contexts_still_give_a_plan(memfit: Memfit) -> None:

@@ -6,28 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.local.sample import read_sample
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.plans.sessions.plan import plan_growth
 from memfit.estimators.results.growth import GrowthPlan, GrowthRow, Sessions
 from memfit.estimators.runtimes.registry import get_runtime, list_runtimes
+from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.sized_model import SizedModel
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 TOKEN = 147_456  # Qwen3-8B at 16 bits: 36 layers x 8 heads x 2 x 128 x 2 bytes
 
 
-def model(name: str = "qwen3-8b-4bit") -> Model:
-    sample = read_sample(SAMPLES / f"{name}.yaml")
-    return build_model(sample.config, sample.name)
+def model(name: str = "qwen3-8b-4bit") -> SizedModel:
+    return Catalog().sized(str(SAMPLES / f"{name}.yaml"))
 
 
 def plan(sessions: Sessions, *names: str, budget: int | None = None) -> GrowthPlan:
     rules = [get_runtime(name) for name in names] or list(list_runtimes())
-    return plan_growth(model(), "m", sessions, rules, budget_bytes=budget)
+    return plan_growth(model(), sessions, rules, budget_bytes=budget)
 
 
 def grown(sessions: Sessions, name: str, budget: int | None = None) -> GrowthRow:
@@ -36,15 +34,19 @@ def grown(sessions: Sessions, name: str, budget: int | None = None) -> GrowthRow
 
 
 def test_runtimes_with_equal_rules_share_a_row() -> None:
-    names = [rule.runtimes for rule in plan(Sessions(turn_tokens=5000)).rules]
-    assert names[0] == ("mlx-lm", "mlx-swift-lm", "mlx-vlm", "mlx-moe")
-    assert sum(names, ()) == tuple(runtime.name for runtime in list_runtimes())
+    found = plan(Sessions(turn_tokens=5000))
+    names = [rule.runtimes for rule in found.rules]
+    assert names[0] == ("mlx-lm", "mlx-swift-lm", "mlx-vlm")
+    (without_experts,) = found.undecided
+    assert without_experts.runtime == "mlx-moe"
+    every = {*sum(names, ()), "mlx-moe"}
+    assert every == {runtime.name for runtime in list_runtimes()}
 
 
 def test_the_last_step_equals_the_estimate() -> None:
     rule = grown(Sessions(turn_tokens=5000), "mlx-lm")
     one_by_one = Workload(prompt_tokens=1, max_tokens=4999)
-    assert rule.allocated_bytes == kv_cache(model(), one_by_one).nbytes == 5120 * TOKEN
+    assert rule.allocated_bytes == kv_cache(model().model, one_by_one).nbytes == 5120 * TOKEN
     assert rule.held_bytes == 5000 * TOKEN
 
 
@@ -93,7 +95,7 @@ def test_a_session_within_the_budget_has_no_crossing() -> None:
 def test_a_window_stops_growing() -> None:
     gemma = model("gemma-3-27b")
     rules = [get_runtime("vllm"), get_runtime("foundry")]
-    paged, doubled = plan_growth(gemma, "g", Sessions(turn_tokens=32768), rules).rules
+    paged, doubled = plan_growth(gemma, Sessions(turn_tokens=32768), rules).rules
     full = 10 * 16 * 2 * 128 * 2
     windows = 52 * 16 * 2 * 128 * 2
     # vLLM keeps window - 1 tokens, those of a chunk and a page; Foundry knows no windows.
@@ -103,7 +105,7 @@ def test_a_window_stops_growing() -> None:
 
 def test_sessions_beyond_the_context_are_rejected() -> None:
     with pytest.raises(InputError, match="sessions of 5000 tokens exceed the context of 4096"):
-        plan_growth(model(), "m", Sessions(turn_tokens=5000), list_runtimes(), context=4096)
+        plan_growth(model(), Sessions(turn_tokens=5000), list_runtimes(), context=4096)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,8 @@ def test_counts_out_of_range_are_rejected(wrong: dict[str, int]) -> None:
 
 
 @given(
-    st.sampled_from([runtime.name for runtime in list_runtimes()]),
+    # mlx-moe runs no dense model.
+    st.sampled_from([each.name for each in list_runtimes() if each.name != "mlx-moe"]),
     st.builds(
         Sessions,
         sessions=st.integers(1, 5),

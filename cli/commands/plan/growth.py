@@ -6,17 +6,16 @@ import typer
 
 from memfit.cli.commands.plan.subject import AdaptedPlanModel
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import OptionGroup, grouped, parsed
+from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
-from memfit.cli.options.runtime import VersionOptions, named_runtime
+from memfit.cli.options.runtime import RuntimeOptions, named_runtime
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_count, parse_size
 
 if TYPE_CHECKING:
-    from memfit.estimators.machine.device import Device
     from memfit.estimators.results.growth import Sessions
-    from memfit.estimators.sizing.sized_model import SizedModel
+    from memfit.estimators.runtimes.runtime import Runtime
 
 _DEFAULT_TOKENS = "32k"
 
@@ -47,7 +46,7 @@ class GrowthOptions(OptionGroup, frozen=True, kw_only=True):
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory for all caches; by default 90 % of the working set minus the weights.",
+            help="Memory for all caches; by default what a runtime may take minus the weights.",
         ),
     ] = None
     plot: Annotated[bool, typer.Option("--plot", help="Draw caches over the turns.")] = False
@@ -74,16 +73,18 @@ class GrowthOptions(OptionGroup, frozen=True, kw_only=True):
         each = parsed("--turn-tokens", parse_count, self.turn_tokens) or 0
         return {"prefix_tokens": start, "turns": self.turns, "turn_tokens": each}
 
-    def budget_bytes(self, machine: "Device | None", sized: "SizedModel") -> int | None:
-        """Return the memory for all caches, None when neither it nor a machine is known.
+    def chosen(self, options: RuntimeOptions) -> "list[Runtime]":
+        """Return the runtimes to show, each with the options that it has.
 
         Raises:
-            InputError: when --budget is no size.
+            InputError: when a name or a value is not known, or none of them has an option.
         """
-        left = parsed("--budget", parse_size, self.budget)
-        if left is None and machine is not None:
-            return max(0, machine.working_set_bytes * 9 // 10 - sized.resident_bytes)
-        return left
+        from memfit.estimators.runtimes.registry import runtime_names
+
+        names = runtime_names() if self.runtimes == "all" else self.runtimes.split(",")
+        found = [options.versioned(named_runtime(name.strip()), strict=False) for name in names]
+        taking = [runtime for runtime in found if runtime.budget.is_taken] or found[:1]
+        return [options.with_share(one) if one in taking else one for one in found]
 
 
 @grouped
@@ -91,7 +92,9 @@ def growth(
     model: AdaptedPlanModel,
     asked: GrowthOptions,
     machine: MachineOptions,
-    versions: VersionOptions,
+    runtime: Annotated[
+        RuntimeOptions, Only("gpu_memory_utilization", "mlx_version", "mlx_lm_version")
+    ],
     output: PlanOutput,
 ) -> None:
     """Show what sessions allocate and copy as they grow.
@@ -102,21 +105,12 @@ def growth(
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.growth import to_document
     from memfit.estimators.plans.sessions.plan import plan_growth
-    from memfit.estimators.runtimes.registry import runtime_names
 
-    sessions = asked.sessions_asked()
-    names = runtime_names() if asked.runtimes == "all" else asked.runtimes.split(",")
-    rules = [named_runtime(name.strip()) for name in names]
-    device = machine.chosen()
-    sized = model.sized(device, verbose=output.verbose, versions=versions)
-    result = plan_growth(
-        sized.model,
-        sized.checkpoint.id,
-        sessions,
-        rules,
-        budget_bytes=asked.budget_bytes(device, sized),
-        context=parsed("--context", parse_count, asked.context),
-    )
+    sessions, rules = asked.sessions_asked(), asked.chosen(runtime)
+    budget = parsed("--budget", parse_size, asked.budget)
+    context = parsed("--context", parse_count, asked.context)
+    sized = model.sized(machine.chosen(), verbose=output.verbose, versions=runtime)
+    result = plan_growth(sized, sessions, rules, budget_bytes=budget, context=context)
     output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
     if not result.rules:
         raise typer.Exit(Exit.UNSUPPORTED)

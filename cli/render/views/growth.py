@@ -24,7 +24,9 @@ def to_document(result: GrowthPlan, units: Units, *, plot: bool) -> Document:
             f"a prefix of {sessions.prefix_tokens} tokens, then {sessions.turns} turns of"
             f" {sessions.turn_tokens} tokens"
         )
-    tables = [Table(_HEADINGS, tuple(_row(rule, units) for rule in result.rules))]
+    rows = tuple((*_row(rule, units), *_budget(result, rule, units)) for rule in result.rules)
+    headings = (*_HEADINGS, "Budget") if _has_budgets(result) else _HEADINGS
+    tables = [Table(headings, rows)]
     if sessions.turns > 1 and result.rules:
         tables.append(_turns(result, units))
     return report(
@@ -70,6 +72,19 @@ def _row(rule: GrowthRow, units: Units) -> tuple[str, ...]:
     )
 
 
+def _has_budgets(result: GrowthPlan) -> bool:
+    """Whether runtimes leave their caches different amounts."""
+    return result.budget_bytes is None and any(
+        rule.budget_bytes is not None for rule in result.rules
+    )
+
+
+def _budget(result: GrowthPlan, rule: GrowthRow, units: Units) -> tuple[str, ...]:
+    if not _has_budgets(result) or rule.budget_bytes is None:
+        return ()
+    return (format_bytes(rule.budget_bytes, units),)
+
+
 def _turns(result: GrowthPlan, units: Units) -> Table:
     shown = _picked(result.sessions.turns)
     headings = ("Allocated after turn", *(str(turn) for turn in shown))
@@ -103,29 +118,34 @@ def _crossings(result: GrowthPlan, units: Units) -> Iterator[str]:
 
 def _notes(result: GrowthPlan) -> Iterator[str]:
     yield from (note.message for note in result.notes)
-    yield from _NOTES
+    if any(rule.copied_bytes for rule in result.rules):
+        yield from _NOTES
     yield from (f"{one.runtime}: {one.reason}" for one in result.undecided)
 
 
 def _verdict(result: GrowthPlan, units: Units) -> str:
-    if result.budget_bytes is None:
+    if result.budget_bytes is not None:
+        budget = f"the budget of {format_bytes(result.budget_bytes, units)}"
+    elif _has_budgets(result):
+        budget = "the runtime's budget"
+    else:
         return "No budget: give --budget, a device or a memory size."
-    budget = format_bytes(result.budget_bytes, units)
     crossed = sum(rule.crossing is not None for rule in result.rules)
     if not crossed:
-        return f"Within the budget of {budget} for caches under every rule."
-    return f"Above the budget of {budget} for caches under {crossed} of {len(result.rules)} rules."
+        return f"Within {budget} for caches under every rule."
+    return f"Above {budget} for caches under {crossed} of {len(result.rules)} rules."
 
 
 def _plot(result: GrowthPlan, units: Units) -> BarChart:
     """The turns under every rule, all to one scale."""
     budget = result.budget_bytes
+    limit = "budget" if budget is None else f"budget {format_bytes(budget, units)}"
     return BarChart(
         title="Caches over the turns",
         kinds=("needed", "allocated in addition", "old and new"),
         bars=[bar for rule in result.rules for bar in _bars(rule, result)],
         units=units,
-        limit=f"budget {format_bytes(budget, units)}" if budget is not None else "",
+        limit=limit if budget is not None or _has_budgets(result) else "",
     )
 
 
@@ -135,6 +155,6 @@ def _bars(rule: GrowthRow, result: GrowthPlan) -> Iterator[Bar]:
         turn = rule.turns[number - 1]
         parts = (turn.held_bytes, max(0, turn.allocated_bytes - turn.held_bytes))
         label = f"turn {turn.turn}, {turn.tokens} tokens"
-        yield Bar(label, parts, result.budget_bytes, heading=heading)
+        yield Bar(label, parts, rule.budget_bytes, heading=heading)
         heading = ""
-    yield Bar("peak while growing", (0, 0, rule.peak_bytes), result.budget_bytes)
+    yield Bar("peak while growing", (0, 0, rule.peak_bytes), rule.budget_bytes)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.units import ceil_div, round_down
 from memfit.estimators.base.workload import Workload
@@ -24,11 +23,11 @@ from memfit.estimators.runtimes.registry import token_costs
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.token_cost import TokenCost
 from memfit.estimators.sizing.estimate import limit_notes
+from memfit.estimators.sizing.sized_model import SizedModel
 
 
 def plan_growth(
-    model: Model,
-    label: str,
+    sized: SizedModel,
     sessions: Sessions,
     runtimes: Sequence[Runtime],
     *,
@@ -37,6 +36,7 @@ def plan_growth(
 ) -> GrowthPlan:
     """Return how sessions grow under each runtime.
 
+    Without ``budget_bytes`` caches have what each runtime leaves them of the model's device.
     ``context`` is the capacity of a contiguous cache, by default the length of a session.
 
     Raises:
@@ -44,28 +44,41 @@ def plan_growth(
     """
     if context is not None and sessions.tokens > context:
         raise InputError(f"sessions of {sessions.tokens} tokens exceed the context of {context}")
-    found: dict[tuple[GrowthRule, tuple[TokenCost, ...], bool], list[str]] = {}
+    found: dict[_Growing, list[str]] = {}
     undecided = []
     for runtime in runtimes:
-        own = sessions.tokens if runtime.growth == "contiguous" else model.max_context
-        rule = rule_of(runtime, most=context or own)
         try:
-            kept = token_costs(model, runtime, _workload(sessions, runtime))
+            growing = _growing(sized.with_runtime(runtime), sessions, budget_bytes, context)
         except UnsupportedError as error:
             undecided.append(UnsupportedRuntime(runtime.name, str(error)))
             continue
-        found.setdefault((rule, kept, runtime.shares_prefix), []).append(runtime.name)
+        found.setdefault(growing, []).append(runtime.name)
+    budgets = {growing.budget_bytes for growing in found}
     return GrowthPlan(
-        model=label,
+        model=sized.checkpoint.id,
         sessions=sessions,
         tokens=sessions.tokens,
-        budget_bytes=budget_bytes,
-        rules=tuple(
-            _Growing(sessions, rule, kept, shares).answer(tuple(names), budget_bytes)
-            for (rule, kept, shares), names in found.items()
-        ),
+        budget_bytes=budgets.pop() if len(budgets) == 1 else None,
+        rules=tuple(growing.answer(tuple(names)) for growing, names in found.items()),
         undecided=tuple(undecided),
-        notes=tuple(limit_notes(model.max_context, sessions.tokens)),
+        notes=tuple(limit_notes(sized.model.max_context, sessions.tokens)),
+    )
+
+
+def _growing(
+    sized: SizedModel, sessions: Sessions, budget_bytes: int | None, context: int | None
+) -> "_Growing":
+    model, runtime = sized.model, sized.runtime_model.runtime
+    run = _workload(sessions, runtime)
+    if budget_bytes is None:
+        budget_bytes = sized.runtime_model.cache_budget_bytes(run)
+    own = sessions.tokens if runtime.growth == "contiguous" else model.max_context
+    return _Growing(
+        sessions,
+        rule_of(runtime, most=context or own),
+        token_costs(model, runtime, run),
+        runtime.shares_prefix,
+        budget_bytes,
     )
 
 
@@ -74,8 +87,9 @@ class _Growing(Struct, frozen=True):
     rule: GrowthRule
     kept: tuple[TokenCost, ...]
     shares: bool
+    budget_bytes: int | None
 
-    def answer(self, names: tuple[str, ...], budget: int | None) -> GrowthRow:
+    def answer(self, names: tuple[str, ...]) -> GrowthRow:
         events = list(growth_events(self.rule, self.sessions.tokens))
         turns = tuple(self._turns(events))
         last = turns[-1]
@@ -92,7 +106,8 @@ class _Growing(Struct, frozen=True):
             growths=len(events),
             copied_bytes=copied * self.sessions.sessions,
             shared_bytes=self._shared(),
-            crossing=self._crossing(events, budget),
+            budget_bytes=self.budget_bytes,
+            crossing=self._crossing(events),
             turns=turns,
         )
 
@@ -117,10 +132,10 @@ class _Growing(Struct, frozen=True):
         shared = min(self._shared(), others)
         return others + both - shared
 
-    def _crossing(self, events: list[GrowthEvent], budget: int | None) -> Crossing | None:
-        for event in events if budget is not None else ():
+    def _crossing(self, events: list[GrowthEvent]) -> Crossing | None:
+        for event in events if self.budget_bytes is not None else ():
             alive = self._alive(event)
-            if budget is not None and alive > budget:
+            if self.budget_bytes is not None and alive > self.budget_bytes:
                 beyond = max(0, event.tokens - self.sessions.prefix_tokens)
                 turn = max(1, ceil_div(beyond, self.sessions.turn_tokens))
                 return Crossing(event.tokens, turn, alive)
