@@ -92,6 +92,9 @@ class MemoryPool(Struct, frozen=True, kw_only=True):
     """Tokens that the pool holds in requests of that length."""
     requests: Count
     """The most requests of that length at once."""
+    draft_bytes: Bytes = 0
+    """Weights of a draft model. It takes more of the pool, which is not described: the pool, its
+    tokens and its requests are then upper bounds."""
 
 
 class MemoryShare(Struct, frozen=True, kw_only=True):

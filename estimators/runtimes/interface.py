@@ -383,8 +383,11 @@ class RuntimeModel(Struct, frozen=True):
         """Return what GPU and host need of one memory, 0 where figures are of all of it."""
         return 0
 
-    def pool(self, workload: Workload) -> MemoryPool | None:
-        """Return how the runtime divides a device's memory, where it does so at its start."""
+    def pool(self, workload: Workload, *, draft_bytes: int = 0) -> MemoryPool | None:
+        """Return how the runtime divides a device's memory, where it does so at its start.
+
+        ``draft_bytes`` are of the weights of a draft model.
+        """
         return None
 
     def cache_budget_bytes(self, workload: Workload) -> int | None:

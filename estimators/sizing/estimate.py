@@ -18,6 +18,7 @@ from memfit.estimators.results.estimate import (
     DeviceSummary,
     Estimate,
     FileChoice,
+    MemoryPool,
     ModelSummary,
     Note,
     Weights,
@@ -70,12 +71,16 @@ def estimate(
         notes=tuple(_notes(sized, workload, units)),
         method=runtime_model.method,
         decode_speed=decode_speed(sized, workload),
-        # What a draft model leaves of a pool is not described.
-        pool=(runtime_model.pool(workload) if sized.draft is None else None) or UNSET,
+        pool=_pool(sized, workload) or UNSET,
         memories=runtime_model.memories(workload) or UNSET,
         files=tuple(_files(sized, workload, need)) or UNSET,
         images=(_image_advice(sized, workload) if advises else None) or UNSET,
     )
+
+
+def _pool(sized: SizedModel, workload: Workload) -> MemoryPool | None:
+    draft_bytes = sized.draft.resident_bytes if sized.draft else 0
+    return sized.runtime_model.pool(workload, draft_bytes=draft_bytes)
 
 
 def _image_advice(sized: SizedModel, workload: Workload) -> ImageAdvice | None:
@@ -243,6 +248,12 @@ def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note
         text = f"{size} of the checkpoint are not loaded by {sized.runtime}"
         yield Note("info", "not-loaded", text)
     yield from workload_notes(sized, workload)
+    if sized.draft and _pool(sized, workload):
+        text = (
+            f"what {sized.runtime} takes for a draft model besides its weights is not described:"
+            " its pool is an upper bound"
+        )
+        yield Note("warning", "draft-pool", text)
     figures = sized.figures_for(workload)
     yield from sized.runtime_model.notes(workload, figures, units)
     if sized.device:

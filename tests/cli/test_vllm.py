@@ -88,13 +88,21 @@ def test_a_conversion_that_the_runtime_does_not_load_is_no_advice(
     assert memfit(*arguments, "--memory", "64GB").json["actions"][0]["commands"]
 
 
-def test_no_pool_is_shown_that_a_draft_model_is_not_in(memfit: Memfit) -> None:
+def test_a_draft_model_leaves_at_most_the_rest_of_the_pool(memfit: Memfit) -> None:
     llama, draft = (str(SAMPLES / name) for name in ("llama-3.1-8b.yaml", "llama-3.2-3b.yaml"))
     arguments = ("estimate", llama, "--runtime", "vllm", "--device", "h100-80", "--json")
-    assert "pool" in memfit(*arguments).json
+    alone = memfit(*arguments).json["pool"]
     answer = memfit(*arguments, "--draft", draft).json
     assert answer["components"]["draft"]["bytes"] > 6 * 10**9
-    assert "pool" not in answer
+    weights = answer["pool"]["draft_bytes"]
+    assert weights == memfit("estimate", draft, *arguments[2:]).json["pool"]["weights_bytes"]
+    assert answer["pool"]["pool_bytes"] == alone["pool_bytes"] - weights
+    assert [note["code"] for note in answer["notes"]] == ["draft-pool"]
+    shown = memfit(*arguments[:-1], "--draft", draft, "--breakdown").out
+    assert "its pool is an upper bound" in " ".join(shown.split())
+    assert [line.split()[-2:] for line in shown.splitlines() if "KV pool" in line] == [
+        ["at", "most"]
+    ]
 
 
 def test_a_format_that_only_the_name_has_is_said(memfit: Memfit, tmp_path: Path) -> None:

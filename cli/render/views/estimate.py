@@ -170,18 +170,22 @@ def _pool(result: Estimate, units: Units, *, needs_room: bool) -> Iterator[Table
     pool = result.pool
     if not pool:
         return
+    # A draft model takes more than its weights, which is not described.
+    rest, of_rest = ("at most",) * 2 if pool.draft_bytes else ("the rest", "of the rest")
+    draft = [("Draft model's weights", pool.draft_bytes, "")] if pool.draft_bytes else []
     sizes = (
         (f"What {result.runtime.name} takes", pool.budget_bytes, "its share of the memory"),
         ("Weights", pool.weights_bytes, result.components.weights.basis),
+        *draft,
         ("Activations", pool.activation_bytes, "upper bound"),
         ("CUDA graphs", pool.graph_bytes, "can be more"),
-        ("KV pool", pool.pool_bytes, "the rest"),
+        ("KV pool", pool.pool_bytes, rest),
     )
     rows = [(name, format_bytes(nbytes, units), basis) for name, nbytes, basis in sizes]
     tokens = result.workload.prompt_tokens + result.workload.max_tokens
     rows += [
-        ("Tokens in the pool", str(pool.tokens), "of the rest"),
-        (f"Requests of {tokens} tokens at once", str(pool.requests), "of the rest"),
+        ("Tokens in the pool", str(pool.tokens), of_rest),
+        (f"Requests of {tokens} tokens at once", str(pool.requests), of_rest),
     ]
     yield Table(("Pool", "Size", "Basis"), tuple(rows), align="lrl", needs_room=needs_room)
 

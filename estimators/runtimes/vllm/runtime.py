@@ -223,15 +223,19 @@ class Vllm(TokenCacheModel, frozen=True):
     def _graph_counts(self, workload: Workload) -> tuple[int, int]:
         return graph_counts(self._largest_graph(workload), self.runtime.requests)
 
-    def pool(self, workload: Workload) -> MemoryPool | None:
-        """Return what a device's budget leaves for the cache, and what that holds."""
+    def pool(self, workload: Workload, *, draft_bytes: int = 0) -> MemoryPool | None:
+        """Return what a device's budget leaves for the cache, and what that holds.
+
+        With a draft model it is an upper bound: what its cache, activations and graphs take of it
+        is not described.
+        """
         device = self.subject.device
         if device is None:
             return None
         layout, tokens = self._layout(workload), workload.total_tokens
         budget, weights = self.runtime.budget.of_device(device), self.resident_bytes
         activations, graphs = self.activations(workload), self.graphs(workload)
-        left = max(0, budget - weights - activations - graphs)
+        left = max(0, budget - weights - draft_bytes - activations - graphs)
         request = layout.request_bytes(tokens)
         blocks = left // layout.block_bytes if layout.block_bytes else 0
         # core/kv_cache_utils.py, get_kv_cache_capacity: of requests of this length.
@@ -241,6 +245,7 @@ class Vllm(TokenCacheModel, frozen=True):
             weights_bytes=weights,
             activation_bytes=activations,
             graph_bytes=graphs,
+            draft_bytes=draft_bytes,
             pool_bytes=left,
             block_bytes=layout.block_bytes,
             request_bytes=request,
