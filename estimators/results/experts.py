@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from memfit.estimators.base.quantities import Bytes, Count, Number, Positive, Tokens
-from memfit.estimators.results.estimate import Basis, DeviceSummary, Note, Verdict
+from memfit.estimators.results.estimate import Basis, DeviceSummary, Note, RuntimeSummary, Verdict
 from memfit.estimators.results.result import Result
 
 
@@ -93,6 +93,7 @@ class ExpertsPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-experts/1"
 
     model: str
     model_type: str
+    runtime: RuntimeSummary
     device: DeviceSummary | None
     context_tokens: Tokens
     layers: Count

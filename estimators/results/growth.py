@@ -7,7 +7,7 @@ from msgspec import Struct
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantities import Bytes, Count, Tokens
 from memfit.estimators.base.workload import MAX_TOKENS
-from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.estimate import Note, RuntimeSummary
 from memfit.estimators.results.result import Result
 
 Growth = Literal["steps", "doubling", "contiguous", "paged"]
@@ -102,6 +102,8 @@ class GrowthPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-growth/1"):
     tokens: Tokens
     budget_bytes: Bytes | None
     """Memory for all caches, where it is the same under all rules."""
+    runtimes: tuple[RuntimeSummary, ...]
+    """Those of all rules."""
     rules: tuple[GrowthRow, ...]
     undecided: tuple[UnsupportedRuntime, ...]
     notes: tuple[Note, ...]

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantities import Bytes, Count, Number, Tokens
-from memfit.estimators.results.estimate import Basis, DeviceSummary, Note
+from memfit.estimators.results.estimate import Basis, DeviceSummary, Note, RuntimeSummary
 from memfit.estimators.results.result import Result
 
 
@@ -176,6 +176,7 @@ class OffloadPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-offload/1"
 
     model: str
     model_type: str
+    runtime: RuntimeSummary
     device: DeviceSummary | None
     conversations: Count
     tokens: Tokens

@@ -5,7 +5,13 @@ from msgspec import Struct
 from memfit.estimators.base.quantities import Bytes, Count, Positive, Tokens
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import DeviceSummary, ModelSummary, Note, Verdict
+from memfit.estimators.results.estimate import (
+    DeviceSummary,
+    ModelSummary,
+    Note,
+    RuntimeSummary,
+    Verdict,
+)
 from memfit.estimators.results.result import Result
 
 
@@ -36,6 +42,7 @@ class RanksPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-ranks/1"):
     """The answer of ``memfit plan ranks``."""
 
     model: ModelSummary
+    runtime: RuntimeSummary
     device: DeviceSummary
     workload: Workload
     choices: tuple[RankChoice, ...]
@@ -75,5 +82,7 @@ class FleetPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-fleet/1"):
 
     placements: tuple[Placement, ...]
     left: tuple[Leftover, ...]
+    runtimes: tuple[RuntimeSummary, ...]
+    """Those that the models are sized for."""
     placed: Count
     """Copies that have a place."""

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from memfit.estimators.base.images import Images
 from memfit.estimators.base.quantities import Bytes, Count, Tokens
-from memfit.estimators.results.estimate import DeviceSummary, Note, Verdict
+from memfit.estimators.results.estimate import DeviceSummary, Note, RuntimeSummary, Verdict
 from memfit.estimators.results.result import Result
 
 
@@ -61,6 +61,7 @@ class ServerPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-server/1"):
 
     server: Literal["mlx_lm.server", "mlx_vlm.server"] = "mlx_lm.server"
     model: str
+    runtime: RuntimeSummary
     device: DeviceSummary | None
     settings: ServerSettings
     kv_bits: int | None

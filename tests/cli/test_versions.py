@@ -161,3 +161,28 @@ def test_a_run_is_compared_with_the_rules_of_the_installed_versions(
         margin_bytes=0,
     )
     assert sized.runtime_model.runtime.versions == ((0, 32, 1), (0, 32, 1))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("estimate", HYBRID),
+        ("fits",),
+        ("plan", "experts", HYBRID),
+        ("plan", "server", HYBRID),
+        ("plan", "offload", HYBRID),
+        ("plan", "ranks", HYBRID),
+        ("plan", "ranks", "--fleet", SAMPLES / "plans" / "fleet.yaml"),
+        ("plan", "growth", HYBRID, "--runtimes", "mlx-lm,vllm"),
+        ("plan", "context", HYBRID),
+    ],
+)
+def test_every_answer_names_the_versions_of_its_rules(
+    memfit: Memfit, command: tuple[str | Path, ...]
+) -> None:
+    machine = () if "--fleet" in command else ("--device", "m5-max-128")
+    run = memfit(*command, *machine, *OLD)
+    assert "mlx-lm 0.32.2, MLX 0.32.0" in " ".join(run.out.split())
+    data = memfit(*command, *machine, *OLD, "--json").json
+    (named, *_) = data.get("runtimes") or [(data.get("models") or [data])[0]["runtime"]]
+    assert named == {"name": "mlx-lm", "version": "0.32.2", "mlx_version": "0.32.0"}

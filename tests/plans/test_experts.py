@@ -21,7 +21,7 @@ from memfit.estimators.plans.experts.plan import (
 )
 from memfit.estimators.plans.experts.routing import RoutingProfile
 from memfit.estimators.results.experts import ExpertsPlan
-from memfit.estimators.sizing.estimate import device_summary
+from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.weights.expert_slots import Inventory, inventory, startup_bytes
 from tests.models import QWEN3_NEXT_80B, quantised_tensors, write_checkpoint, write_config
@@ -61,8 +61,8 @@ def planned(experts: Inventory, device: Device | None, **question: Any) -> Exper
         ExpertQuestion(question.pop("run", NOTHING), **question),
         model="Qwen3-Next",
         model_type="qwen3_next",
+        runtime=get_runtime("mlx-lm"),
         device=device,
-        summary=device_summary(device) if device else None,
     )
 
 

@@ -19,6 +19,7 @@ from memfit.estimators.plans.offload.session_cache import (
     storage_of,
     streaming_peak,
 )
+from memfit.estimators.results.estimate import RuntimeSummary
 from memfit.estimators.results.offload import OffloadPlan, Speeds
 from memfit.estimators.sizing.sized_model import size
 
@@ -34,7 +35,16 @@ def storage(sample: str, bits: int = 4, *, in_blocks: bool = False) -> Storage:
 
 
 def planned(kept: Storage, question: OffloadQuestion, device: Device | None = None) -> OffloadPlan:
-    server = Server("model", "llama", 131_072, 5 * 10**9, 6 * 10**9, device, None)
+    server = Server(
+        "model",
+        "llama",
+        RuntimeSummary("mlx-lm", "0.32.2"),
+        131_072,
+        5 * 10**9,
+        6 * 10**9,
+        device,
+        None,
+    )
     return plan_offload(kept, question, server)
 
 

@@ -72,7 +72,6 @@ def experts(
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.experts import to_document
     from memfit.estimators.plans.experts.plan import ExpertQuestion, plan_experts
-    from memfit.estimators.sizing.estimate import device_summary
     from memfit.estimators.weights.expert_slots import inventory
 
     capacities, speed = asked.values()
@@ -88,8 +87,8 @@ def experts(
         ExpertQuestion(_memory(sized, run), capacities, profile, speed),
         model=sized.checkpoint.id,
         model_type=sized.model.model_type,
+        runtime=sized.runtime_model.runtime,
         device=device,
-        summary=device_summary(device) if device else None,
     )
     is_saved = profile is not None and asked.profile is None
     result = _with_measurements(result, sized, run, output.units, is_saved=is_saved)

@@ -142,11 +142,13 @@ def offload(
 
 def _server(sized: "SizedModel", active: "Workload") -> "Server":
     from memfit.estimators.plans.offload.plan import Server
+    from memfit.estimators.runtimes.registry import runtime_summary
     from memfit.estimators.sizing.estimate import device_summary
 
     return Server(
         model=sized.checkpoint.id,
         model_type=sized.model.model_type,
+        runtime=runtime_summary(sized.runtime_model.runtime),
         max_context=sized.model.max_context,
         weight_bytes=sized.resident_bytes,
         active_bytes=sized.requirement(active).peak_bytes,

@@ -8,7 +8,15 @@ from memfit.cli.render.views.text import percent
 from memfit.estimators.base.units import Units
 from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.mlx.versions import MLX_VERSION, format_version
-from memfit.estimators.results.estimate import Action, Cell, DeviceSummary, Estimate, Grid, GridRow
+from memfit.estimators.results.estimate import (
+    Action,
+    Cell,
+    DeviceSummary,
+    Estimate,
+    Grid,
+    GridRow,
+    RuntimeSummary,
+)
 
 _FILE_WORDS = {"fits": "fits", "tight": "tight", "exceeds": "does not fit", "unknown": ""}
 _WORDS = {"fits": "", "tight": "tight", "exceeds": "no", "unknown": "-"}
@@ -265,11 +273,15 @@ def task(result: Estimate) -> str:
     text += f", prefill step {work.prefill_step}"
     if work.kv_bits:
         text += f", KV {work.kv_bits} bits"
-    runtime = result.runtime
+    return f"{text}, {runtime_text(result.runtime)}"
+
+
+def runtime_text(runtime: RuntimeSummary) -> str:
+    """A runtime and its version, and that of MLX where it is not the newest."""
     # The newest MLX is in the notes alone: a line more would not fit the first screen.
     if runtime.mlx_version == format_version(MLX_VERSION):
-        return f"{text}, {runtime.name} {runtime.version}"
-    return f"{text}, {runtime}"
+        return f"{runtime.name} {runtime.version}"
+    return str(runtime)
 
 
 def peak(result: Estimate, units: Units) -> str:

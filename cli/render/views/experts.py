@@ -13,6 +13,7 @@ from memfit.cli.render.document import (
     Table,
     report,
 )
+from memfit.cli.render.views.answer import runtime_text
 from memfit.cli.render.views.tune_text import rate
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.experts import CapacityRow, ExpertMisses, ExpertsPlan
@@ -58,7 +59,8 @@ def _facts(result: ExpertsPlan, units: Units) -> Iterator[str]:
     yield (
         f"{result.model_type}, {result.experts} experts in each of {result.layers} layers,"
         f" {result.top_k} per token; {slots} {result.slot_bytes} bytes, all experts"
-        f" {format_bytes(result.all_expert_bytes, units)} ({result.basis})"
+        f" {format_bytes(result.all_expert_bytes, units)} ({result.basis});"
+        f" {runtime_text(result.runtime)}"
     )
     if result.device:
         yield (

@@ -16,7 +16,15 @@ from memfit.cli.render.document import (
     Verdict,
 )
 from memfit.cli.render.document import section as listed
-from memfit.cli.render.views.answer import gigabytes, machine, marks_of, size, tenths, tokens
+from memfit.cli.render.views.answer import (
+    gigabytes,
+    machine,
+    marks_of,
+    runtime_text,
+    size,
+    tenths,
+    tokens,
+)
 from memfit.estimators.base.units import Units
 from memfit.estimators.results.estimate import DecodeSpeed
 from memfit.estimators.results.fits import Fit, Fits, NotSized
@@ -98,6 +106,7 @@ def _facts(result: Fits, marks: Mapping[int, str], units: Units) -> Iterator[str
     if marks:
         steps = ", ".join(f"{mark} {step}" for step, mark in marks.items())
         parts.append(f"prefill step: {steps}")
+    parts += dict.fromkeys(runtime_text(row.runtime) for row in result.models)
     yield "; ".join(parts)
     if any(row.decode_speed for row in result.models):
         yield "tokens a second: expected; < the most that is possible, where runs were not measured"

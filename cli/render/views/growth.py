@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from memfit.cli.render.document import Bar, BarChart, Document, Table, report
+from memfit.cli.render.views.answer import runtime_text
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.growth import GrowthPlan, GrowthRow
 
@@ -26,6 +27,8 @@ def to_document(result: GrowthPlan, units: Units, *, plot: bool) -> Document:
         )
     rows = tuple((*_row(rule, units), *_budget(result, rule, units)) for rule in result.rules)
     headings = (*_HEADINGS, "Budget") if _has_budgets(result) else _HEADINGS
+    if result.runtimes:
+        facts.append(", ".join(map(runtime_text, result.runtimes)))
     tables = [Table(headings, rows)]
     if sessions.turns > 1 and result.rules:
         tables.append(_turns(result, units))

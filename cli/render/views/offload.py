@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from memfit.cli.render.document import Bar, BarChart, Document, Table, report
+from memfit.cli.render.views.answer import runtime_text
 from memfit.estimators.base.units import Units, format_bytes, format_duration
 from memfit.estimators.results.offload import (
     MeasuredStorage,
@@ -47,7 +48,8 @@ def _facts(result: OffloadPlan, units: Units) -> Iterator[str]:
         f"{result.model_type}, {result.layers} layers with keys and values; stored at"
         f" {result.bits} bits"
     )
-    yield text + ("" if result.bits == 16 else f" in groups of {result.group_size}")
+    text += "" if result.bits == 16 else f" in groups of {result.group_size}"
+    yield f"{text}; {runtime_text(result.runtime)}"
     if result.device:
         yield (
             f"{result.device.name}, working set"

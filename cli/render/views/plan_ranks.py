@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from memfit.cli.render.document import VERDICT_COLOURS, Document, Table, Toned, report
-from memfit.cli.render.views.answer import machine, size, tenths, tokens
+from memfit.cli.render.views.answer import machine, runtime_text, size, tenths, tokens
 from memfit.cli.render.views.ranks import WORDS
 from memfit.estimators.base.units import Units
 from memfit.estimators.results.ranks import FleetPlan, RankChoice, RanksPlan
@@ -25,7 +25,7 @@ def to_document(result: RanksPlan, units: Units) -> Document:
     verdict += f" {'is enough' if least == 1 else 'are enough' if least else 'is enough'}"
     return report(
         title=result.model.id,
-        facts=(f"{name}, {asked} tokens",),
+        facts=(f"{name}, {asked} tokens, {runtime_text(result.runtime)}",),
         tables=(Table(headings, rows, f"on each machine, in {unit}", align="rlrrlr"),),
         verdict=f"{verdict} for {asked} tokens.",
         colour=VERDICT_COLOURS["fits" if least else "exceeds"],
@@ -96,10 +96,11 @@ def fleet_document(result: FleetPlan, units: Units) -> Document:
         for each in result.left
     )
     whole = len(result.placements)
+    placed = f"{result.placed} of {whole} models are placed"
     unplaced = Counter(p.reason for p in result.placements if p.reason)
     return report(
         title="Fleet",
-        facts=(f"{result.placed} of {whole} models are placed",),
+        facts=("; ".join((placed, *map(runtime_text, result.runtimes))),),
         tables=(
             Table(
                 ("Model", "Machines", "Shared", f"Needs, {unit}"),

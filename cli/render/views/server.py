@@ -14,6 +14,7 @@ from memfit.cli.render.document import (
     Verdict,
     section,
 )
+from memfit.cli.render.views.answer import runtime_text
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.server import ServerMoment, ServerPlan
 
@@ -44,7 +45,8 @@ def to_document(result: ServerPlan, units: Units, *, plot: bool) -> Document:
 def _facts(result: ServerPlan, units: Units) -> Iterator[str]:
     yield (
         f"{result.clients} requests open at a time; prompts of up to"
-        f" {result.longest_prompt_tokens} tokens, {result.longest_generation_tokens} generated"
+        f" {result.longest_prompt_tokens} tokens, {result.longest_generation_tokens} generated;"
+        f" {runtime_text(result.runtime)}"
     )
     if result.images:
         yield f"{result.server}, each prompt with {result.images}: {result.images.tokens} tokens"

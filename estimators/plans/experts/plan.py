@@ -20,7 +20,6 @@ from memfit.estimators.plans.experts.routing import (
     adaptive_capacities,
     missed_by_chance,
 )
-from memfit.estimators.results.estimate import DeviceSummary
 from memfit.estimators.results.experts import (
     CapacityRow,
     ExpertMisses,
@@ -30,7 +29,9 @@ from memfit.estimators.results.experts import (
 )
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.expert_capacity import BUDGET, expert_capacity, whole_slots
-from memfit.estimators.sizing.estimate import limit_notes
+from memfit.estimators.runtimes.registry import runtime_summary
+from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.sizing.estimate import device_summary, limit_notes
 from memfit.estimators.sizing.search import first_fitting
 from memfit.estimators.weights.expert_slots import (
     Inventory,
@@ -70,8 +71,8 @@ def plan_experts(
     *,
     model: str,
     model_type: str,
+    runtime: Runtime,
     device: Device | None,
-    summary: DeviceSummary | None,
 ) -> ExpertsPlan:
     """Return the plan; without a device it has rows, but no capacity.
 
@@ -89,7 +90,8 @@ def plan_experts(
     return ExpertsPlan(
         model=model,
         model_type=model_type,
-        device=summary,
+        runtime=runtime_summary(runtime),
+        device=device_summary(device) if device else None,
         context_tokens=question.run.context_tokens,
         layers=len(experts.layers),
         experts=experts.experts,

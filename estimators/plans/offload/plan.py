@@ -15,7 +15,7 @@ from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.device import ANY_CPU, ANY_MAC, Device
 from memfit.estimators.plans.offload.cache_tiers import Tiers, milliseconds, simulate
 from memfit.estimators.plans.offload.session_cache import PLAIN_BITS, Storage, longest_hot
-from memfit.estimators.results.estimate import Basis, DeviceSummary, Note
+from memfit.estimators.results.estimate import Basis, DeviceSummary, Note, RuntimeSummary
 from memfit.estimators.results.offload import (
     Disk,
     MeasuredStorage,
@@ -80,6 +80,7 @@ class Server(Struct, frozen=True):
 
     model: str
     model_type: str
+    runtime: RuntimeSummary
     max_context: int | None
     weight_bytes: int
     active_bytes: int
@@ -104,6 +105,7 @@ def plan_offload(storage: Storage, question: OffloadQuestion, server: Server) ->
     return OffloadPlan(
         model=server.model,
         model_type=server.model_type,
+        runtime=server.runtime,
         device=server.summary,
         conversations=question.conversations,
         tokens=question.tokens,

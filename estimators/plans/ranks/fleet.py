@@ -17,7 +17,9 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.plans.ranks.plan import SIZES, WAYS
+from memfit.estimators.results.estimate import RuntimeSummary
 from memfit.estimators.results.ranks import FleetPlan, Leftover, Placement
+from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.ranks import Ranks, ranked
 
@@ -108,6 +110,7 @@ def plan_fleet(fleet: Fleet, catalog: Catalog) -> FleetPlan:
     return FleetPlan(
         placements=tuple(placements),
         left=tuple(rooms.left()),
+        runtimes=tuple(needs.runtimes),
         placed=sum(bool(each.machines) for each in placements),
     )
 
@@ -151,6 +154,7 @@ class _Needs:
         self._catalog, self._devices = catalog, devices
         self._kept: dict[tuple[FleetModel, str, int], list[_Need]] = {}
         self._faults: dict[FleetModel, str] = {}
+        self.runtimes: dict[RuntimeSummary, None] = {}
 
     def alone(self, model: FleetModel) -> int:
         """Return what it needs on one machine, 0 where it cannot be sized."""
@@ -176,7 +180,9 @@ class _Needs:
         for parallel in ways:
             try:
                 ranks = Ranks(size, parallel) if parallel else None
-                shared = ranked(sized(), ranks, model.workload)
+                one = sized()
+                self.runtimes[runtime_summary(one.runtime_model.runtime)] = None
+                shared = ranked(one, ranks, model.workload)
                 yield (
                     shared.tightest(model.workload).requirement(model.workload).peak_bytes,
                     parallel,

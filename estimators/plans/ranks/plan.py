@@ -9,6 +9,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.ranks import Impossible, RankChoice, RanksPlan
 from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.sizing.actions import converting, kept_caches
 from memfit.estimators.sizing.estimate import device_summary, model_summary, notes_on_versions
 from memfit.estimators.sizing.ranks import RankedModel, Ranks, ranked
@@ -40,6 +41,7 @@ def plan_ranks(
     gained = max(two) - (choices[0].longest_context or 0) if two else None
     return RanksPlan(
         model=model_summary(sized),
+        runtime=runtime_summary(sized.runtime_model.runtime),
         device=device_summary(device),
         workload=workload,
         choices=tuple(choices),

@@ -21,6 +21,7 @@ from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan, ServerSettings
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import image_server_command
+from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.sizing.actions import converting
 from memfit.estimators.sizing.estimate import assumption_notes, device_summary
 from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting, halves
@@ -63,6 +64,7 @@ def plan_image_server(
     return ServerPlan(
         server="mlx_vlm.server",
         model=sized.checkpoint.id,
+        runtime=runtime_summary(sized.runtime_model.runtime),
         device=device_summary(sized.device) if sized.device else None,
         settings=settings,
         kv_bits=None,

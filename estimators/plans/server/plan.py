@@ -24,6 +24,7 @@ from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan, ServerSettings
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.mlx_lm_commands import server_command
+from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.sizing.actions import converting
 from memfit.estimators.sizing.estimate import (
     ALONE,
@@ -73,6 +74,7 @@ def plan_server(
     chosen = better or (settings if verdict in ("fits", "unknown") else None)
     return ServerPlan(
         model=sized.checkpoint.id,
+        runtime=runtime_summary(sized.runtime_model.runtime),
         device=device_summary(sized.device) if sized.device else None,
         settings=settings,
         kv_bits=workload.kv_bits,

@@ -19,7 +19,7 @@ from memfit.estimators.results.growth import (
     UnsupportedRuntime,
 )
 from memfit.estimators.runtimes.growth import GrowthEvent, GrowthRule, growth_events, rule_of
-from memfit.estimators.runtimes.registry import token_costs
+from memfit.estimators.runtimes.registry import runtime_summary, token_costs
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.token_cost import TokenCost
 from memfit.estimators.sizing.estimate import limit_notes
@@ -44,22 +44,26 @@ def plan_growth(
     """
     if context is not None and sessions.tokens > context:
         raise InputError(f"sessions of {sessions.tokens} tokens exceed the context of {context}")
-    found: dict[_Growing, list[str]] = {}
+    found: dict[_Growing, list[Runtime]] = {}
     undecided = []
     for runtime in runtimes:
         try:
-            growing = _growing(sized.with_runtime(runtime), sessions, budget_bytes, context)
+            under = sized.with_runtime(runtime)
+            growing = _growing(under, sessions, budget_bytes, context)
         except UnsupportedError as error:
             undecided.append(UnsupportedRuntime(runtime.name, str(error)))
             continue
-        found.setdefault(growing, []).append(runtime.name)
+        found.setdefault(growing, []).append(under.runtime_model.runtime)
     budgets = {growing.budget_bytes for growing in found}
     return GrowthPlan(
         model=sized.checkpoint.id,
         sessions=sessions,
         tokens=sessions.tokens,
         budget_bytes=budgets.pop() if len(budgets) == 1 else None,
-        rules=tuple(growing.answer(tuple(names)) for growing, names in found.items()),
+        runtimes=tuple(runtime_summary(one) for alike in found.values() for one in alike),
+        rules=tuple(
+            growing.answer(tuple(one.name for one in alike)) for growing, alike in found.items()
+        ),
         undecided=tuple(undecided),
         notes=tuple(limit_notes(sized.model.max_context, sessions.tokens)),
     )
