@@ -1,6 +1,6 @@
 """An estimate as data: what every renderer shows and no renderer computes."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -279,6 +279,18 @@ class Grid(Struct, frozen=True):
     method: Method
 
 
+WeightDoubt = Literal[
+    "already-quantised",
+    "assumed-format",
+    "dequantised",
+    "file-sizes",
+    "mismatch",
+    "refused",
+    "undeclared-format",
+]
+"""Codes of warnings that the weights may be others than those of the verdict."""
+
+
 class Note(Struct, frozen=True):
     """Something the reader of a figure must know; ``code`` is stable."""
 
@@ -426,6 +438,11 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     def fits(self) -> bool:
         """Whether it fits, if only just; False where no machine is known."""
         return self.verdict in ("fits", "tight")
+
+    @property
+    def doubts(self) -> tuple[Note, ...]:
+        """The warnings that put the verdict itself in doubt."""
+        return tuple(note for note in self.notes if note.code in get_args(WeightDoubt))
 
     @property
     def peak_basis(self) -> Basis:

@@ -14,7 +14,7 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
-from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.results.estimate import Basis, Note, WeightDoubt
 from memfit.estimators.weights.derived import QuantizationPlan, WeightTotals, derive
 from memfit.estimators.weights.headers import read_headers
 from memfit.estimators.weights.loading import Conversion, CutArray, conversions
@@ -153,7 +153,7 @@ def _result(totals: WeightTotals, basis: Basis, plan: QuantizationPlan | None) -
     )
 
 
-def bounded(result: WeightFootprint, code: str, message: str) -> WeightFootprint:
+def bounded(result: WeightFootprint, code: WeightDoubt, message: str) -> WeightFootprint:
     """Return the weights as an upper bound, with a warning that says why."""
     return replace(result, basis="bound", notes=(Note("warning", code, message),))
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from memfit.estimators.checkpoint.local.sample import read_sample
 from memfit.estimators.machine.host import detect_host
 from tests.gguf.writing import recorded, write
+from tests.models import write_config
 from tests.test_docs import run
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
@@ -91,6 +93,22 @@ def test_the_first_screen_has_at_most_24_lines_and_the_verdict_first(case: str, 
     assert len(lines) <= LINES
     words = ("fits", "tight", "does not fit", "needs")
     assert any(word in " ".join(lines[:2]) for word in words)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_doubt_about_the_weights_is_on_the_first_screen(tmp_path: Path, width: int) -> None:
+    config = read_sample(SAMPLES / "qwen3.5-35b-a3b.yaml").config
+    write_config(tmp_path / "Qwen3.5-35B-A3B-NVFP4", config)
+    command = "memfit estimate ./Qwen3.5-35B-A3B-NVFP4 --memory 32GB"
+    out, code = run(command, columns=width, folder=tmp_path)
+    lines = out.splitlines()
+    assert code == 1
+    assert "the name says NVFP4, and the config declares no" in " ".join(
+        " ".join(lines[:8]).split()
+    )
+    assert out.count("NVFP4, and") == 1
+    if width == 80:
+        assert len(lines) <= LINES
 
 
 @pytest.mark.parametrize(

@@ -56,18 +56,21 @@ class EstimateView(NamedTuple):
         colour = VERDICT_COLOURS[result.verdict]
         facts = (answer.task(result), answer.peak(result, units), *answer.speed(result))
         heading, commands, others = answer.doing(result)
+        doubts = [note.message for note in result.doubts]
         grid = tuple(answer.grid_table(result, units))
         images = image_lines(result, units)
         document = (
             Heading(result.model.id, only="page"),
             Verdict(answer.headline(result, units), colour),
             Text(("; ".join(facts),), style="dim"),
+            Text(doubts, mark="!", only="terminal"),
             *answer.files(result, units),
             *grid,
             *self._heat_maps(grid, only="picture"),
             *answer.grid_legend(result, units, grid),
             Commands(commands, heading),
-            Text(others, mark="-", gap=not commands),
+            # Longer prompts were not asked for: they give way to a doubt where the screen is full.
+            Text(others, mark="-", gap=not commands, needs_room=bool(commands and doubts)),
             *([Text(images, "Images", mark="-", gap=True)] if images else ()),
             *rank_table(result.ranks or None, units),
             *answer.ways(result, units),
@@ -84,7 +87,8 @@ class EstimateView(NamedTuple):
     def _notes(self) -> Iterator[Text]:
         """The warnings, with ``verbose`` and on a page everything that there is to know."""
         result = self.result
-        warnings = tuple(note.message for note in result.notes if note.level == "warning")
+        others = (note for note in result.notes if note not in result.doubts)
+        warnings = tuple(note.message for note in others if note.level == "warning")
         everything = (*result.assumptions, *(note.message for note in result.notes))
         left_out = [f"{each.what} is left out: {each.reason}" for each in result.grid.left_out]
         if self.verbose:
