@@ -101,6 +101,9 @@ def derive(model: Model, plan: QuantizationPlan | None) -> WeightTotals:
     """Return the totals of a model built from its config alone, as mlx-lm would write it."""
     totals = WeightTotals()
     for module, quantization, count in formats(model, plan):
+        # mlx_lm.convert loads before it writes: what mlx-lm drops is not written.
+        if plan and plan.converting and not module.loaded:
+            continue
         parameters = module.elements + module.bias
         for nbytes in tensor_bytes(module, model.dtype, quantization):
             totals.add(

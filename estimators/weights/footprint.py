@@ -127,10 +127,7 @@ def convert(model: Model, plan: QuantizationPlan, source: Declared) -> WeightFoo
     ``source`` is the format of what would be converted. mlx-lm leaves quantised matrices as they
     are, so that the figure is of a conversion of the original weights then.
     """
-    # mlx_lm.convert loads before it writes, so dropped tensors are not written.
-    kept = tuple(module for module in model.modules if module.loaded)
-    written = model if kept == model.modules else replace(model, modules=kept)
-    result = _result(derive(written, plan), "derived", plan)
+    result = _result(derive(model, plan), "derived", plan)
     if source.is_plain:
         return result
     message = (

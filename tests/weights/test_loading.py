@@ -8,6 +8,9 @@ import pytest
 pytest.importorskip("mlx_lm", reason="the oracle is mlx-lm itself")
 import mlx.core as mx
 
+from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.weights.footprint import WeightFootprint
 from tests.selection import quick
 from tests.weights.hub_layout import Tensors, hub_layout
@@ -504,3 +507,20 @@ def test_a_missing_expert_is_rejected(tmp_path: Path) -> None:
 def _bound_reason(predicted: WeightFootprint) -> str:
     assert predicted.basis == "bound"
     return predicted.notes[0].message
+
+
+@every_case
+def test_a_conversion_is_what_mlx_lm_writes(case: Path, tmp_path: Path) -> None:
+    from mlx_lm.utils import load_model, quantize_model, save_model
+
+    config = config_of(case)
+    model, _ = load_model(save(tmp_path, config, plain(config)))
+    model, _ = quantize_model(model, config, 32, 4)
+    save_model(tmp_path / "written", model)
+    arrays = mx.load(str(tmp_path / "written" / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    written = sum(array.nbytes for array in arrays.values())
+    sized = size(open_checkpoint(str(tmp_path)), device=None, quantize=Quantization(4, 32))
+    predicted = sized.footprint
+    assert predicted.nbytes == sum(predicted.by_part.values()) == written
+    assert predicted.unloaded_bytes == 0
