@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NoReturn
 
 from benchmarks.child import output_of
 from memfit.estimators.base.quantization import Quantization
@@ -115,9 +115,10 @@ def main() -> None:
 def against_measured(seed: int, only: str) -> None:
     """Print predicted and measured peaks above the weights, and how often they agree."""
     ratios, spreads, wrong_caches = [], [], 0
-    for path in sorted(CASES.glob("*.json")):
-        if only not in path.stem:
-            continue
+    paths = [path for path in sorted(CASES.glob("*.json")) if only in path.stem]
+    if not paths:
+        stop(f"--only {only}: no case of tests/arch/cases has this in its name")
+    for path in paths:
         case = varied(path.stem, json.loads(path.read_text()), random.Random(f"{path.stem}{seed}"))
         predicted, measured = in_child("predict", case), in_child("measure", case)
         if predicted is None or measured is None:
@@ -132,12 +133,20 @@ def against_measured(seed: int, only: str) -> None:
             flush=True,
         )
     errors = sorted(abs(ratio - 1) for ratio in ratios)
+    if not errors:
+        stop("no case has figures; the lines above say why")
     print(
         f"{len(errors)} cases: within 5 %: {sum(e <= 0.05 for e in errors)}, within 10 %:"
         f" {sum(e <= 0.1 for e in errors)}, median {median(errors):.1%}, worst {errors[-1]:.1%};"
         f" measured spread: median {median(spreads):.1%}, worst {max(spreads):.1%};"
         f" caches that differ: {wrong_caches}"
     )
+
+
+def stop(reason: str) -> NoReturn:
+    """Print why there is no result, and exit."""
+    print(f"benchmarks.accuracy: {reason}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 def varied(name: str, config: dict[str, Any], chance: random.Random) -> Case:

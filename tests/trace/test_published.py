@@ -5,7 +5,7 @@ For Metal mlx-lm's BENCHMARKS.md, an M4 Max with 64 GB; for CUDA mlx pull reques
 
 import pytest
 
-from benchmarks.accuracy import M4_MAX, PUBLISHED, published_run
+from benchmarks.accuracy import M4_MAX, PUBLISHED, against_measured, published_run
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.devices import find_device
@@ -81,3 +81,12 @@ def test_a_gpu_that_runs_graphs_before_mlx_waits_stays_below_the_trace() -> None
     )
     assert least < 10.007e9 < most
     assert _on_cuda("qwen3", "h100-80") == pytest.approx(most, rel=0.01)
+
+
+def test_a_name_that_no_case_has_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        against_measured(1, "no-such-case")
+    found = capsys.readouterr()
+    assert (stopped.value.code, found.out) == (2, "")
+    assert found.err.count("\n") == 1
+    assert "no case of tests/arch/cases" in found.err
