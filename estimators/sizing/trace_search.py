@@ -18,7 +18,8 @@ from memfit.estimators.sizing.trace_view import lower_calls, peak_view
 # A trace of a long prompt takes 0.2 s (Qwen3-4B) to 1.1 s (DeepSeek-V3); one is mostly enough.
 MAX_TRACES = 6
 _HALVED_FROM = 3  # scaling has failed twice by then: something other than the peak is the limit
-_NEAR = 12  # a twelfth more context is not worth another trace
+_NEAR = 12  # a prompt that is traced is at most a twelfth shorter than what the formula allows
+_ENOUGH = 8  # an eighth more context is not worth another trace
 
 
 class TraceSearch(Struct):
@@ -57,7 +58,8 @@ class TraceSearch(Struct):
         for attempt in range(1, MAX_TRACES + 1):
             upper = self._candidate(found, top, attempt)
             tokens = upper if upper == top else self._below(upper)
-            if tokens <= found or (found and tokens < top and self._is_near(found, upper)):
+            is_enough = found and tokens < top and found + found // _ENOUGH >= upper
+            if tokens <= found or is_enough:
                 break
             prompt = self.workload.prompt_only(tokens)
             if not is_accepted(self._leaves_room, prompt):
