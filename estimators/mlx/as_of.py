@@ -13,7 +13,7 @@ from memfit.estimators.arch.specs import (
 )
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.mlx.data.changes import OLDEST_MLX_LM, REWRITTEN
+from memfit.estimators.mlx.data.changes import ADDED, OLDEST_MLX_LM, REWRITTEN
 from memfit.estimators.mlx.versions import MlxVersions, Version, format_version
 
 
@@ -27,6 +27,12 @@ def check_class(model_type: str, mlx_lm: Version) -> None:
     if mlx_lm < OLDEST_MLX_LM:
         oldest = format_version(OLDEST_MLX_LM)
         raise UnsupportedError(f"mlx-lm {asked}: its rules are described from {oldest} on")
+    added = ADDED.get(model_type, OLDEST_MLX_LM)
+    if mlx_lm < added:
+        raise UnsupportedError(
+            f"{model_type}: mlx-lm {asked} has no class for it; the first is in"
+            f" {format_version(added)}"
+        )
     first, commit = REWRITTEN.get(model_type, (OLDEST_MLX_LM, ""))
     if mlx_lm < first:
         raise UnsupportedError(

@@ -15,7 +15,7 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.as_of import as_of
 from memfit.estimators.mlx.call_plan import planned_calls
-from memfit.estimators.mlx.data.changes import CHANGES, REWRITTEN
+from memfit.estimators.mlx.data.changes import ADDED, CHANGES, OLDEST_MLX_LM, REWRITTEN
 from memfit.estimators.mlx.data.kernels import KERNELS
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import (
@@ -260,3 +260,17 @@ def test_every_change_has_a_source_and_a_version_that_exists() -> None:
         sinces = [row["since"] for row in rows]
         assert sinces == sorted(sinces, reverse=True)
         assert sinces[0] <= MLX_VERSION
+
+
+def test_a_version_from_before_a_class_is_rejected() -> None:
+    model = build_model(GRANITE_H_SMALL, "config.json")
+    with pytest.raises(UnsupportedError, match=r"0\.27\.1 has no class for it; .* 0\.28\.0"):
+        as_of(model, MlxVersions(mlx_lm=(0, 27, 1)))
+    assert as_of(model, MlxVersions(mlx_lm=(0, 28, 0))).model_type == model.model_type
+
+
+def test_classes_that_were_added_are_those_of_mlx_lm() -> None:
+    utils = pytest.importorskip("mlx_lm.utils")
+    files = {path.stem for path in (Path(utils.__file__).parent / "models").glob("*.py")}
+    assert ADDED.keys() <= files | utils.MODEL_REMAPPING.keys()
+    assert all(OLDEST_MLX_LM < version <= MlxVersions().mlx_lm for version in ADDED.values())
