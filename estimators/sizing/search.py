@@ -210,7 +210,7 @@ def largest_within(excess: Callable[[int], int | None], low: int, high: int) -> 
         found = _try(excess, middle)
         if found is not None and found <= 0:
             low, below = middle, found
-            over = over // 2 if over and stayed > 0 else over
+            over = max(1, over // 2) if over and stayed > 0 else over
             stayed = 1
         else:
             high, over = middle, found
