@@ -169,14 +169,10 @@ class _Recommender(Struct, frozen=True):
         return self.answer.settings[-1] if self.answer.settings else None
 
     @property
-    def _fit(self) -> str:
-        """The verdict of the chosen settings, as a verb."""
+    def _tightly(self) -> str:
+        """What a reason adds to "fits" where the chosen settings only fit tightly."""
         chosen = self._chosen
-        return "fit tightly" if chosen and self.joint.verdict(chosen) == "tight" else "fit"
-
-    @property
-    def _fits(self) -> str:
-        return self._fit.replace("fit", "fits", 1)
+        return " tightly" if chosen and self.joint.verdict(chosen) == "tight" else ""
 
     def context(self) -> Advice:
         """The longest prompt that fits, everything else as in the workload."""
@@ -214,8 +210,8 @@ class _Recommender(Struct, frozen=True):
             return Advice("impossible", None, why + self._dearer_steps())
         step = self._chosen.prefill_step
         if step == asked:
-            return Advice("keep", step, f"{step} {self._fits}{self._dearer_steps()}")
-        why = f"{step} is the largest that {self._fits}{self._dearer_steps()}"
+            return Advice("keep", step, f"{step} fits{self._tightly}{self._dearer_steps()}")
+        why = f"{step} is the largest that fits{self._tightly}{self._dearer_steps()}"
         return Advice("change", step, why)
 
     def kv_bits(self) -> Advice:
@@ -231,8 +227,8 @@ class _Recommender(Struct, frozen=True):
         bits = self._chosen.kv_bits
         if bits == asked:
             kept = f"the cache of {bits} bits" if bits else "the unquantised cache"
-            return Advice("keep", bits or plain, f"{kept} {self._fits}")
-        why = f"{bits} bits from the first token on make this workload {self._fit}"
+            return Advice("keep", bits or plain, f"{kept} fits{self._tightly}")
+        why = f"{bits} bits from the first token on make this workload fit{self._tightly}"
         return Advice("change", bits, why)
 
     def weight_bits(self) -> Advice:
@@ -251,9 +247,9 @@ class _Recommender(Struct, frozen=True):
             return Advice("impossible", None, f"none from {now} down to {choices[-1]} fits")
         bits = self._chosen.weight_bits
         if bits is None:
-            return Advice("keep", now, f"the weights of {now} bits {self._fit}")
+            return Advice("keep", now, f"the weights of {now} bits fit{self._tightly}")
         by = f", {self.search.by}" if self.search.by else ""
-        why = f"{bits} is the most that {self._fits}{by}; mlx_lm.convert makes them"
+        why = f"{bits} is the most that fits{self._tightly}{by}; mlx_lm.convert makes them"
         return Advice("change", bits, why)
 
     def wired_limit(self, context: int | None) -> Advice:
