@@ -3,7 +3,7 @@
 No text in a document is escaped: each writer does that for its format.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -100,15 +100,6 @@ class Table(Part, frozen=True):
     def aligned(self, column: int) -> str:
         """Return the letter of a column."""
         return self.align[min(column, len(self.align) - 1)]
-
-
-class Legend(Text, frozen=True, kw_only=True):
-    """What the marks in a table mean; the terminal names only those in columns that it shows."""
-
-    table: Table
-    marks: Sequence[str]
-    with_marks: Callable[[Collection[str]], Sequence[str]]
-    """Returns the lines that name some of the marks; ``lines`` names all."""
 
 
 class Column(Struct, frozen=True):

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from memfit.estimators.runtimes.measurement import Measurement
 
 # Of mlx_lm.convert, most first; 2 bits make most models useless.
-WEIGHT_BITS = (8, 6, 5, 4, 3)
+WEIGHT_BITS = (8, 6, 5, 4)
 # How figures are computed: ``auto`` is the formulas where they describe the model, else the trace.
 Method = Literal["auto", "formula", "trace"]
 

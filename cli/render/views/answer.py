@@ -1,9 +1,8 @@
 """The first screen of an estimate: the verdict, the grid, and what to type."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 
-from memfit.cli.render.document import VERDICT_COLOURS, Legend, Table, Toned
+from memfit.cli.render.document import VERDICT_COLOURS, Table, Toned
 from memfit.cli.render.views.text import percent
 from memfit.estimators.base.units import Units
 from memfit.estimators.machine.working_set import GIB
@@ -20,7 +19,8 @@ from memfit.estimators.results.estimate import (
 
 _FILE_WORDS = {"fits": "fits", "tight": "tight", "exceeds": "does not fit", "unknown": ""}
 _WORDS = {"fits": "", "tight": "tight", "exceeds": "no", "unknown": "-"}
-MARKS = "*+^%#"
+_CELL_WORDS = {**_WORDS, "tight": "!"}
+"""In the grid, whose legend explains the mark: a word would cost a column of prompts."""
 SETTINGS = {"weight_bits": "{} bits", "kv_bits": "KV {} bits", "prefill_step": "prefill step {}"}
 """How an action's settings are called; memory is a machine's."""
 
@@ -171,7 +171,7 @@ def grid_table(result: Estimate, units: Units) -> Iterator[Table]:
         droppable = [n for n in reversed(places) if grid.columns[n - 2] != asked]
     yield Table(
         headings,
-        list(_grid_rows(grid, _marks(result), units)),
+        list(_grid_rows(grid, result.workload.prefill_step, units)),
         title,
         align="lr" + "l" * len(places) + "r",
         wrapped=(),
@@ -180,12 +180,18 @@ def grid_table(result: Estimate, units: Units) -> Iterator[Table]:
     )
 
 
-def _grid_rows(grid: Grid, marks: Mapping[int, str], units: Units) -> Iterator[list[str | Toned]]:
+def _grid_rows(grid: Grid, step: int, units: Units) -> Iterator[list[str | Toned]]:
     by_prompt = grid.axis == "context_tokens"
-    cells = [[_cell(cell, by_prompt, marks, units) for cell in row.cells] for row in grid.rows]
+    cells = [[_cell(cell, by_prompt, step, units) for cell in row.cells] for row in grid.rows]
     for row, shown in zip(grid.rows, _padded(cells), strict=True):
         if by_prompt:
-            yield [row.label, size(row.weights_bytes, units), *shown, _longest(row, marks)]
+            longest = tokens(row.context_tokens) + at_step(row.context_step, step)
+            yield [
+                row.label,
+                size(row.weights_bytes, units),
+                *shown,
+                longest if row.context_tokens else "-",
+            ]
         else:
             yield [row.label, _need(row, units), *shown]
 
@@ -195,23 +201,24 @@ def _need(row: GridRow, units: Units) -> str:
     return size(max(needs), units) if needs else "-"
 
 
-def step_marks(grid: Grid, step: int) -> dict[int, str]:
-    """A mark for each prefill step that is not the request's, the largest first."""
-    steps = {cell.prefill_step for row in grid.rows for cell in row.cells}
-    steps |= {row.context_step for row in grid.rows if row.context_tokens}
-    return marks_of(steps, step)
+def at_step(step: int, usual: int) -> str:
+    """The prefill step of a figure, where it is not the usual one.
+
+    >>> at_step(512, 2048), at_step(2048, 2048)
+    ('@512', '')
+    """
+    return "" if step == usual else f"@{step}"
 
 
-def marks_of(steps: set[int], step: int) -> dict[int, str]:
-    """A mark for each prefill step other than the usual one, the largest first."""
-    return dict(zip(sorted(steps - {step}, reverse=True), MARKS, strict=False))
-
-
-def _cell(cell: Cell, by_prompt: bool, marks: Mapping[int, str], units: Units) -> Toned:
-    word = _WORDS[cell.verdict] if by_prompt else cell.verdict.replace("exceeds", "no")
+def _cell(cell: Cell, by_prompt: bool, step: int, units: Units) -> Toned:
+    at = at_step(cell.prefill_step, step)
     if by_prompt and cell.needed_bytes is not None:
-        word = f"{tenths(cell.needed_bytes, units)} {word}".rstrip()
-    return Toned(word + marks.get(cell.prefill_step, ""), VERDICT_COLOURS[cell.verdict])
+        text = f"{tenths(cell.needed_bytes, units)}{at} {_CELL_WORDS[cell.verdict]}".rstrip()
+    elif by_prompt:
+        text = _CELL_WORDS[cell.verdict]
+    else:
+        text = cell.verdict.replace("exceeds", "no") + at
+    return Toned(text, VERDICT_COLOURS[cell.verdict])
 
 
 def _padded(rows: Sequence[Sequence[Toned]]) -> list[list[Toned]]:
@@ -228,38 +235,29 @@ def _padded(rows: Sequence[Sequence[Toned]]) -> list[list[Toned]]:
     ]
 
 
-def _longest(row: GridRow, marks: Mapping[int, str]) -> str:
-    if not row.context_tokens:
-        return "-"
-    mark = marks.get(row.context_step)
-    return f"{tokens(row.context_tokens)}{mark or ''}"
-
-
-def legend(result: Estimate, units: Units, marked: Collection[str]) -> tuple[str, ...]:
-    """What some marks of the grid mean, what is left out, and what the device gives."""
-    named = [f"{mark} {step}" for step, mark in _marks(result).items() if mark in marked]
-    parts = [f"prefill step: {', '.join(named)}"] if named else []
-    if result.device and result.grid.rows:
+def legend(result: Estimate, units: Units) -> tuple[str, ...]:
+    """What the cells of the grid mean, what is left out, and what the device gives."""
+    if not result.grid.rows:
+        return ()
+    cells = [cell for row in result.grid.rows for cell in row.cells]
+    by_prompt = result.grid.axis == "context_tokens"
+    steps = {cell.prefill_step for cell in cells}
+    steps |= {row.context_step for row in result.grid.rows if row.context_tokens}
+    parts = []
+    if other := sorted(steps - {result.workload.prefill_step}, reverse=True):
+        parts.append(f"@{other[0]}: with that prefill step")
+    if by_prompt and any(cell.verdict == "tight" for cell in cells):
+        parts.append("! tight")
+    if result.device:
         budget = size(result.device.working_set_bytes, units, down=True)
         if result.device.backend == "metal":
             whole = size(result.device.memory_bytes, units)
             parts.append(f"the GPU may use {budget} of {whole}")
-    if result.grid.rows and result.grid.method != result.method:
+    if result.grid.method != result.method:
         parts.append("by formula")
-    if result.grid.rows and result.grid.left_out:
+    if result.grid.left_out:
         parts.append(f"without {', '.join(each.what for each in result.grid.left_out)}: -v")
     return ("; ".join(parts),) if parts else ()
-
-
-def _marks(result: Estimate) -> dict[int, str]:
-    return step_marks(result.grid, result.workload.prefill_step)
-
-
-def grid_legend(result: Estimate, units: Units, grid: Sequence[Table]) -> Iterator[Legend]:
-    """Yield the line below the grid."""
-    marks, lines = tuple(_marks(result).values()), partial(legend, result, units)
-    for table in grid:
-        yield Legend(lines=lines(marks), style="dim", table=table, marks=marks, with_marks=lines)
 
 
 def task(result: Estimate) -> str:

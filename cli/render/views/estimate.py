@@ -67,7 +67,7 @@ class EstimateView(NamedTuple):
             *answer.files(result, units),
             *grid,
             *self._heat_maps(grid, only="picture"),
-            *answer.grid_legend(result, units, grid),
+            Text(answer.legend(result, units), style="dim"),
             Commands(commands, heading),
             # Longer prompts were not asked for: they give way to a doubt where the screen is full.
             Text(others, mark="-", gap=not commands, needs_room=bool(commands and doubts)),
@@ -115,7 +115,7 @@ class EstimateView(NamedTuple):
     ) -> Iterator[HeatMap]:
         """The grid in colours; a picture has it in place of the table."""
         for table in grid:
-            note = "; ".join(answer.legend(self.result, self.units, answer.MARKS))
+            note = "; ".join(answer.legend(self.result, self.units))
             yield HeatMap(table=table, note=note, only=only)
 
     def _sliders(self) -> Iterator[Sliders | Text]:

@@ -1,6 +1,6 @@
 """The models that fit a machine as a document, and as rows."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from memfit.cli.render.chart import working_set
@@ -17,9 +17,9 @@ from memfit.cli.render.document import (
 )
 from memfit.cli.render.document import section as listed
 from memfit.cli.render.views.answer import (
+    at_step,
     gigabytes,
     machine,
-    marks_of,
     runtime_text,
     size,
     tenths,
@@ -69,14 +69,14 @@ class FitsView(NamedTuple):
 
     def document(self) -> Document:
         """Return the verdict, then a table of each kind, and what has no figures."""
-        result, marks = self.result, _marks(self.result)
+        result = self.result
         fitting = [row for row in result.models if row.verdict != "exceeds"]
         others = [row for row in result.models if row.verdict == "exceeds"]
         return (
             Verdict(_verdict(result), "green" if fitting else "red", gap=False),
-            Text(tuple(_facts(result, marks, self.units)), style="dim"),
-            *([_fitting(fitting, marks, self.units)] if fitting else ()),
-            *([_exceeding(others, marks, self.units)] if others else ()),
+            Text(tuple(_facts(result, self.units)), style="dim"),
+            *([_fitting(fitting, self.units)] if fitting else ()),
+            *([_exceeding(others, self.units)] if others else ()),
             listed("Notes", tuple(_warnings(result))),
             listed("Not sized", [_said(each, each.why.reason) for each in result.not_sized]),
             *([_chart(fitting, result, self.units)] if self.plot and fitting else ()),
@@ -94,18 +94,13 @@ def _verdict(result: Fits) -> str:
     )
 
 
-def _marks(result: Fits) -> dict[int, str]:
-    steps = {row.prefill_step for row in result.models}
-    steps |= {row.context_step for row in result.models if row.context_tokens}
-    return marks_of(steps, PREFILL_STEPS[0])
-
-
-def _facts(result: Fits, marks: Mapping[int, str], units: Units) -> Iterator[str]:
+def _facts(result: Fits, units: Units) -> Iterator[str]:
     budget = size(result.device.working_set_bytes, units, down=True)
     parts = [f"the GPU may use {budget} of {size(result.device.memory_bytes, units)}"]
-    if marks:
-        steps = ", ".join(f"{mark} {step}" for step, mark in marks.items())
-        parts.append(f"prefill step: {steps}")
+    steps = {row.prefill_step for row in result.models}
+    steps |= {row.context_step for row in result.models if row.context_tokens}
+    if other := sorted(steps - {PREFILL_STEPS[0]}, reverse=True):
+        parts.append(f"@{other[0]}: with that prefill step")
     parts += dict.fromkeys(runtime_text(row.runtime) for row in result.models)
     yield "; ".join(parts)
     if any(row.decode_speed for row in result.models):
@@ -114,7 +109,7 @@ def _facts(result: Fits, marks: Mapping[int, str], units: Units) -> Iterator[str
         yield "no decode speed: the chip is not known; --device names one"
 
 
-def _fitting(rows: list[Fit], marks: Mapping[int, str], units: Units) -> Table:
+def _fitting(rows: list[Fit], units: Units) -> Table:
     unit = "GB" if units is Units.GB else "GiB"
     has_speed = any(row.decode_speed for row in rows)
     speed = ("tokens/s",) if has_speed else ()
@@ -125,8 +120,8 @@ def _fitting(rows: list[Fit], marks: Mapping[int, str], units: Units) -> Table:
             (
                 row.name,
                 row.weights,
-                tenths(row.peak_bytes, units) + _mark(row.prefill_step, marks),
-                _longest(row, marks),
+                tenths(row.peak_bytes, units) + at_step(row.prefill_step, PREFILL_STEPS[0]),
+                _longest(row),
                 *((_largest_image(row),) if image else ()),
                 *((_speed(row.decode_speed),) if has_speed else ()),
                 Toned(VERDICT_CELLS[row.verdict], VERDICT_COLOURS[row.verdict]),
@@ -148,7 +143,7 @@ def _chart(rows: list[Fit], result: Fits, units: Units) -> BarChart:
     )
 
 
-def _exceeding(rows: list[Fit], marks: Mapping[int, str], units: Units) -> Table:
+def _exceeding(rows: list[Fit], units: Units) -> Table:
     unit = "GB" if units is Units.GB else "GiB"
     return Table(
         ("Does not fit", "smallest Mac", "weights", f"peak {unit}"),
@@ -157,7 +152,7 @@ def _exceeding(rows: list[Fit], marks: Mapping[int, str], units: Units) -> Table
                 row.name,
                 gigabytes(row.smallest_memory_bytes) if row.smallest_memory_bytes else "-",
                 row.weights,
-                tenths(row.peak_bytes, units) + _mark(row.prefill_step, marks),
+                tenths(row.peak_bytes, units) + at_step(row.prefill_step, PREFILL_STEPS[0]),
             )
             for row in rows
         ],
@@ -165,21 +160,16 @@ def _exceeding(rows: list[Fit], marks: Mapping[int, str], units: Units) -> Table
     )
 
 
-def _longest(row: Fit, marks: Mapping[int, str]) -> str:
+def _longest(row: Fit) -> str:
     if not row.context_tokens:
-        return "-" + _mark(0, marks)
-    return tokens(row.context_tokens) + _mark(row.context_step, marks)
+        return "-"
+    return tokens(row.context_tokens) + at_step(row.context_step, PREFILL_STEPS[0])
 
 
 def _largest_image(row: Fit) -> str:
     if row.images is None or row.images.largest is None:
         return "-"
     return "any" if row.images.any_size else str(row.images.largest)
-
-
-def _mark(step: int, marks: Mapping[int, str]) -> str:
-    """The mark of a step, with room for one where there are any."""
-    return marks.get(step, " " if marks else "")
 
 
 def _speed(speed: DecodeSpeed | None) -> str:

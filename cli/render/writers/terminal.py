@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 
-from msgspec.structs import replace
 from rich.text import Text as RichText
 
 from memfit.cli.render import grid
@@ -15,7 +14,6 @@ from memfit.cli.render.document import (
     Document,
     HasDocument,
     Heading,
-    Legend,
     Pair,
     Sliders,
     Table,
@@ -63,7 +61,7 @@ def _draw(page: Page, part: AnyPart) -> None:
         case Heading():
             _heading(page, part)
         case Text():
-            _text(page, _narrowed(page, part) if isinstance(part, Legend) else part)
+            _text(page, part)
         case Table():
             grid.draw_table(page, part)
         case Columns():
@@ -106,13 +104,6 @@ def _heading(page: Page, heading: Heading) -> None:
     page.say(heading.text, style="bold", end=end if heading.status else "\n")
     if heading.status:
         page.say(heading.status, style=heading.colour)
-
-
-def _narrowed(page: Page, legend: Legend) -> Text:
-    shown, _ = grid.shown_columns(page, legend.table)
-    cells = [str(row[index]) for row in legend.table.rows for index in shown]
-    marks = [mark for mark in legend.marks if any(mark in cell for cell in cells)]
-    return replace(legend, lines=legend.with_marks(marks))
 
 
 def _text(page: Page, text: Text) -> None:
