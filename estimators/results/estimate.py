@@ -409,6 +409,8 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     recommendation: Recommendation
     actions: tuple[Action, ...]
     """Cheapest first."""
+    best_action: Count | None
+    """The place in ``actions`` of the one to take; None where nothing makes the request fit."""
     grid: Grid
     assumptions: tuple[str, ...]
     notes: tuple[Note, ...]
@@ -438,6 +440,11 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     def fits(self) -> bool:
         """Whether it fits, if only just; False where no machine is known."""
         return self.verdict in ("fits", "tight")
+
+    @property
+    def best(self) -> Action | None:
+        """The action to take, None where nothing makes the request fit."""
+        return None if self.best_action is None else self.actions[self.best_action]
 
     @property
     def doubts(self) -> tuple[Note, ...]:

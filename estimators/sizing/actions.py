@@ -49,6 +49,27 @@ def actions(search: JointSearch, answer: Answer) -> tuple[Action, ...]:
     return tuple(found)
 
 
+def best_action(found: Sequence[Action]) -> int | None:
+    """Return the place of the cheapest action that makes the request fit, None without one.
+
+    On the machine of the request, one that fits tightly comes before another machine. Of other
+    machines, the one on which nothing else has to change comes first.
+    """
+
+    def rank(action: Action) -> int | None:
+        is_here = "memory_bytes" not in action.settings
+        if action.goal != "request" or action.verdict not in ("fits", "tight"):
+            return None
+        if is_here:
+            return 0 if action.verdict == "fits" else 1
+        return 2 if set(action.settings) == {"memory_bytes"} else 3
+
+    ranked = [
+        (each, place) for place, action in enumerate(found) if (each := rank(action)) is not None
+    ]
+    return min(ranked)[1] if ranked else None
+
+
 def kept_caches(sized: SizedModel, workload: Workload) -> int:
     """Return how many caches of prompts this long fit in addition to the running one."""
     device, figures = sized.device, sized.figures_for(workload)

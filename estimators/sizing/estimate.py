@@ -28,6 +28,7 @@ from memfit.estimators.results.images import ImageAdvice
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.registry import runtime_summary
+from memfit.estimators.sizing.actions import best_action
 from memfit.estimators.sizing.advise import NO_ADVICE, advise
 from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.search import longest_prompt
@@ -66,6 +67,7 @@ def estimate(
         exceeded=exceeded,
         recommendation=advice.recommendation,
         actions=advice.actions,
+        best_action=best_action(advice.actions),
         grid=advice.grid,
         assumptions=tuple(_assumptions(sized, workload, units)),
         notes=tuple(_notes(sized, workload, units)),

@@ -65,7 +65,7 @@ def _excess(result: Estimate, share: str) -> str:
 
 
 def _remedy(result: Estimate) -> str:
-    chosen = best(result)
+    chosen = result.best
     if chosen is None or "memory_bytes" in chosen.settings:
         return _mac(result)
     if not chosen.settings:
@@ -75,7 +75,7 @@ def _remedy(result: Estimate) -> str:
 
 
 def _mac(result: Estimate) -> str:
-    chosen = best(result)
+    chosen = result.best
     if chosen is None:
         return "No Mac is large enough." if _looks_at_macs(result) else ""
     text = f"The smallest Mac that fits has {gigabytes(chosen.settings['memory_bytes'])}"
@@ -85,19 +85,6 @@ def _mac(result: Estimate) -> str:
 
 def _looks_at_macs(result: Estimate) -> bool:
     return result.recommendation.memory_bytes.state == "impossible"
-
-
-def best(result: Estimate) -> Action | None:
-    """The cheapest action that makes the request fit; of Macs first the one without changes.
-
-    On the machine asked for, one that fits tightly comes before another machine.
-    """
-    ways = [action for action in result.actions if action.goal == "request"]
-    fitting = [action for action in ways if action.verdict == "fits"]
-    here = [action for action in fitting if "memory_bytes" not in action.settings]
-    tight = [action for action in ways if action.verdict == "tight"]
-    unchanged = [action for action in fitting if set(action.settings) == {"memory_bytes"}]
-    return next(iter((*here, *tight, *unchanged, *fitting)), None)
 
 
 def settings_text(settings: Mapping[str, int]) -> str:
@@ -310,7 +297,7 @@ def speed(result: Estimate) -> Iterator[str]:
 
 def doing(result: Estimate) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     """A heading, the commands to paste, and what else there is to know of them."""
-    chosen = best(result)
+    chosen = result.best
     if chosen is None:
         return "", (), tuple(_other_ways(result, None))
     heading = "Run it" if not chosen.settings else "Do this"
