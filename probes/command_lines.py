@@ -19,10 +19,9 @@ from memfit.estimators.runtimes.mlx_lm_commands import (
     STDIN,
     generate_command,
     server_command,
-    together,
 )
-from memfit.estimators.sizing.actions import kept_caches
 from memfit.estimators.sizing.search import with_kv_bits
+from memfit.estimators.sizing.serving import server_flags
 from memfit.estimators.sizing.sized_model import SizedModel
 
 
@@ -52,16 +51,14 @@ def command_lines(
 
     Without ``prompt`` the command reads ``prompt_file``, else standard input.
 
-    The server handles one request at a time, as measured, and keeps as many prompt caches as fit.
-    Each request sets its own number of tokens. The server has no ``--max-kv-size``, so with such a
-    limit there is no command for it.
+    The server handles one request at a time, as measured; there is no command for it where no flags
+    of it fit in every order of requests. Each request sets its own number of tokens.
     """
     line = generate_command(model, workload, prompt or STDIN)
     if prompt is None and prompt_file is not None:
         line += f" < {shlex.quote(prompt_file)}"
-    if workload.max_kv_size is not None:
-        return (line,)
-    return (line, server_command(model, workload, together(workload, kept_caches(sized, workload))))
+    flags = server_flags(sized, workload)
+    return (line, server_command(model, workload, flags)) if flags else (line,)
 
 
 def _fits(sized: SizedModel, workload: Workload) -> bool:

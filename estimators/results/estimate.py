@@ -14,6 +14,7 @@ from memfit.estimators.base.quantities import (
     one_of,
 )
 from memfit.estimators.base.ranks import Parallel
+from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import Backend, DeviceSource
 from memfit.estimators.results.images import ImageAdvice
@@ -219,6 +220,19 @@ NAMES = {
 """What people call each setting."""
 
 
+class ServerRun(Struct, frozen=True, kw_only=True):
+    """The flags with which mlx_lm.server runs a request, and what no order of requests exceeds."""
+
+    settings: ServerSettings
+    needed_bytes: Bytes
+    """The bound, with the margin; every reply has as many tokens as the request, or the server's
+    default."""
+    context_tokens: Tokens
+    """The longest prompt that fits with exactly these flags."""
+    context_needed_bytes: Bytes
+    """The bound of that prompt."""
+
+
 class Action(Struct, frozen=True, kw_only=True):
     """Settings that make the request fit, or allow a longer prompt."""
 
@@ -235,6 +249,38 @@ class Action(Struct, frozen=True, kw_only=True):
     """The peak with the margin."""
     context_tokens: Tokens | None
     """The longest prompt that fits with these settings, 0 when none does; None: not searched."""
+    server: ServerRun | None
+    """The server that the last command starts; None: it runs one prompt, or there is none."""
+
+
+class PartialExperts(Struct, frozen=True, kw_only=True):
+    """A part of each layer's experts, which fits where all of them do not."""
+
+    experts: Positive
+    """Experts to keep of each layer."""
+    of: Positive
+    """Experts that each layer has."""
+    weight_bits: Positive | None
+    """Bits that the weights are converted to first; None: as they are."""
+    running_bytes: Bytes
+    """Peak of the run, when the experts are loaded."""
+    startup_bytes: Bytes
+    """Peak while mlx-moe's loader reads one file after another."""
+    pays: bool | None
+    """Whether it pays off by mlx-moe's published rules; None where that depends on the routing."""
+    reason: str
+    """Why it does or does not, and what else is known of this number."""
+
+
+class Recommended(Struct, frozen=True, kw_only=True):
+    """What to set on this machine for the best action; None where there is nothing to set."""
+
+    context_tokens: Tokens | None
+    """The longest prompt that its last command runs."""
+    wired_limit_bytes: Bytes | None
+    """MLX's wired limit that keeps all of that prompt resident, at most what MLX accepts."""
+    expert_capacity: Count | None
+    """Experts of each layer to keep: all where they fit, else those of ``partial_experts``."""
 
 
 class Cell(Struct, frozen=True):
@@ -246,18 +292,24 @@ class Cell(Struct, frozen=True):
     prefill_step: Positive
     reason: str = ""
     """Why the runtime cannot run it."""
+    prompt_cache_size: Count | None = None
+    """Of a server, the prompt caches that it keeps with this need."""
 
 
 class GridRow(Struct, frozen=True, kw_only=True):
     """Settings, and what they need at each column."""
 
     label: str
+    program: Literal["run", "server"] = "run"
+    """One run, or mlx_lm.server with as many clients as the request has sequences: then the needs
+    are what no order of requests exceeds."""
     settings: Settings
     """Those that differ from the request."""
     weights_bytes: Bytes
     cells: tuple[Cell, ...]
     context_tokens: Tokens
-    """The longest prompt that fits, 0 when none does or no device is known."""
+    """The longest prompt that fits, 0 when none does or no device is known; of a server with the
+    flags that are printed."""
     context_step: Positive
     """The prefill step of that prompt."""
 
@@ -407,6 +459,7 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     verdict: Verdict
     exceeded: tuple[LimitName, ...]
     recommendation: Recommendation
+    recommended: Recommended
     actions: tuple[Action, ...]
     """Cheapest first."""
     best_action: Count | None
@@ -427,6 +480,8 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     """The GGUF models of the repository, where none was named and this is of the usual one."""
     images: ImageAdvice | UnsetType = UNSET
     """Larger, more and smaller images, where the prompt has some and a machine is known."""
+    partial_experts: PartialExperts | UnsetType = UNSET
+    """Of a mixture that fits the machine with a part of its experts only."""
     curve: tuple[CurvePoint, ...] | UnsetType = UNSET
     """Memory at doubling prompt lengths, where plots were requested."""
     run: tuple[RunCall, ...] | UnsetType = UNSET

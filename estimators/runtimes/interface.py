@@ -13,6 +13,7 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Parallel, Rank
+from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -256,10 +257,12 @@ class RuntimeModel(Struct, frozen=True):
         own = self.subject.device
         return own is not None and device is not None and own.gpu == device.gpu
 
-    def commands(self, workload: Workload, model: str, kept_caches: int) -> tuple[str, ...]:
+    def commands(
+        self, workload: Workload, model: str, server: ServerSettings | None
+    ) -> tuple[str, ...]:
         """Return commands for a shell that run a model with the settings of a workload.
 
-        ``kept_caches`` is how many caches of earlier prompts fit in addition.
+        ``server`` are the flags of mlx_lm.server that fit, None where it does not.
         """
         return ()
 

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
+from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
@@ -37,8 +38,10 @@ class Measured(MlxLm, frozen=True):
     def unloaded_bytes(self) -> int:
         return self.inner.unloaded_bytes
 
-    def commands(self, workload: Workload, model: str, kept_caches: int) -> tuple[str, ...]:
-        return self.inner.commands(workload, model, kept_caches)
+    def commands(
+        self, workload: Workload, model: str, server: ServerSettings | None
+    ) -> tuple[str, ...]:
+        return self.inner.commands(workload, model, server)
 
     @property
     def resident_bytes(self) -> int:

@@ -11,6 +11,7 @@ from memfit.estimators.arch.registry import FAMILIES
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.ranks import Parallel, Rank
+from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -31,7 +32,6 @@ from memfit.estimators.runtimes.mlx_lm_commands import (
     generate_command,
     launched,
     server_command,
-    together,
 )
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.weights.ranks import rank_footprint
@@ -182,16 +182,18 @@ class MlxLm(RuntimeModel, frozen=True):
         """
         return workload.batch == 1 and kv_bits_apply(self.subject.model, workload.max_kv_size)
 
-    def commands(self, workload: Workload, model: str, kept_caches: int) -> tuple[str, ...]:
-        """Return the command of the server; with a rotating cache, which it lacks, of generate."""
+    def commands(
+        self, workload: Workload, model: str, server: ServerSettings | None
+    ) -> tuple[str, ...]:
+        """Return the command of the server where it fits, else of one run."""
+        rank = self.subject.rank
         if not self.is_mlx_lm:
             return ()
-        if workload.max_kv_size is not None:
-            if self.subject.rank:
-                return ()  # mlx_lm.generate runs on one rank, and the server rotates no cache
-            return (generate_command(model, workload, STDIN),)
-        served = server_command(model, workload, together(workload, kept_caches))
-        return (launched(served, self.subject.rank),)
+        if server:
+            return (launched(server_command(model, workload, server), rank),)
+        if rank or workload.batch > 1:
+            return ()  # mlx_lm.generate runs one prompt on one rank
+        return (generate_command(model, workload, STDIN),)
 
     def drafted(self, workload: Workload, draft: RuntimeModel, tokens: int) -> DraftFigures:
         """Return what both models take by generate.py, speculative_generate_step, above this one.

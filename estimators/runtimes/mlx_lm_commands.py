@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Rank
+from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.server import ServerSettings
 
 STDIN = "-"
 HOSTFILE = "hosts.json"
@@ -60,7 +60,7 @@ def together(workload: Workload, kept_caches: int) -> ServerSettings:
     """Return the settings that serve as many requests at a time as the workload has sequences."""
     return ServerSettings(
         prefill_step=workload.prefill_step,
-        prompt_concurrency=workload.batch,
+        prompt_concurrency=min(workload.batch, ServerSettings().prompt_concurrency),
         decode_concurrency=workload.batch,
         prompt_cache_size=kept_caches,
     )

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.modules import Part, linear
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import Units, ceil_div, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -138,7 +139,9 @@ class MlxVlm(MlxLm, frozen=True):
             return "bound", 0
         return MlxLm.basis(self, figure, workload)
 
-    def commands(self, workload: Workload, model: str, kept_caches: int) -> tuple[str, ...]:
+    def commands(
+        self, workload: Workload, model: str, server: ServerSettings | None
+    ) -> tuple[str, ...]:
         """Return the command of mlx_vlm.generate, which runs one prompt; files are the user's."""
         if workload.batch > 1:
             return ()

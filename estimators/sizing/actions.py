@@ -7,13 +7,14 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.results.estimate import Action
-from memfit.estimators.runtimes.budget import COMFORTABLE, judge
-from memfit.estimators.runtimes.mlx_lm_commands import SERVER_KEEPS, convert_command, draft_flags
+from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.mlx_lm_commands import convert_command, draft_flags
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import smallest_mac
 from memfit.estimators.sizing.search import is_accepted
+from memfit.estimators.sizing.serving import Serving, is_served
 from memfit.estimators.sizing.sized_model import SizedModel
 
 
@@ -70,17 +71,6 @@ def best_action(found: Sequence[Action]) -> int | None:
     return min(ranked)[1] if ranked else None
 
 
-def kept_caches(sized: SizedModel, workload: Workload) -> int:
-    """Return how many caches of prompts this long fit in addition to the running one."""
-    device, figures = sized.device, sized.figures_for(workload)
-    caches = figures.kv.nbytes + figures.ssm_bytes
-    if device is None or not caches:
-        return SERVER_KEEPS
-    share, whole = COMFORTABLE
-    room = device.working_set_bytes * share // whole - sized.requirement(workload).peak_bytes
-    return max(0, min(SERVER_KEEPS, room // caches))
-
-
 def _for_longer_prompts(search: JointSearch, settings: Settings) -> Iterator[Action]:
     """Other prefill steps, then fewer bits of the cache, then of the weights."""
     fewer = [bits for bits in search.weight_bits if bits < (settings.weight_bits or 16)]
@@ -120,11 +110,15 @@ def _action(
     context_tokens: int | None = None,
 ) -> Action:
     need = search.need(settings)
+    # The longest prompts are those of one run: a server has no room for them.
+    is_request = goal == "request" and is_served(search)
+    server = Serving(search).run(settings) if is_request else None
     longer = context_tokens if goal == "longer_prompt" else None
+    flags = server.settings if server else None
     return Action(
         goal=goal,
         settings=settings.changes(search.asked),
-        commands=tuple(_commands(search, settings, longer)),
+        commands=tuple(_commands(search, settings, longer, flags)),
         cost=settings.cost(search.asked),
         verdict=judge(need, search.sized.device)[0],
         peak_bytes=need.peak_bytes - search.sized.margin_bytes,
@@ -132,17 +126,22 @@ def _action(
         context_tokens=(
             search.longest_with(settings) if context_tokens is None else context_tokens
         ),
+        server=server,
     )
 
 
-def _commands(search: JointSearch, settings: Settings, prompt_tokens: int | None) -> Iterator[str]:
+def _commands(
+    search: JointSearch,
+    settings: Settings,
+    prompt_tokens: int | None,
+    server: ServerSettings | None,
+) -> Iterator[str]:
     """The conversion, where the weights change, and the run, for a prompt of that length."""
     sized = search.model(settings.weight_bits)
     workload = search.workload_with(settings, prompt_tokens)
-    kept = kept_caches(search.sized_for(settings, prompt_tokens), workload)
 
     def run(model: str) -> Iterable[str]:
-        commands = sized.runtime_model.commands(workload, model, kept)
+        commands = sized.runtime_model.commands(workload, model, server)
         if sized.draft is None:
             return commands
         return converting(

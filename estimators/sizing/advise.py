@@ -5,12 +5,19 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import Action, Advice, Grid, Recommendation
-from memfit.estimators.sizing.actions import actions, find_answer
-from memfit.estimators.sizing.grid import NO_GRID, NO_MACS, mac_grid, prompt_grid, with_traces
+from memfit.estimators.results.estimate import Action, Advice, Grid, Recommendation, Recommended
+from memfit.estimators.sizing.actions import actions, best_action, find_answer
+from memfit.estimators.sizing.grid import (
+    NO_GRID,
+    NO_MACS,
+    mac_grid,
+    prompt_grid,
+    with_server,
+    with_traces,
+)
 from memfit.estimators.sizing.joint import JointSearch
 from memfit.estimators.sizing.macs import macs
-from memfit.estimators.sizing.recommend import memory_advice, recommend
+from memfit.estimators.sizing.recommend import memory_advice, recommend, recommended
 from memfit.estimators.sizing.sized_model import SizedModel
 
 
@@ -19,6 +26,8 @@ class Advised(Struct, frozen=True):
 
     recommendation: Recommendation
     actions: tuple[Action, ...]
+    best_action: int | None
+    recommended: Recommended
     grid: Grid
 
 
@@ -39,7 +48,12 @@ def advise(sized: SizedModel, workload: Workload, units: Units) -> Advised:
     grid = _grid(looked_at, ladder)
     if looked_at.sized.is_between_traces and sized.device:
         grid = with_traces(grid, search, advice.context_tokens.value or 0)
-    return Advised(advice, actions(search, answer), grid)
+    found = actions(search, answer)
+    best = best_action(found)
+    chosen = None if best is None else found[best]
+    if chosen and "memory_bytes" not in chosen.settings:
+        grid = with_server(grid, looked_at, chosen)
+    return Advised(advice, found, best, recommended(search, chosen), grid)
 
 
 def search_of(sized: SizedModel, workload: Workload) -> JointSearch:
@@ -78,6 +92,8 @@ NO_ADVICE = Advised(
         wired_limit_mb=_NO,
     ),
     (),
+    None,
+    Recommended(context_tokens=None, wired_limit_bytes=None, expert_capacity=None),
     NO_GRID,
 )
 """Where nothing is searched."""

@@ -28,7 +28,6 @@ from memfit.estimators.results.images import ImageAdvice
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.registry import runtime_summary
-from memfit.estimators.sizing.actions import best_action
 from memfit.estimators.sizing.advise import NO_ADVICE, advise
 from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.search import longest_prompt
@@ -66,8 +65,9 @@ def estimate(
         verdict=verdict,
         exceeded=exceeded,
         recommendation=advice.recommendation,
+        recommended=advice.recommended,
         actions=advice.actions,
-        best_action=best_action(advice.actions),
+        best_action=advice.best_action,
         grid=advice.grid,
         assumptions=tuple(_assumptions(sized, workload, units)),
         notes=tuple(_notes(sized, workload, units)),

@@ -7,11 +7,12 @@ from msgspec.structs import replace
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.machine.working_set import GIB
-from memfit.estimators.results.estimate import Cell, Grid, GridRow, LeftOut, Method
+from memfit.estimators.results.estimate import Action, Cell, Grid, GridRow, LeftOut, Method
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import MAC_SIZES
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT, longest_prompt
+from memfit.estimators.sizing.serving import Serving
 
 PROMPTS = (4096, 16384, 65536, 131072)
 """Tokens of the columns, next to the prompt of the request and the model's own limit."""
@@ -33,6 +34,35 @@ def prompt_grid(search: JointSearch) -> Grid:
 
     rows, left_out = _rows(search, row)
     return Grid("context_tokens", prompts, rows, left_out, _method(search))
+
+
+def with_server(grid: Grid, search: JointSearch, action: Action | None) -> Grid:
+    """Return the grid with the server of an action below the row of its settings."""
+    if action is None or action.server is None or grid.axis != "context_tokens":
+        return grid
+    changes = {name: value for name, value in action.settings.items() if name != "prefill_step"}
+    place = next((n for n, row in enumerate(grid.rows) if row.settings == changes), None)
+    if place is None:
+        return grid
+    row, served, serving = grid.rows[place], action.server, Serving(search)
+    asked = search.asked
+    settings = Settings(
+        asked.prefill_step, changes.get("kv_bits", asked.kv_bits), changes.get("weight_bits")
+    )
+    cells = tuple(
+        serving.cell(settings, tokens, cell)
+        for tokens, cell in zip(grid.columns, row.cells, strict=True)
+    )
+    server = replace(
+        row,
+        label=f"{row.label}, server",
+        program="server",
+        cells=cells,
+        context_tokens=served.context_tokens,
+        context_step=served.settings.prefill_step,
+    )
+    rows = (*grid.rows[: place + 1], server, *grid.rows[place + 1 :])
+    return replace(grid, rows=rows)
 
 
 def with_traces(grid: Grid, search: JointSearch, longest: int) -> Grid:

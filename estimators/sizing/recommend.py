@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.base import dtypes
@@ -11,7 +12,7 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import WORKING_SET, Device
 from memfit.estimators.machine.wired_limit import RISK, wired_limit
-from memfit.estimators.results.estimate import Advice, Recommendation
+from memfit.estimators.results.estimate import Action, Advice, Recommendation, Recommended
 from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, judge
 from memfit.estimators.runtimes.expert_capacity import ExpertCapacity, expert_capacity
 from memfit.estimators.sizing.actions import Answer
@@ -56,6 +57,32 @@ def recommend(
         wired_limit_bytes=recommender.wired_limit(context.value),
         wired_limit_mb=recommender.system_limit(),
     )
+
+
+def recommended(search: JointSearch, best: Action | None) -> Recommended:
+    """Return what to set for the best action on the machine of the search."""
+    device = search.sized.device
+    if device is None or best is None or "memory_bytes" in best.settings:
+        return Recommended(context_tokens=None, wired_limit_bytes=None, expert_capacity=None)
+    sized = search.model(best.settings.get("weight_bits"))
+    tokens, needed = _longest_of(search, best)
+    is_wired = sized.runtime_model.on_mlx and device.backend == "metal" and needed is not None
+    counts = {moe.experts for moe in sized.model.experts().values()}
+    return Recommended(
+        context_tokens=tokens,
+        wired_limit_bytes=wired_limit(needed, device).nbytes if is_wired and needed else None,
+        expert_capacity=max(counts, default=None),
+    )
+
+
+def _longest_of(search: JointSearch, best: Action) -> tuple[int | None, int | None]:
+    """The longest prompt of an action's command, and what it needs."""
+    if best.server:
+        return best.server.context_tokens, best.server.context_needed_bytes
+    if not best.context_tokens:
+        return best.context_tokens, None
+    changed = replace(search.asked, **{n: v for n, v in best.settings.items()})
+    return best.context_tokens, search.need(changed, best.context_tokens).peak_bytes
 
 
 def capacity_of(sized: SizedModel) -> ExpertCapacity | None:

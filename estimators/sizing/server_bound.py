@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from functools import cache, cached_property
 
 from memfit.estimators.arch.caches import STEP
+from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import ceil_div, round_down, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.batch_buffer import Buffer
-from memfit.estimators.results.server import ServerMoment, ServerSettings
+from memfit.estimators.results.server import ServerMoment
 from memfit.estimators.sizing.server_memory import ServerMemory, one_at_a_time
 from memfit.estimators.sizing.sized_model import SizedModel
 

@@ -6,12 +6,13 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import Growth
 from memfit.estimators.base import dtypes
+from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.batch_buffer import Buffer
 from memfit.estimators.mlx.kv_cache import buffer_token_bytes
 from memfit.estimators.mlx.recurrent_state import state_bytes, view_bytes
-from memfit.estimators.results.server import ServerMoment, ServerSettings
+from memfit.estimators.results.server import ServerMoment
 from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.sizing.sized_model import SizedModel
 

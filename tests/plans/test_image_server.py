@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.images import Images, ImageSize
+from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.processor import image_plan, with_image_tokens
@@ -18,7 +19,6 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.plans.server.images import CACHES_FEATURES, plan_image_server
-from memfit.estimators.results.server import ServerSettings
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.sized_model import Method, SizedModel

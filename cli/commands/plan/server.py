@@ -16,9 +16,10 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units, parse_count, parse_size
 
 if TYPE_CHECKING:
+    from memfit.estimators.base.server_settings import ServerSettings
     from memfit.estimators.base.workload import Workload
     from memfit.estimators.plans.server.batch_schedule import Request
-    from memfit.estimators.results.server import ServerPlan, ServerSettings
+    from memfit.estimators.results.server import ServerPlan
     from memfit.estimators.sizing.sized_model import SizedModel
 
 _MOST_AT_ONCE = 1024
@@ -63,7 +64,7 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
         Raises:
             InputError: when one is out of range, or of the other server.
         """
-        from memfit.estimators.results.server import ServerSettings
+        from memfit.estimators.base.server_settings import ServerSettings
 
         text = ("prompt_concurrency", "decode_concurrency", "prompt_cache_size")
         seen = ("max_num_seqs", "vision_cache_size")

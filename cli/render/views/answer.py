@@ -173,9 +173,10 @@ def _grid_rows(grid: Grid, step: int, units: Units) -> Iterator[list[str | Toned
     for row, shown in zip(grid.rows, _padded(cells), strict=True):
         if by_prompt:
             longest = tokens(row.context_tokens) + at_step(row.context_step, step)
+            is_server = row.program == "server"
             yield [
-                row.label,
-                size(row.weights_bytes, units),
+                "  server" if is_server else row.label,
+                "" if is_server else size(row.weights_bytes, units),
                 *shown,
                 longest if row.context_tokens else "-",
             ]
@@ -245,6 +246,19 @@ def legend(result: Estimate, units: Units) -> tuple[str, ...]:
     if result.grid.left_out:
         parts.append(f"without {', '.join(each.what for each in result.grid.left_out)}: -v")
     return ("; ".join(parts),) if parts else ()
+
+
+def recommended(result: Estimate, units: Units) -> str:
+    """What to set for the printed command; empty where nothing fits this machine."""
+    found = result.recommended
+    parts = []
+    if found.context_tokens:
+        parts.append(f"context {tokens(found.context_tokens)}")
+    if found.wired_limit_bytes:
+        parts.append(f"wired limit {size(found.wired_limit_bytes, units)}")
+    if found.expert_capacity and not result.partial_experts:
+        parts.append(f"all {found.expert_capacity} experts")
+    return f"Recommended: {', '.join(parts)}" if parts else ""
 
 
 def task(result: Estimate) -> str:
@@ -356,6 +370,7 @@ def _change(action: Action) -> str:
 
 
 def _other_ways(result: Estimate, chosen: Action | None) -> Iterator[str]:
+    yield from _served(chosen)
     kept = chosen.settings.items() if chosen else ()
     longer = [
         f"{tokens(each.context_tokens or 0)} {settings_text(dict(each.settings.items() - kept))}"
@@ -372,3 +387,19 @@ def _other_ways(result: Estimate, chosen: Action | None) -> Iterator[str]:
     is_fitted = chosen and chosen.verdict == "fits" and chosen.cost != "hardware"
     if limit.state == "change" and not is_fitted:
         yield f"Or: {limit.reason}."
+
+
+def _served(chosen: Action | None) -> Iterator[str]:
+    """For what the printed server is safe, or that none is printed."""
+    if chosen is None or not chosen.commands:
+        return
+    if chosen.server is None:
+        if "mlx_lm.generate" in chosen.commands[-1]:
+            yield "One run alone: mlx_lm.server has no room for its prompt cache and this prompt."
+        return
+    flags = chosen.server.settings
+    users = "one client" if flags.rows == 1 else f"{flags.rows} clients"
+    text = f"The server fits {users} with prompts up to {tokens(chosen.server.context_tokens)}"
+    if not flags.prompt_cache_size:
+        text += "; without a prompt cache every turn computes its whole prompt again"
+    yield f"{text}."

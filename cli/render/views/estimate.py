@@ -68,6 +68,7 @@ class EstimateView(NamedTuple):
             *grid,
             *self._heat_maps(grid, only="picture"),
             Text(answer.legend(result, units), style="dim"),
+            Text(tuple(filter(None, (answer.recommended(result, units),)))),
             Commands(commands, heading),
             # Longer prompts were not asked for: they give way to a doubt where the screen is full.
             Text(others, mark="-", gap=not commands, needs_room=bool(commands and doubts)),

@@ -10,10 +10,11 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.results.ranks import Impossible, RankChoice, RanksPlan
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.registry import runtime_summary
-from memfit.estimators.sizing.actions import converting, kept_caches
+from memfit.estimators.sizing.actions import converting
 from memfit.estimators.sizing.estimate import device_summary, model_summary, notes_on_versions
 from memfit.estimators.sizing.ranks import RankedModel, Ranks, ranked
 from memfit.estimators.sizing.recommend import recommended_context
+from memfit.estimators.sizing.serving import server_flags
 from memfit.estimators.sizing.sized_model import SizedModel
 
 SIZES = (2, 3, 4, 6, 8)
@@ -69,7 +70,7 @@ def _choice(shared: RankedModel, machines: int, workload: Workload) -> RankChoic
     distinct = {id(each): each for each in shared.ranks}.values()
     contexts = [recommended_context(each, workload) for each in distinct]
     fitting = [tokens for tokens in contexts if tokens]
-    runtime_model, kept = tightest.runtime_model, kept_caches(tightest, workload)
+    runtime_model, server = tightest.runtime_model, server_flags(tightest, workload)
     return RankChoice(
         machines=machines,
         parallel=shared.parallel,
@@ -78,6 +79,6 @@ def _choice(shared: RankedModel, machines: int, workload: Workload) -> RankChoic
         weights_bytes=tightest.resident_bytes,
         longest_context=min(fitting) if len(fitting) == len(contexts) else None,
         commands=tuple(
-            converting(tightest, lambda model: runtime_model.commands(workload, model, kept))
+            converting(tightest, lambda model: runtime_model.commands(workload, model, server))
         ),
     )

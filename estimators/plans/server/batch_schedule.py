@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Iterator
 
 from msgspec import Struct
 
+from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.mlx.batch_buffer import Buffer
-from memfit.estimators.results.server import ServerSettings
 
 NAMED_BUFFERS = 6
 """The most buffers apart from those of the prompt cache: the last prefix, responses, two parts of

@@ -13,12 +13,13 @@ from msgspec.structs import replace
 
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.processor import image_plan
 from memfit.estimators.plans.server.batch_schedule import Request
 from memfit.estimators.plans.server.plan import check_lengths
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.results.server import ServerMoment, ServerPlan, ServerSettings
+from memfit.estimators.results.server import ServerMoment, ServerPlan
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import image_server_command
 from memfit.estimators.runtimes.registry import runtime_summary

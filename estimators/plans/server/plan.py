@@ -7,6 +7,7 @@ from itertools import islice
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.plans.server.batch_schedule import (
@@ -15,7 +16,7 @@ from memfit.estimators.plans.server.batch_schedule import (
     Request,
 )
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.results.server import ServerMoment, ServerPlan, ServerSettings
+from memfit.estimators.results.server import ServerMoment, ServerPlan
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import server_command
 from memfit.estimators.runtimes.registry import runtime_summary

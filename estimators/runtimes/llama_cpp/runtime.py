@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import Units, format_bytes, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
@@ -272,7 +273,9 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         """Whether the types of its cache were left open."""
         return self.settings.types is None
 
-    def commands(self, workload: Workload, model: str, kept_caches: int) -> tuple[str, ...]:
+    def commands(
+        self, workload: Workload, model: str, server: ServerSettings | None
+    ) -> tuple[str, ...]:
         """Return the command of llama-server (common/arg.cpp); its context is of all sequences."""
         if not self.is_gguf:
             return ()

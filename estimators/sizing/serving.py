@@ -1,0 +1,162 @@
+"""The flags with which mlx_lm.server runs a request, judged as its command is printed."""
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.base.server_settings import ServerSettings
+from memfit.estimators.base.units import round_down
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.results.estimate import Cell, ServerRun
+from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.mlx_lm_commands import SERVER_KEEPS, together
+from memfit.estimators.sizing.joint import JointSearch, Settings
+from memfit.estimators.sizing.search import (
+    CONTEXT_STEP,
+    first_fitting,
+    longest_context,
+    longest_prompt,
+)
+from memfit.estimators.sizing.server_bound import ServerBound
+from memfit.estimators.sizing.server_memory import need_of
+from memfit.estimators.sizing.sized_model import SizedModel
+
+REPLY_TOKENS = 512
+"""Tokens that mlx_lm.server generates where a request does not say (server.py, --max-tokens)."""
+
+
+KEPT = (2, 1, 0)
+"""Prompt caches to keep where memory is short: one user's last reply and its prompt, one of them,
+none. Without any, every turn of a conversation computes its whole prompt again, which costs more
+than a smaller prefill step does."""
+
+
+class Served(Struct, frozen=True):
+    """A server's flags, and the most that it takes with them in any order of requests."""
+
+    settings: ServerSettings
+    need: Need
+
+
+class Serving(Struct, eq=False):
+    """The search for a server's flags on the machine of a joint search."""
+
+    search: JointSearch
+    _bounds: dict[tuple[int | None, Workload], ServerBound] = field(default_factory=dict)
+
+    def best(self, settings: Settings, prompt_tokens: int | None = None) -> Served | None:
+        """Return the flags that fit and cost the least speed, None where none fits."""
+        for kept in KEPT:
+            for step in self.search.steps():
+                if step > settings.prefill_step:
+                    continue
+                found = self._served(replace(settings, prefill_step=step), kept, prompt_tokens)
+                if found is None:
+                    return None
+                if self._fits(found.need):
+                    return found
+        return None
+
+    def run(self, settings: Settings) -> ServerRun | None:
+        """Return the flags to print with the longest prompt that they run, None where none fits.
+
+        More caches are kept, up to the default of the server, where that costs no context.
+        """
+        if (served := self.best(settings)) is None:
+            return None
+        longest = self._longest(settings, served.settings)
+        chosen = replace(settings, prefill_step=served.settings.prefill_step)
+
+        def fits(kept: int) -> bool:
+            found = self._served(chosen, kept, longest)
+            return found is not None and self._fits(found.need)
+
+        least = served.settings.prompt_cache_size
+        counts = range(SERVER_KEEPS, least - 1, -1) if least else ()
+        kept = first_fitting(counts, fits, monotone=True) or least
+        found, at_longest = (self._served(chosen, kept, tokens) for tokens in (None, longest))
+        assert found
+        assert at_longest
+        return ServerRun(
+            settings=found.settings,
+            needed_bytes=found.need.peak_bytes,
+            context_tokens=longest,
+            context_needed_bytes=at_longest.need.peak_bytes,
+        )
+
+    def cell(self, settings: Settings, prompt_tokens: int, one_run: Cell) -> Cell:
+        """Return what the server needs for a prompt that one run needs ``one_run`` for."""
+        if one_run.verdict not in ("fits", "tight"):
+            return Cell("exceeds", None, settings.prefill_step, "one run does not fit")
+        fastest = replace(settings, prefill_step=one_run.prefill_step)
+        found = self.best(fastest, prompt_tokens) or self._least(settings, prompt_tokens)
+        if found is None:
+            return Cell("unknown", None, settings.prefill_step, "the server cannot run it")
+        return Cell(
+            judge(found.need, self.search.sized.device)[0],
+            found.need.peak_bytes,
+            found.settings.prefill_step,
+            prompt_cache_size=found.settings.prompt_cache_size,
+        )
+
+    def _least(self, settings: Settings, prompt_tokens: int) -> Served | None:
+        """The cheapest flags, None where the server cannot run the prompt."""
+        smallest = min(self.search.steps()[-1], settings.prefill_step)
+        return self._served(replace(settings, prefill_step=smallest), KEPT[-1], prompt_tokens)
+
+    def _longest(self, settings: Settings, flags: ServerSettings) -> int:
+        sized, workload = self._view(settings), self._workload(settings, None)
+        chosen = replace(settings, prefill_step=flags.prefill_step)
+        asked, most = workload.prompt_tokens, longest_prompt(sized) - workload.max_tokens
+
+        def need(longer: Workload) -> Need:
+            return need_of(self._bound(chosen, longer.prompt_tokens).moment(flags))
+
+        known = round_down(asked, CONTEXT_STEP)
+        found = longest_context(sized, workload, most, fits_at=known, requirement=need)
+        return max(found or 0, asked)
+
+    def _served(self, settings: Settings, kept: int, prompt_tokens: int | None) -> Served | None:
+        try:
+            bound = self._bound(settings, prompt_tokens)
+            flags = together(self._workload(settings, prompt_tokens), kept)
+            return Served(flags, need_of(bound.moment(flags)))
+        except (InputError, UnsupportedError):
+            return None
+
+    def _bound(self, settings: Settings, prompt_tokens: int | None) -> ServerBound:
+        workload = self._workload(settings, prompt_tokens)
+        key = settings.weight_bits, workload
+        if key not in self._bounds:
+            self._bounds[key] = ServerBound(self._view(settings), workload, workload.batch)
+        return self._bounds[key]
+
+    def _view(self, settings: Settings) -> SizedModel:
+        """The model by formula: the bound compares several lengths, each a trace of its own."""
+        return self.search.model(settings.weight_bits).formula_view()
+
+    def _workload(self, settings: Settings, prompt_tokens: int | None) -> Workload:
+        workload = self.search.workload_with(settings, prompt_tokens)
+        return replace(workload, max_tokens=workload.max_tokens or REPLY_TOKENS)
+
+    def _fits(self, need: Need) -> bool:
+        return judge(need, self.search.sized.device)[0] == "fits"
+
+
+def is_served(search: JointSearch) -> bool:
+    """Whether mlx_lm.server runs the workload: it rotates no cache, and takes no images."""
+    workload, sized = search.workload, search.sized
+    return (
+        sized.device is not None
+        and sized.runtime_model.is_mlx_lm
+        and workload.max_kv_size is None
+        and not workload.images
+        and not sized.formula_view().is_between_traces
+    )
+
+
+def server_flags(sized: SizedModel, workload: Workload) -> ServerSettings | None:
+    """Return the flags of the server to print for a workload, None where no server fits."""
+    search = JointSearch(sized, workload)
+    found = Serving(search).run(search.asked) if is_served(search) else None
+    return found.settings if found else None
