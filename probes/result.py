@@ -13,6 +13,7 @@ from memfit.estimators.results.estimate import (
     ModelSummary,
     Note,
     Recommendation,
+    Recommended,
     Verdict,
 )
 from memfit.estimators.results.result import Result
@@ -65,6 +66,8 @@ class TuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune/2"):
     line: Line | None
     """The line through the measured peaks, None without one."""
     recommendation: Recommendation
+    recommended: Recommended | None
+    """What to set for the commands of ``flags``; None where nothing fits."""
     trade: tuple[str, ...]
     """Speed against memory, as sentences."""
     flags: tuple[str, ...]

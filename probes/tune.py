@@ -25,6 +25,7 @@ from memfit.estimators.runtimes.registry import as_installed
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
 from memfit.estimators.sizing.peak_fit import ShortPrompt, calibration
+from memfit.estimators.sizing.recommend import recommended_here
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes import vision_estimate
 from memfit.probes.command_lines import command_lines, recommended_workload
@@ -297,7 +298,9 @@ def _result(
     sized, points = session.sized, found.points
     verdict, exceeded = _verdict(sized, points[0])
     line = line_of(points)
-    flags = _flags(request, by_measurement(sized, points, line), found)
+    measured = by_measurement(sized, points, line)
+    chosen = recommended_workload(measured, points[0].workload, found.recommendation)
+    flags = _flags(request, measured, chosen, found)
     versions = session.worker.versions
     return TuneResult(
         model=model_summary(sized),
@@ -314,6 +317,7 @@ def _result(
         exceeded=exceeded,
         line=line,
         recommendation=found.recommendation,
+        recommended=recommended_here(measured, chosen) if chosen else None,
         trade=speed_tradeoffs(points, request.units),
         flags=flags,
         report=difference_report(sized, points[0], versions) if is_of_text(request) else (),
@@ -329,9 +333,9 @@ def _verdict(sized: SizedModel, point: Point) -> tuple[Verdict, tuple[LimitName,
     return judge(Need(point.peak_bytes + sized.margin_bytes, largest), sized.device)
 
 
-def _flags(request: TuneRequest, sized: SizedModel, found: _Findings) -> tuple[str, ...]:
-    requested = found.points[0].workload
-    workload = recommended_workload(sized, requested, found.recommendation)
+def _flags(
+    request: TuneRequest, sized: SizedModel, workload: Workload | None, found: _Findings
+) -> tuple[str, ...]:
     if workload is None or request.has_image or found.points[0].status != "measured":
         return ()
     if workload.batch > 1:  # mlx_lm.generate runs one sequence

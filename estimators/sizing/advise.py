@@ -17,7 +17,12 @@ from memfit.estimators.sizing.grid import (
 )
 from memfit.estimators.sizing.joint import JointSearch
 from memfit.estimators.sizing.macs import macs
-from memfit.estimators.sizing.recommend import memory_advice, recommend, recommended
+from memfit.estimators.sizing.recommend import (
+    NOT_RECOMMENDED,
+    memory_advice,
+    recommend,
+    recommended,
+)
 from memfit.estimators.sizing.sized_model import SizedModel
 
 
@@ -93,7 +98,7 @@ NO_ADVICE = Advised(
     ),
     (),
     None,
-    Recommended(context_tokens=None, wired_limit_bytes=None, expert_capacity=None),
+    NOT_RECOMMENDED,
     NO_GRID,
 )
 """Where nothing is searched."""

@@ -12,12 +12,19 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import WORKING_SET, Device
 from memfit.estimators.machine.wired_limit import RISK, wired_limit
-from memfit.estimators.results.estimate import Action, Advice, Recommendation, Recommended
+from memfit.estimators.results.estimate import (
+    Action,
+    Advice,
+    Recommendation,
+    Recommended,
+    ServerRun,
+)
 from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, judge
 from memfit.estimators.runtimes.expert_capacity import ExpertCapacity, expert_capacity
 from memfit.estimators.sizing.actions import Answer
 from memfit.estimators.sizing.joint import JointSearch, Settings
 from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context, longest_prompt
+from memfit.estimators.sizing.serving import Serving, is_served
 from memfit.estimators.sizing.sized_model import SizedModel
 
 if TYPE_CHECKING:
@@ -61,28 +68,47 @@ def recommend(
 
 def recommended(search: JointSearch, best: Action | None) -> Recommended:
     """Return what to set for the best action on the machine of the search."""
-    device = search.sized.device
-    if device is None or best is None or "memory_bytes" in best.settings:
-        return Recommended(context_tokens=None, wired_limit_bytes=None, expert_capacity=None)
+    if best is None or "memory_bytes" in best.settings:
+        return NOT_RECOMMENDED
     sized = search.model(best.settings.get("weight_bits"))
-    tokens, needed = _longest_of(search, best)
-    is_wired = sized.runtime_model.on_mlx and device.backend == "metal" and needed is not None
-    counts = {moe.experts for moe in sized.model.experts().values()}
-    return Recommended(
-        context_tokens=tokens,
-        wired_limit_bytes=wired_limit(needed, device).nbytes if is_wired and needed else None,
-        expert_capacity=max(counts, default=None),
+    if best.server or not best.context_tokens:
+        return _recommended(sized, best.server, best.context_tokens, None)
+    chosen = replace(search.asked, **best.settings)
+    return _recommended(
+        sized, None, best.context_tokens, search.need(chosen, best.context_tokens).peak_bytes
     )
 
 
-def _longest_of(search: JointSearch, best: Action) -> tuple[int | None, int | None]:
-    """The longest prompt of an action's command, and what it needs."""
-    if best.server:
-        return best.server.context_tokens, best.server.context_needed_bytes
-    if not best.context_tokens:
-        return best.context_tokens, None
-    changed = replace(search.asked, **{n: v for n, v in best.settings.items()})
-    return best.context_tokens, search.need(changed, best.context_tokens).peak_bytes
+def recommended_here(sized: SizedModel, workload: Workload) -> Recommended:
+    """Return what to set for a workload on the model's device, without other settings."""
+    search = JointSearch(sized, workload)
+    if server := Serving(search).run(search.asked) if is_served(search) else None:
+        return _recommended(sized, server, None, None)
+    tokens = longest_context(sized, workload, longest_prompt(sized))
+    need = sized.requirement(workload.prompt_only(tokens)) if tokens else None
+    return _recommended(sized, None, tokens, need.peak_bytes if need else None)
+
+
+NOT_RECOMMENDED = Recommended(context_tokens=None, wired_limit_bytes=None, expert_capacity=None)
+
+
+def _recommended(
+    sized: SizedModel, server: ServerRun | None, tokens: int | None, needed_bytes: int | None
+) -> Recommended:
+    """The longest prompt, of the server where there is one, and what it follows from it."""
+    if server:
+        tokens, needed_bytes = server.context_tokens, server.context_needed_bytes
+    device, counts = sized.device, {moe.experts for moe in sized.model.experts().values()}
+    is_wired = device and device.backend == "metal" and sized.runtime_model.on_mlx
+    return Recommended(
+        context_tokens=tokens,
+        wired_limit_bytes=(
+            wired_limit(needed_bytes, device).nbytes
+            if device and is_wired and needed_bytes
+            else None
+        ),
+        expert_capacity=max(counts, default=None),
+    )
 
 
 def capacity_of(sized: SizedModel) -> ExpertCapacity | None:

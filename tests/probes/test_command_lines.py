@@ -16,7 +16,10 @@ from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.results.estimate import Advice, Recommendation
 from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.mlx_lm_commands import together
 from memfit.estimators.sizing.advise import NO_ADVICE
+from memfit.estimators.sizing.server_bound import server_need
+from memfit.estimators.sizing.server_memory import need_of
 from memfit.estimators.sizing.sized_model import SizedModel, size
 from memfit.probes.command_lines import command_lines, recommended_workload
 from tests.models import QWEN3_4B_4BIT, write_config
@@ -54,15 +57,20 @@ def test_the_recommended_settings_are_in_both_lines(sized: SizedModel) -> None:
     )
 
 
-def test_the_prompt_cache_of_the_server_is_limited_to_free_memory(sized: SizedModel) -> None:
-    assert sized.device
-    for tokens in (256, 4096, 12_000, 20_000):
+def test_a_server_is_printed_only_with_flags_that_fit_in_every_order(sized: SizedModel) -> None:
+    kept = []
+    for tokens in (256, 4096, 8192, 12_000, 20_000):
         workload = replace(ASKED, prompt_tokens=tokens)
-        kept = int(lines(sized, workload)[1].rpartition(" ")[2])
-        caches = sized.figures_for(workload).kv.nbytes
-        room = sized.device.working_set_bytes * 9 // 10 - sized.requirement(workload).peak_bytes
-        assert kept * caches <= max(0, room)
-        assert kept == 10 or (kept + 1) * caches > room
+        printed = lines(sized, workload)
+        if len(printed) == 1:
+            continue
+        step, count = re.findall(r"--prefill-step-size (\d+).*-cache-size (\d+)", printed[1])[0]
+        served = replace(workload, prefill_step=int(step))
+        need = need_of(server_need(sized, served, together(served, int(count))))
+        assert judge(need, sized.device)[0] == "fits"
+        kept.append(int(count))
+    assert 0 < len(kept) < 5
+    assert kept == sorted(kept, reverse=True)
 
 
 def test_without_a_text_the_prompt_is_read_from_standard_input(sized: SizedModel) -> None:

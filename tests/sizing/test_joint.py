@@ -18,11 +18,17 @@ from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
-from memfit.estimators.results.estimate import Action, Estimate
+from memfit.estimators.results.estimate import Action, Cell, Estimate, ServerRun
+from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.mlx_lm import MLX_LM
+from memfit.estimators.runtimes.mlx_lm_commands import together
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.joint import JointSearch, Settings
+from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT
+from memfit.estimators.sizing.server_bound import server_need
+from memfit.estimators.sizing.server_memory import need_of
+from memfit.estimators.sizing.serving import REPLY_TOKENS
 from memfit.estimators.sizing.sized_model import SizedModel
 
 CASES = Path(__file__).parents[1] / "arch" / "cases"
@@ -204,10 +210,20 @@ def test_every_answer_is_what_an_estimate_says_for_its_settings(case: Case) -> N
             workload = replace(workload, prompt_tokens=tokens)
             if cell.needed_bytes is None:
                 continue
-            alone = estimate(
-                sized(case, device, row.settings.get("weight_bits")), workload, advises=False
-            )
+            model = sized(case, device, row.settings.get("weight_bits"))
+            if row.program == "server":
+                check_server(model, workload, cell)
+                continue
+            alone = estimate(model, workload, advises=False)
             assert (alone.verdict, alone.needed_bytes) == (cell.verdict, cell.needed_bytes)
+
+
+def check_server(model: SizedModel, workload: Workload, cell: Cell) -> None:
+    assert cell.prompt_cache_size is not None
+    served = replace(workload, max_tokens=workload.max_tokens or REPLY_TOKENS)
+    flags = together(served, cell.prompt_cache_size)
+    need = need_of(server_need(model, served, flags, clients=workload.batch))
+    assert (judge(need, model.device)[0], need.peak_bytes) == (cell.verdict, cell.needed_bytes)
 
 
 def check_action(case: Case, device: Device, answer: Estimate, action: Action) -> None:
@@ -218,8 +234,30 @@ def check_action(case: Case, device: Device, answer: Estimate, action: Action) -
     assert (alone.verdict, alone.peak_bytes) == (action.verdict, action.peak_bytes)
     assert alone.needed_bytes == action.needed_bytes
     assert (alone.recommendation.context_tokens.value or 0) == action.context_tokens
+    if action.server:
+        check_printed_server(model, changed(case.workload, chosen), action.server)
     if action.goal == "longer_prompt":
         assert action.context_tokens > (answer.recommendation.context_tokens.value or 0)
+
+
+def check_printed_server(model: SizedModel, workload: Workload, server: ServerRun) -> None:
+    """The printed flags fit the request and their longest prompt, and no longer one."""
+    served = replace(
+        workload,
+        max_tokens=workload.max_tokens or REPLY_TOKENS,
+        prefill_step=server.settings.prefill_step,
+    )
+
+    def need(tokens: int) -> Need:
+        longer = replace(served, prompt_tokens=tokens)
+        return need_of(server_need(model, longer, server.settings, clients=workload.batch))
+
+    assert judge(need(served.prompt_tokens), model.device)[0] == "fits"
+    assert need(served.prompt_tokens).peak_bytes == server.needed_bytes
+    assert need(server.context_tokens).peak_bytes == server.context_needed_bytes
+    most = (model.model.max_context or UNBOUNDED_CONTEXT) - served.max_tokens
+    if served.prompt_tokens < server.context_tokens <= most - 256:
+        assert judge(need(server.context_tokens + 256), model.device)[0] != "fits"
 
 
 def changed(workload: Workload, chosen: dict[str, int]) -> Workload:

@@ -14,6 +14,7 @@ from memfit.estimators.results.estimate import (
     Estimate,
     Grid,
     GridRow,
+    Recommended,
     RuntimeSummary,
 )
 
@@ -248,17 +249,17 @@ def legend(result: Estimate, units: Units) -> tuple[str, ...]:
     return ("; ".join(parts),) if parts else ()
 
 
-def recommended(result: Estimate, units: Units) -> str:
+def recommended(found: Recommended, units: Units) -> str:
     """What to set for the printed command; empty where nothing fits this machine."""
-    found = result.recommended
     parts = []
     if found.context_tokens:
-        parts.append(f"context {tokens(found.context_tokens)}")
+        count = found.context_tokens
+        parts.append(f"context {tokens(count) if count >= 10240 else count}")
     if found.wired_limit_bytes:
         parts.append(f"wired limit {size(found.wired_limit_bytes, units)}")
-    if found.expert_capacity and not result.partial_experts:
+    if found.expert_capacity:
         parts.append(f"all {found.expert_capacity} experts")
-    return f"Recommended: {', '.join(parts)}" if parts else ""
+    return ", ".join(parts)
 
 
 def task(result: Estimate) -> str:

@@ -68,7 +68,7 @@ class EstimateView(NamedTuple):
             *grid,
             *self._heat_maps(grid, only="picture"),
             Text(answer.legend(result, units), style="dim"),
-            Text(tuple(filter(None, (answer.recommended(result, units),)))),
+            Text(tuple(self._recommended())),
             Commands(commands, heading),
             # Longer prompts were not asked for: they give way to a doubt where the screen is full.
             Text(others, mark="-", gap=not commands, needs_room=bool(commands and doubts)),
@@ -84,6 +84,10 @@ class EstimateView(NamedTuple):
         )
         model = result.model
         return marked(document, model.model_type) if model.assumed_from else document
+
+    def _recommended(self) -> Iterator[str]:
+        if found := answer.recommended(self.result.recommended, self.units):
+            yield f"Recommended: {found}"
 
     def _notes(self) -> Iterator[Text]:
         """The warnings, with ``verbose`` and on a page everything that there is to know."""

@@ -17,8 +17,8 @@ from memfit.cli.render.document import (
     Table,
     report,
 )
+from memfit.cli.render.views import answer, tune_text
 from memfit.cli.render.views import text as estimate_text
-from memfit.cli.render.views import tune_text
 from memfit.estimators.base.units import Units
 from memfit.probes.figures import FIGURES
 from memfit.probes.result import Point, TuneResult
@@ -92,7 +92,7 @@ class TuneView(NamedTuple):
             colour=VERDICT_COLOURS[result.verdict],
             sections=(
                 ("Not measured", tuple(tune_text.reasons(result.points[1:]))),
-                ("Recommended", result.recommendation.reasons),
+                ("Recommended", tuple(self._recommended())),
                 ("Speed and memory", result.trade),
                 ("Beyond the stated error: please report these lines", result.report),
                 ("Notes", tuple(note.message for note in result.notes)),
@@ -100,6 +100,12 @@ class TuneView(NamedTuple):
             charts=_charts(result, units) if self.plot else (),
             commands=result.flags,
         )
+
+    def _recommended(self) -> Iterator[str]:
+        found = self.result.recommended
+        if found and (text := answer.recommended(found, self.units)):
+            yield text
+        yield from self.result.recommendation.reasons
 
 
 def _cells(point: Point) -> Iterator[Any]:
