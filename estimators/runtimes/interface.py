@@ -119,6 +119,8 @@ class RuntimeModel(Struct, frozen=True):
     """Whether it is mlx-lm itself, which `memfit tune` measures."""
     takes_images: ClassVar[bool] = False
     """Whether its figures are of prompts with images too."""
+    reply_tokens: ClassVar[int] = 0
+    """Tokens that its printed program generates from one prompt where none are requested."""
     converter: ClassVar[str] = "mlx_lm.convert"
     """The program that converts a model for it."""
     loads_only_gguf: ClassVar[bool] = False

@@ -76,6 +76,7 @@ class MlxLm(RuntimeModel, frozen=True):
     defaults = MLX_LM
     on_mlx = True
     is_mlx_lm = True
+    reply_tokens = 100  # mlx_lm/generate.py, DEFAULT_MAX_TOKENS
     sanitizes: ClassVar[bool] = True
     """Whether it makes of a checkpoint's arrays what mlx-lm makes of them, while it loads them."""
     workspace_basis: ClassVar[tuple[Basis, int]] = ("derived", ERROR_PERCENT)

@@ -53,6 +53,7 @@ class MlxVlm(MlxLm, frozen=True):
     is_mlx_lm = False
     takes_images = True
     converter = "mlx_vlm.convert"
+    reply_tokens = 2048  # mlx_vlm/generate, DEFAULT_MAX_TOKENS
 
     @classmethod
     def loads(cls, checkpoint: Checkpoint) -> None:

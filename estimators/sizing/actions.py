@@ -139,6 +139,8 @@ def _commands(
     """The conversion, where the weights change, and the run, for a prompt of that length."""
     sized = search.model(settings.weight_bits)
     workload = search.workload_with(settings, prompt_tokens)
+    if server is None and not _runs_alone(search, settings, prompt_tokens):
+        return iter(())
 
     def run(model: str) -> Iterable[str]:
         commands = sized.runtime_model.commands(workload, model, server)
@@ -150,6 +152,24 @@ def _commands(
         )
 
     return converting(sized, run)
+
+
+def _runs_alone(search: JointSearch, settings: Settings, prompt_tokens: int | None) -> bool:
+    """Whether a program runs the request without a server, under the same verdict.
+
+    Its reply is the one that the program generates by itself, where the request has none.
+    """
+    workload = search.workload_with(settings, prompt_tokens)
+    view = search.model(settings.weight_bits).formula_view()
+    if workload.batch > 1 and view.runtime_model.is_mlx_lm:
+        return False  # mlx_lm.generate runs one prompt
+    reply_tokens = view.runtime_model.reply_tokens
+    # Between traces each reply would be a trace of its own.
+    if workload.max_tokens or not reply_tokens or view.is_between_traces:
+        return True
+    both = (workload, replace(workload, max_tokens=reply_tokens))
+    asked, printed = (judge(view.requirement(each), view.device)[0] for each in both)
+    return asked == printed
 
 
 def converting(sized: SizedModel, run: Callable[[str], Iterable[str]]) -> Iterator[str]:
