@@ -227,9 +227,9 @@ class ServerRun(Struct, frozen=True, kw_only=True):
     needed_bytes: Bytes
     """The bound, with the margin; every reply has as many tokens as the request, or the server's
     default."""
-    context_tokens: Tokens
-    """The longest prompt that fits with exactly these flags."""
-    context_needed_bytes: Bytes
+    context_tokens: Tokens | None = None
+    """The longest prompt that fits with exactly these flags; None: not searched."""
+    context_needed_bytes: Bytes | None = None
     """The bound of that prompt."""
 
 

@@ -97,7 +97,7 @@ def _for_longer_prompts(search: JointSearch, settings: Settings) -> Iterator[Act
 def _on_mac(on_mac: JointSearch, settings: Settings) -> Action:
     mac = on_mac.sized.device
     assert mac is not None
-    action = _action(on_mac, settings)
+    action = _action(on_mac, settings, is_here=False)
     return replace(
         action, settings={**action.settings, "memory_bytes": mac.memory_bytes}, cost="hardware"
     )
@@ -108,11 +108,13 @@ def _action(
     settings: Settings,
     goal: Literal["request", "longer_prompt"] = "request",
     context_tokens: int | None = None,
+    *,
+    is_here: bool = True,
 ) -> Action:
     need = search.need(settings)
     # The longest prompts are those of one run: a server has no room for them.
     is_request = goal == "request" and is_served(search)
-    server = Serving(search).run(settings) if is_request else None
+    server = Serving(search).run(settings, with_longest=is_here) if is_request else None
     longer = context_tokens if goal == "longer_prompt" else None
     flags = server.settings if server else None
     return Action(
@@ -163,11 +165,13 @@ def _runs_alone(search: JointSearch, settings: Settings, prompt_tokens: int | No
     view = search.model(settings.weight_bits).formula_view()
     if workload.batch > 1 and view.runtime_model.is_mlx_lm:
         return False  # mlx_lm.generate runs one prompt
-    reply_tokens = view.runtime_model.reply_tokens
+    reply_tokens = workload.max_tokens or view.runtime_model.reply_tokens
     # Between traces each reply would be a trace of its own.
-    if workload.max_tokens or not reply_tokens or view.is_between_traces:
+    if view.is_between_traces:
         return True
-    both = (workload, replace(workload, max_tokens=reply_tokens))
+    # The longest prompts are searched without a reply.
+    stated = workload.prompt_only(prompt_tokens) if prompt_tokens else workload
+    both = (stated, replace(workload, max_tokens=reply_tokens))
     asked, printed = (judge(view.requirement(each), view.device)[0] for each in both)
     return asked == printed
 

@@ -58,7 +58,7 @@ def with_server(grid: Grid, search: JointSearch, action: Action | None) -> Grid:
         label=f"{row.label}, server",
         program="server",
         cells=cells,
-        context_tokens=served.context_tokens,
+        context_tokens=served.context_tokens or 0,
         context_step=served.settings.prefill_step,
     )
     rows = (*grid.rows[: place + 1], server, *grid.rows[place + 1 :])

@@ -57,13 +57,15 @@ class Serving(Struct, eq=False):
                     return found
         return None
 
-    def run(self, settings: Settings) -> ServerRun | None:
-        """Return the flags to print with the longest prompt that they run, None where none fits.
+    def run(self, settings: Settings, *, with_longest: bool = True) -> ServerRun | None:
+        """Return the flags to print, None where none fits, and the longest prompt that they run.
 
         More caches are kept, up to the default of the server, where that costs no context.
         """
         if (served := self.best(settings)) is None:
             return None
+        if not with_longest:
+            return ServerRun(settings=served.settings, needed_bytes=served.need.peak_bytes)
         longest = self._longest(settings, served.settings)
         chosen = replace(settings, prefill_step=served.settings.prefill_step)
 

@@ -254,6 +254,8 @@ def check_printed_server(model: SizedModel, workload: Workload, server: ServerRu
 
     assert judge(need(served.prompt_tokens), model.device)[0] == "fits"
     assert need(served.prompt_tokens).peak_bytes == server.needed_bytes
+    if server.context_tokens is None:
+        return
     assert need(server.context_tokens).peak_bytes == server.context_needed_bytes
     most = (model.model.max_context or UNBOUNDED_CONTEXT) - served.max_tokens
     if served.prompt_tokens < server.context_tokens <= most - 256:

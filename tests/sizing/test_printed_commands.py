@@ -133,7 +133,7 @@ def check_server(
     assert settings == action.server.settings
     served = read_back(workload, options)
     limit = model.model.max_context
-    for tokens in {workload.prompt_tokens, action.server.context_tokens}:
+    for tokens in {workload.prompt_tokens, action.server.context_tokens or 1}:
         if limit and tokens + served.max_tokens > limit:
             continue  # plan server refuses what the model's positions do not reach
         request = replace(served, prompt_tokens=tokens, batch=1)

@@ -371,7 +371,7 @@ def _change(action: Action) -> str:
 
 
 def _other_ways(result: Estimate, chosen: Action | None) -> Iterator[str]:
-    yield from _served(chosen)
+    yield from _served(result, chosen)
     kept = chosen.settings.items() if chosen else ()
     longer = [
         f"{tokens(each.context_tokens or 0)} {settings_text(dict(each.settings.items() - kept))}"
@@ -390,7 +390,7 @@ def _other_ways(result: Estimate, chosen: Action | None) -> Iterator[str]:
         yield f"Or: {limit.reason}."
 
 
-def _served(chosen: Action | None) -> Iterator[str]:
+def _served(result: Estimate, chosen: Action | None) -> Iterator[str]:
     """For what the printed server is safe, or that none is printed."""
     if chosen is None or not chosen.commands:
         return
@@ -400,7 +400,8 @@ def _served(chosen: Action | None) -> Iterator[str]:
         return
     flags = chosen.server.settings
     users = "one client" if flags.rows == 1 else f"{flags.rows} clients"
-    text = f"The server fits {users} with prompts up to {tokens(chosen.server.context_tokens)}"
+    longest = chosen.server.context_tokens or result.workload.prompt_tokens
+    text = f"The server fits {users} with prompts up to {tokens(longest)}"
     if not flags.prompt_cache_size:
         text += "; without a prompt cache every turn computes its whole prompt again"
     yield f"{text}."
