@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memfit.cli.exits import Exit
-from memfit.estimators.base.files import UNFINISHED
+from memfit.estimators.base.unfinished import UNFINISHED
 from tests.checkpoints import RECIPES, save_checkpoint
 from tests.fuzz.workspace import Workspace, environment
 

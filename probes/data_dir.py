@@ -1,14 +1,10 @@
 """The directory of memfit's measurements, and the function that writes files there."""
 
 import os
-import time
-from contextlib import suppress
 from pathlib import Path
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.files import UNFINISHED, printable, write_atomically
-
-_STALE_SECONDS = 3600
+from memfit.estimators.base.files import printable, write_atomically
 
 
 def memfit_home() -> Path:
@@ -28,19 +24,9 @@ def save(path: Path, text: str, *, overwrite: bool = True) -> bool:
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        remove_stale_files(path.parent)
         return write_atomically(path, text.encode("utf-8"), overwrite=overwrite, durable=True)
     except OSError as error:
         raise InputError(
             f"{printable(path)}: cannot be written: {error.strerror};"
             " set MEMFIT_HOME to another directory"
         ) from None
-
-
-def remove_stale_files(directory: Path) -> None:
-    """Remove what killed processes left, but not what another process may be writing."""
-    oldest = time.time() - _STALE_SECONDS
-    for file in directory.glob(f"{UNFINISHED}*"):
-        with suppress(OSError):
-            if file.stat().st_mtime < oldest:
-                file.unlink()

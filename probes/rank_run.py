@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +29,7 @@ from memfit.estimators.base.errors import (
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.ranks import Parallel
+from memfit.estimators.base.unfinished import unfinished_folder
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.probes.process import require_installed
@@ -99,7 +99,7 @@ def measure_ranks(request: RankRequest, progress: Progress = NULL_PROGRESS) -> t
         RankStopped: when a rank ends, hangs or cannot connect; it is named.
     """
     require_installed(has_image=False)
-    with tempfile.TemporaryDirectory(prefix="memfit-") as folder:
+    with unfinished_folder() as folder:
         launched = _Launched(request, folder)
         try:
             return launched.wait(progress)
@@ -110,7 +110,7 @@ def measure_ranks(request: RankRequest, progress: Progress = NULL_PROGRESS) -> t
 class _Launched:
     """mlx.launch with its ranks, and the messages of these."""
 
-    def __init__(self, request: RankRequest, folder: str) -> None:
+    def __init__(self, request: RankRequest, folder: Path) -> None:
         self._request = request
         self._states: dict[int, RankState] = {}
         self._heard: dict[int, float] = {}
@@ -125,7 +125,7 @@ class _Launched:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             # It leaves files of its own in the folder for temporary ones.
-            env={**os.environ, **_ENVIRONMENT, "TMPDIR": folder},
+            env={**os.environ, **_ENVIRONMENT, "TMPDIR": str(folder)},
             encoding="utf-8",
             errors="replace",
             start_new_session=True,

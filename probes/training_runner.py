@@ -1,11 +1,11 @@
 """A few steps of mlx-lm's own trainer on the loaded model: the child's part."""
 
-import tempfile
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
 from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.base.unfinished import unfinished_folder
 from memfit.estimators.trace.libraries import Silent, changed
 from memfit.estimators.trace.training_recorder import prepare
 from memfit.probes.loading import memory_errors
@@ -43,7 +43,7 @@ def train(runner: ModelRunner, recipe: Recipe, tokens: int, updates: int) -> Tra
             if not loop:
                 return
 
-    with runner.errors(), memory_errors(), tempfile.TemporaryDirectory() as folder:
+    with runner.errors(), memory_errors(), unfinished_folder() as folder:
         optimizer = prepare(import_module, model, recipe)
         arguments = trainer.TrainingArgs(
             iters=first * (1 + updates),

@@ -10,9 +10,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.unfinished import unfinished_file
 
-# Prefix of a file that is being written; only a killed process leaves one.
-UNFINISHED = ".unfinished-"
 _SHOWN_CHARACTERS = 200
 _MAX_TEXT_BYTES = 4096
 # The first eight bytes of what `git clone` leaves in place of a large file without Git LFS
@@ -162,26 +161,21 @@ def write_atomically(
     Raises:
         OSError: when the file cannot be written; nothing is left in its directory.
     """
-    import tempfile  # not needed for an answer on the terminal
-
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=UNFINISHED)
-    try:
-        with os.fdopen(handle, "wb") as file:
+    with unfinished_file(path.parent) as (temporary, handle):
+        with os.fdopen(handle, "wb", closefd=False) as file:
             file.write(content)
             file.flush()
             if durable:
                 os.fsync(handle)
         if mode is not None:
             os.chmod(temporary, mode)
-        # A link fails when the name exists.
-        (os.replace if overwrite else os.link)(temporary, path)
-    except FileExistsError:
-        if overwrite:
-            raise
-        return False
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
+        try:
+            # A link fails when the name exists.
+            (os.replace if overwrite else os.link)(temporary, path)
+        except FileExistsError:
+            if overwrite:
+                raise
+            return False
     return True
 
 

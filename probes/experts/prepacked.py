@@ -6,8 +6,6 @@ checkpoint has changed since.
 
 import fnmatch
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from operator import gt
 from pathlib import Path
@@ -18,10 +16,11 @@ from msgspec.json import encode, format
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import CheckpointError, InputError
-from memfit.estimators.base.files import UNFINISHED, list_names, printable, read_whole
+from memfit.estimators.base.files import list_names, printable, read_whole
 from memfit.estimators.base.quantities import Bytes, Count, Line, NonEmpty, Sha256
 from memfit.estimators.base.reading.section import json_section
 from memfit.estimators.base.reading.typed import to_record
+from memfit.estimators.base.unfinished import remove_unfinished, unfinished_folder
 from memfit.estimators.results.result import Result
 from memfit.probes.disk import require_free, sha256_of, sync, unwritable
 
@@ -92,6 +91,7 @@ def require_room(directory: Path, nbytes: int) -> None:
         MachineError: when the disk is too full.
     """
     parent = directory.absolute().parent
+    remove_unfinished(parent)
     try:
         if os.path.lexists(directory) and (not directory.is_dir() or any(directory.iterdir())):
             raise InputError(
@@ -110,21 +110,16 @@ def save(directory: Path, files: Mapping[str, Mapping[str, Any]], manifest: Mani
     """
     directory = directory.absolute()
     try:
-        temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=UNFINISHED))
-    except OSError as error:
-        raise unwritable(directory, error) from None
-    try:
-        packed = tuple(_written(temporary / name, arrays) for name, arrays in files.items())
-        manifest = replace(manifest, files=packed)
-        (temporary / MANIFEST).write_bytes(format(encode(manifest), indent=2) + b"\n")
-        sync(temporary / MANIFEST)
-        sync(temporary)
-        os.rename(temporary, directory)
-        sync(directory.parent)
+        with unfinished_folder(directory.parent) as temporary:
+            packed = tuple(_written(temporary / name, arrays) for name, arrays in files.items())
+            manifest = replace(manifest, files=packed)
+            (temporary / MANIFEST).write_bytes(format(encode(manifest), indent=2) + b"\n")
+            sync(temporary / MANIFEST)
+            sync(temporary)
+            os.rename(temporary, directory)
+            sync(directory.parent)
     except (OSError, RuntimeError) as error:  # MLX raises RuntimeError for a full disk
         raise unwritable(directory, error) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return manifest
 
 

@@ -8,7 +8,6 @@ Each run is a process of its own. Nothing is loaded before the plan says that it
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -17,6 +16,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
 from memfit.estimators.base.files import is_there, printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
+from memfit.estimators.base.unfinished import unfinished_folder
 from memfit.estimators.base.units import format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
@@ -84,8 +84,8 @@ def tune_experts(
         capacities = tuple({*request.capacities, packed.capacity})
         request = replace(request, capacities=capacities)
     steps = 2 + (len(request.capacities) or PARTS)
-    with reported(progress, "measuring", steps), TemporaryDirectory(prefix="memfit-") as directory:
-        reference = Path(directory) / "reference.safetensors"
+    with reported(progress, "measuring", steps), unfinished_folder() as directory:
+        reference = directory / "reference.safetensors"
         return _Probe(request, start, store, progress, reference, packed).result()
 
 

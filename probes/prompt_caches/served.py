@@ -1,12 +1,13 @@
 """Serve the requests of several conversations under a budget: the parent's part."""
 
-import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from msgspec import Struct
 
 from memfit.estimators.base.reading.request_trace import TraceRequest
+from memfit.estimators.base.unfinished import unfinished_folder
 from memfit.estimators.plans.offload.cache_tiers import Tiers
 from memfit.estimators.results.offload import Speeds
 from memfit.probes.disk import unwritable
@@ -41,14 +42,15 @@ def serve(
     """
     requests, form, room = service.requests, service.form, service.room
     longest = max(each.prompt_tokens for each in requests)
-    try:
-        own = tempfile.TemporaryDirectory(prefix="conversations-", dir=directory)
-    except OSError as error:
-        raise unwritable(directory, error) from None
-    with own as name, start() as process:
+    with ExitStack() as stack:
+        try:
+            own = stack.enter_context(unfinished_folder(directory))
+        except OSError as error:
+            raise unwritable(directory, error) from None
+        process = stack.enter_context(start())
         process.prompt(None, longest)
         process.load()
-        found = process.replay(requests, room, form, Path(name))
+        found = process.replay(requests, room, form, own)
     run = found.simulation
     planned = plan.simulation(requests, form.bits, room, speeds) if plan else None
     return Replay(

@@ -6,20 +6,14 @@ A file appears under its name when all of it, and its checksum, are on the disk.
 import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from memfit.estimators.base.errors import CheckpointError
-from memfit.estimators.base.files import (
-    UNFINISHED,
-    is_there,
-    printable,
-    read_whole,
-    write_atomically,
-)
+from memfit.estimators.base.files import is_there, printable, read_whole, write_atomically
+from memfit.estimators.base.unfinished import unfinished_file
 from memfit.estimators.plans.offload.session_cache import GROUP_SIZES
 from memfit.estimators.runtimes.measurement import Way
 from memfit.probes.disk import require_free, sha256_of, sync, unwritable
@@ -61,33 +55,19 @@ def save(path: Path, caches: Sequence[Any], metadata: dict[str, str]) -> None:
 
     require_free(path.parent, sum(cache.nbytes for cache in caches) + _HEADER_BYTES)
     try:
-        prefix = _unfinished(os.getpid())
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=_SUFFIX)
-    except OSError as error:
-        raise unwritable(path, error) from None
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        save_prompt_cache(name, list(caches), metadata)
-        sync(temporary)
-        line = f"{sha256_of(temporary)}  {path.name}\n"
-        # First the checksum: a stored cache always has one.
-        write_atomically(_checksum_path(path), line.encode(), durable=True)
-        os.replace(temporary, path)
-        sync(path.parent)
+        with unfinished_file(path.parent, suffix=_SUFFIX) as (temporary, _):
+            save_prompt_cache(str(temporary), list(caches), metadata)
+            sync(temporary)
+            line = f"{sha256_of(temporary)}  {path.name}\n"
+            # First the checksum: a stored cache always has one.
+            write_atomically(_checksum_path(path), line.encode(), durable=True)
+            os.replace(temporary, path)
+            sync(path.parent)
     except (OSError, RuntimeError) as error:  # MLX raises RuntimeError for a full disk
         with suppress(OSError):
             if not is_there(path):
                 _checksum_path(path).unlink()
         raise unwritable(path, error) from None
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def remove_unfinished(directory: Path, process: int) -> None:
-    """Remove what a process that was ended has left of a file."""
-    for path in directory.glob(f"{_unfinished(process)}*"):
-        path.unlink(missing_ok=True)
 
 
 def checked_sha256(path: Path) -> str:
@@ -204,10 +184,6 @@ def dequantised(cache: Any) -> Any:
         for packed, scales, biases in (cache.keys, cache.values)
     )
     return KVCache.from_state((keys, values, cache.offset))
-
-
-def _unfinished(process: int) -> str:
-    return f"{UNFINISHED}{process}-"
 
 
 def _checksum_path(path: Path) -> Path:

@@ -5,7 +5,6 @@
 Each prompt, and each restore, is run by a process of its own.
 """
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from memfit.estimators.base.errors import InputError, MachineError, UnsupportedE
 from memfit.estimators.base.files import is_there
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
 from memfit.estimators.base.reading.request_trace import TraceRequest
+from memfit.estimators.base.unfinished import remove_unfinished, unfinished_folder
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
@@ -28,7 +28,6 @@ from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.budget import COMFORTABLE, Need
 from memfit.estimators.runtimes.measurement import Loaded, MeasuredCache, MeasuredRestore, Run, Way
 from memfit.estimators.sizing.estimate import device_summary
-from memfit.probes.data_dir import remove_stale_files
 from memfit.probes.disk import require_free, usable_bytes
 from memfit.probes.preflight import RefusedError, limited, memory_obstacle, require_room
 from memfit.probes.prompt_caches import stored
@@ -99,10 +98,8 @@ def tune_cache(
     _check(request)
     if request.conversations and request.requests:
         request = replace(request, requests=of_first(request.requests, request.conversations))
-    with _directory(request) as directory, tempfile.TemporaryDirectory(prefix="memfit-") as own:
-        probe = _Probe(
-            request, start, store, directory, Path(own), fingerprint_of(request.checkpoint)
-        )
+    with _directory(request) as directory, unfinished_folder() as own:
+        probe = _Probe(request, start, store, directory, own, fingerprint_of(request.checkpoint))
         lengths = sorted(set(request.prompt_tokens))
         probe.check_stored()
         conversations = []
@@ -182,7 +179,7 @@ class _Probe(Struct):
                 yield process
         finally:
             if process.pid is not None:
-                stored.remove_unfinished(self.directory, process.pid)
+                remove_unfinished(self.directory)
 
     def result(self, conversations: tuple[Conversation, ...]) -> CacheTuneResult:
         """Return everything that was measured, with the answer."""
@@ -445,9 +442,9 @@ def _check_conversations(request: CacheRequest) -> None:
 def _directory(request: CacheRequest) -> Iterator[Path]:
     """A directory that can be written: the user's, or one that is removed afterwards."""
     if request.directory is None:
-        with tempfile.TemporaryDirectory(prefix="memfit-cache-") as name:
-            yield Path(name)
+        with unfinished_folder() as directory:
+            yield directory
     else:
         require_free(request.directory, 0)
-        remove_stale_files(request.directory)
+        remove_unfinished(request.directory)
         yield request.directory.absolute()

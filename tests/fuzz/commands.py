@@ -25,7 +25,7 @@ from msgspec import Struct
 from memfit.cli.app import app, main
 from memfit.cli.exits import Exit
 from memfit.cli.lazy_group import LazyGroup
-from memfit.estimators.base.files import UNFINISHED
+from memfit.estimators.base.unfinished import UNFINISHED
 from tests.fuzz.workspace import HOSTILE_NAME, Workspace
 
 DOCUMENTED = {Exit.YES, Exit.NO, Exit.INPUT, Exit.UNSUPPORTED, Exit.UNREACHABLE, Exit.MACHINE}

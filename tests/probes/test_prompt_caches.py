@@ -11,6 +11,7 @@ from msgspec import convert
 
 from memfit.estimators.base.errors import CheckpointError, InputError
 from memfit.estimators.base.reading.request_trace import TraceRequest
+from memfit.estimators.base.unfinished import UNFINISHED
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
@@ -83,7 +84,7 @@ def test_a_cache_in_all_its_bits_continues_bit_by_bit(dense: Store) -> None:
     assert found["agreement"]["perplexity"] == found["agreement"]["reference_perplexity"] > 1
     assert found["cache_bytes"] == dense.filled.cache_bytes
     assert found["peak_bytes"] == dense.filled.cache_bytes
-    assert not list(dense.directory.glob(".unfinished-*"))
+    assert not list(dense.directory.glob(f"{UNFINISHED}*"))
 
 
 def test_each_way_restores_the_same_cache_with_its_own_peak(dense: Store) -> None:
@@ -165,15 +166,7 @@ def test_nothing_is_left_where_a_cache_cannot_be_written(dense: Store, tmp_path:
     (tmp_path / "cache.safetensors" / "file").touch()
     with pytest.raises(InputError, match=r"cache\.safetensors: cannot be written"):
         stored.save(tmp_path / "cache.safetensors", dense.own(), {})
-    assert not list(tmp_path.glob(".unfinished-*"))
-
-
-def test_what_an_ended_process_has_not_finished_is_removed(tmp_path: Path) -> None:
-    ended, other = (tmp_path / f".unfinished-{number}-a.safetensors" for number in (12, 123))
-    for path in (ended, other):
-        path.touch()
-    stored.remove_unfinished(tmp_path, 12)
-    assert list(tmp_path.iterdir()) == [other]
+    assert not list(tmp_path.glob(f"{UNFINISHED}*"))
 
 
 # A process that is killed at some line of Python, while it stores, replaces, restores and removes

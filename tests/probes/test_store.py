@@ -143,19 +143,6 @@ def test_a_damaged_record_requested_by_id_is_moved_away_too(store: Store) -> Non
     assert store.all() == StoredMeasurements((), ())
 
 
-def test_files_left_by_killed_writers_are_removed_by_the_next(store: Store) -> None:
-    store.save(LONGER)
-    old, new, others = (
-        store.directory / name for name in (".unfinished-old", ".unfinished-new", "tmp-old")
-    )
-    for file in (old, new, others):
-        file.write_text("half of a")
-    for file in (old, others):
-        os.utime(file, (0, 0))
-    store.save(ONE)
-    assert [file.exists() for file in (old, new, others)] == [False, True, True]
-
-
 def test_a_record_under_another_id_is_damaged(store: Store) -> None:
     store.save(ONE)
     file_of(store, ONE).rename(file_of(store, LONGER))
