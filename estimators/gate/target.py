@@ -209,9 +209,10 @@ class Evaluation(Struct, frozen=True):
 
     @property
     def _beyond_context(self) -> int:
-        """The tokens of the workload beyond the model's own limit."""
-        most = self.sized.model.max_context
-        return max(0, self.subject.workload.total_tokens - most) if most else 0
+        """The tokens of the workload beyond the model's own limit, or the runtime's lower one."""
+        limits = (self.sized.model.max_context, self.sized.runtime_model.context_limit)
+        tokens = self.subject.workload.total_tokens
+        return max(0, tokens - min(filter(None, limits), default=tokens))
 
     def _context_check(self) -> LimitCheck:
         tokens = self.subject.workload.total_tokens

@@ -28,7 +28,9 @@ State = Literal["change", "keep", "impossible", "not_applicable"]
 Cost = Literal["none", "speed", "quality", "hardware"]
 Source = Literal["local", "hub", "config", "sample", "gguf"]
 Method = Literal["formula", "trace", "measure"]
-LimitName = Literal["working_set", "memory", "max_buffer", "runtime_budget", "cache_budget"]
+LimitName = Literal[
+    "working_set", "memory", "max_buffer", "runtime_budget", "cache_budget", "context"
+]
 PartName = Annotated[
     str,
     one_of(*"embedding attention mlp experts shared_experts router norm head vision other".split()),

@@ -26,6 +26,8 @@ class Need(Struct, frozen=True):
     """By how much the peak may be too low."""
     shared_bytes: int = 0
     """Of a GPU and a host that share the memory, what both need; 0 where the peak is all."""
+    excess_tokens: int = 0
+    """Tokens beyond the context at which the runtime stops."""
 
 
 def recommended_bytes(budget: Budget | None, device: Device) -> int:
@@ -41,9 +43,10 @@ def judge(need: Need, device: Device | None) -> tuple[Verdict, tuple[LimitName, 
 
     Exactly at a limit is within it.
     """
+    # Beyond the context that a runtime stops at nothing runs, on any device.
+    exceeded: list[LimitName] = ["context"] if need.excess_tokens else []
     if device is None:
-        return "unknown", ()
-    exceeded: list[LimitName] = []
+        return ("exceeds" if exceeded else "unknown"), tuple(exceeded)
     if need.peak_bytes > device.working_set_bytes:
         exceeded.append("working_set")
     if need.shared_bytes > device.memory_bytes:

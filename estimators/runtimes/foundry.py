@@ -20,6 +20,9 @@ from memfit.estimators.runtimes.token_cache import TokenCacheModel
 _MEBIBYTE = 2**20
 _NUMBER = re.compile(r"[0-9]{1,12}")
 _PREFILL_CHUNKS = (1, 512)  # prefill_config: clamp(1, 512)
+_DECODE_BATCHES = (1, 256)  # model/executor, decode_batch_size: clamp(1, 256)
+_DECODE_BATCH, _DECODE_BATCH_F16 = 64, 16  # the same: 16 where output_weight is F16
+_HEADS = ("output.weight", "token_embd.weight")  # a tied model has only the second
 # Buffers that a variable makes visible to the host.
 SHARED_BY = {
     "intermediates": "METALLIC_INTERMEDIATES_SHARED",
@@ -31,8 +34,8 @@ SHARED_BY = {
 class FoundryRuntime(Runtime, frozen=True, kw_only=True):
     """Foundry with the settings of an environment."""
 
-    decode_batch: int = 64
-    """Tokens of a batch of speculated ones, METALLIC_FOUNDRY_DECODE_BATCH_SIZE."""
+    decode_batch: int | None = None
+    """Tokens decoded together, METALLIC_FOUNDRY_DECODE_BATCH_SIZE; None: by the output matrix."""
     shared: frozenset[str] = frozenset()
     """The buffers, keys of `SHARED_BY`, that are visible to the host."""
 
@@ -70,8 +73,8 @@ class Foundry(TokenCacheModel, frozen=True):
     def configured(cls, environ: Mapping[str, str]) -> FoundryRuntime:
         """Return Foundry with the settings of its variables.
 
-        Chunks are brought into the range that Foundry allows. Where Foundry would ignore a value
-        that it cannot read, memfit rejects it.
+        Chunks and batches are clamped to the range that Foundry allows. Where Foundry would ignore
+        a value that it cannot read, memfit rejects it.
 
         Raises:
             InputError: when a variable is not a whole number.
@@ -82,19 +85,40 @@ class Foundry(TokenCacheModel, frozen=True):
         budget = _number(environ, "METALLIC_KV_MEMORY_BUDGET_MB")
         chunk = _number(environ, "METALLIC_PREFILL_CHUNK_SIZE")
         batch = _number(environ, "METALLIC_FOUNDRY_DECODE_BATCH_SIZE")
-        least, most = _PREFILL_CHUNKS
         return replace(
             FOUNDRY,
             max_context=_number(environ, "METALLIC_MAX_CONTEXT_LEN") or None,
             budget=FOUNDRY.budget if budget is None else Budget("cache", bytes=budget * _MEBIBYTE),
-            prefill_step=FOUNDRY.prefill_step if chunk is None else max(least, min(chunk, most)),
-            decode_batch=FOUNDRY.decode_batch if batch is None else max(1, batch),
+            prefill_step=FOUNDRY.prefill_step
+            if chunk is None
+            else _clamped(chunk, _PREFILL_CHUNKS),
+            decode_batch=None if batch is None else _clamped(batch, _DECODE_BATCHES),
             shared=shared_buffers(environ),
         )
 
     def logit_rows(self, workload: Workload, rows: int) -> int:
-        """Return the tokens that it keeps logits of: a chunk's or those of speculated ones."""
-        return max(rows, self.runtime.decode_batch)
+        """Return the tokens that it keeps logits of: a chunk's or those decoded together."""
+        return max(rows, self.decode_batch)
+
+    @property
+    def decode_batch(self) -> int:
+        """The tokens decoded together; without the tensors of a GGUF file the larger default."""
+        if self.runtime.decode_batch is not None:
+            return self.runtime.decode_batch
+        checkpoint = self.subject.checkpoint
+        tensors = (checkpoint.tensors or ()) if checkpoint.source == "gguf" else ()
+        types = {tensor.name: tensor.dtype for tensor in tensors if tensor.name in _HEADS}
+        head = next((types[name] for name in _HEADS if name in types), None)
+        return _DECODE_BATCH_F16 if head == "F16" else _DECODE_BATCH
+
+    @property
+    def context_limit(self) -> int | None:
+        """The model's limit or the lower one that was set, beyond which Foundry fails.
+
+        Source: Foundry, ContextConfig::from_architecture; its policy NoEviction is an error.
+        """
+        limits = (self.subject.model.max_context, self.runtime.max_context)
+        return min(filter(None, limits), default=None)
 
     def budgeted_bytes(self, figures: MemoryFigures) -> int:
         """Return the bytes of the tokens: a capacity that doubles ends at the budget."""
@@ -122,10 +146,9 @@ class Foundry(TokenCacheModel, frozen=True):
         token = self.figures(workload).kv.bytes_per_token
         return within(foundry_context(self.runtime.budget.of_device(device), token, most), longest)
 
-    def context_notes(
-        self, workload: Workload, figures: MemoryFigures, units: Units
-    ) -> Iterator[Note]:
-        """Yield whether the workload is beyond the limit that was set."""
+    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+        """Yield that the workload is beyond the limit that was set, and what others yield."""
+        yield from TokenCacheModel.notes(self, workload, figures, units)
         most = self.runtime.max_context
         if most is not None and workload.total_tokens > most:
             text = f"METALLIC_MAX_CONTEXT_LEN: Foundry stops at {most} tokens"
@@ -167,6 +190,11 @@ def foundry_context(budget_bytes: int, bytes_per_token: int, ceiling: int) -> Au
         right,
         f"Foundry aligns up after dividing: {excess} bytes above its budget of {budget_bytes}",
     )
+
+
+def _clamped(value: int, ends: tuple[int, int]) -> int:
+    least, most = ends
+    return max(least, min(value, most))
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

@@ -23,7 +23,8 @@ class GrowthRule(Struct, frozen=True):
     initial: int = 0
     """First capacity of a cache that doubles."""
     most: int | None = None
-    """Largest capacity; a contiguous cache has it from the start."""
+    """Largest capacity: a contiguous cache has it from the start, a doubling one never grows
+    beyond it."""
 
     def grown(self, capacity: int, tokens: int) -> int:
         """Return the capacity after a cache of ``capacity`` grows to hold ``tokens``.
@@ -49,9 +50,11 @@ class GrowthRule(Struct, frozen=True):
     def _doubled(self, capacity: int, tokens: int) -> int:
         wanted = self.initial if not capacity else 2 * capacity
         wanted = max(wanted, tokens)
-        if self.most is not None:
-            wanted = min(wanted, max(self.most, tokens))
-        return align_capacity(wanted, self.step)
+        return align_capacity(min(wanted, self.most or wanted), self.step)
+
+    def reached(self, tokens: int) -> int:
+        """Return how many of ``tokens`` a session's cache grows for."""
+        return min(tokens, self.most or tokens) if self.kind == "doubling" else tokens
 
 
 class GrowthEvent(Struct, frozen=True):
@@ -67,8 +70,8 @@ class GrowthEvent(Struct, frozen=True):
 
 
 def rule_of(runtime: Runtime, *, most: int | None = None) -> GrowthRule:
-    """Return the growth rule of a runtime; ``most`` applies when it has no longest context."""
-    limit = most if runtime.max_context is None else runtime.max_context
+    """Return the growth rule of a runtime, up to ``most`` tokens or its own lower limit."""
+    limit = min(filter(None, (most, runtime.max_context)), default=None)
     return GrowthRule(runtime.growth, runtime.kv_step, runtime.kv_initial, limit)
 
 
@@ -89,6 +92,7 @@ def growth_events(rule: GrowthRule, tokens: int) -> Iterator[GrowthEvent]:
     A paged cache adds a page: nothing is copied.
     """
     position = capacity = 0
+    tokens = rule.reached(tokens)
     while max(position, capacity) < tokens:
         position = max(position, capacity) + 1
         after = rule.grown(capacity, position)

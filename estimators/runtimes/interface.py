@@ -395,6 +395,11 @@ class RuntimeModel(Struct, frozen=True):
         """
         return None
 
+    @property
+    def context_limit(self) -> int | None:
+        """The tokens beyond which the runtime fails whatever the memory, None where it has none."""
+        return None
+
     def cache_budget_bytes(self, workload: Workload) -> int | None:
         """Return what caches may take of the device: without a pool, all but the weights.
 

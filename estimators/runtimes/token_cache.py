@@ -74,7 +74,8 @@ class TokenCacheModel(RuntimeModel, frozen=True):
     def figures(self, workload: Workload) -> MemoryFigures:
         model, sizes = self.subject.model, self.subject.footprint.sizes
         costs = self.token_costs(model, self.runtime, workload)
-        last = last_growth(rule_of(self.runtime), workload.total_tokens)
+        limit = self.context_limit
+        last = last_growth(rule_of(self.runtime, most=limit), workload.total_tokens)
         kv = self.cache(costs, last.after, workload)
         states = self.states(workload)
         # While a cache grows, the old one is still there.

@@ -156,6 +156,7 @@ class SizedModel(Struct):
             budget,
             self.error_bytes(workload),
             runtime_model.shared_bytes(workload),
+            max(0, workload.total_tokens - (runtime_model.context_limit or workload.total_tokens)),
         )
 
     def workspace_basis(self, workload: Workload) -> tuple[Basis, int]:

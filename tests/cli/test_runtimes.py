@@ -196,6 +196,19 @@ def test_no_context_above_the_runtimes_own_limit_is_recommended(
     assert plot[-1]["context_tokens"] == 3000
 
 
+def test_a_context_beyond_the_runtimes_own_limit_ends_with_exit_code_1(
+    memfit: Memfit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("METALLIC_MAX_CONTEXT_LEN", "1024")
+    arguments = (DENSE, "--runtime", "foundry", "--memory", "64GB")
+    assert memfit("estimate", *arguments, "--context", "1024").code == 0
+    beyond = memfit("estimate", *arguments, "--context", "4k")
+    assert (beyond.code, "foundry stops before 4096 tokens" in beyond.out) == (1, True)
+    assert memfit("plan", "context", *arguments).code == 1
+    growth = memfit("plan", "growth", *arguments[:1], "--runtimes", "foundry", "--tokens", "4k")
+    assert "foundry stops at 1024 tokens" in growth.out
+
+
 def test_a_runtimes_limit_above_the_models_changes_nothing(
     memfit: Memfit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,9 @@ def headline(result: Estimate, units: Units) -> str:
     """The verdict, with what has to change."""
     name = result.model.id.rstrip("/").rpartition("/")[2]
     needed = size(result.needed_bytes, units)
+    if "context" in result.exceeded:
+        tokens, runtime = result.workload.total_tokens, result.runtime.name
+        return f"{name}: does not fit; {runtime} stops before {tokens} tokens."
     if result.device is None:
         each = f" on each of {len(result.ranks.ranks)} ranks" if result.ranks else ""
         return f"{name}: needs {needed}{each}. {_mac(result)}"

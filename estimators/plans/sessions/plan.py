@@ -73,6 +73,9 @@ def _growing(
     sized: SizedModel, sessions: Sessions, budget_bytes: int | None, context: int | None
 ) -> "_Growing":
     model, runtime = sized.model, sized.runtime_model.runtime
+    limit = sized.runtime_model.context_limit
+    if limit is not None and sessions.tokens > limit:
+        raise UnsupportedError(f"{runtime.name} stops at {limit} tokens")
     run = _workload(sessions, runtime)
     if budget_bytes is None:
         budget_bytes = sized.runtime_model.cache_budget_bytes(run)
