@@ -23,6 +23,7 @@ from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.trace.libraries import PrivateLibrary, changed, public_names
 from memfit.estimators.trace.ranks import share
 from memfit.estimators.weights.conversion import conversion_type
+from memfit.estimators.weights.own_head import OWN_HEADS, ties_head
 
 MAX_MODULES = 20_000
 
@@ -45,8 +46,6 @@ _LOADED_AS = {
     "F8_E8M0": "uint8",
     "F4": "uint8",
 }
-# Classes that always build an output head, and drop it at load when the checkpoint has none.
-_DROP_THE_HEAD = ("gemma3", "gemma3_text", "recurrent_gemma")
 PACKS_ITSELF = ("prism_hadamard_qwen35",)
 """A class that builds the packed modules that its config lists, and packs no others."""
 
@@ -270,17 +269,9 @@ def _made(utils: Any, config: dict[str, Any], dtype: str) -> Any:
     model_class, args_class = utils._get_classes(config)
     model = model_class(args_class.from_dict(config))
     cast = cast_parameters(model, dtype)
-    if config["model_type"] in _DROP_THE_HEAD and _ties_head(config):
+    if config["model_type"] in OWN_HEADS and ties_head(config):
         model.sanitize({path: array for path, array in cast if "lm_head" not in path})
     return model
-
-
-def _ties_head(config: Mapping[str, Any]) -> bool:
-    """Whether files of a config have no head; the root of a wrapper decides before its section."""
-    section = config.get("text_config")
-    places = (config, section) if isinstance(section, Mapping) else (config,)
-    said = (place["tie_word_embeddings"] for place in places if "tie_word_embeddings" in place)
-    return bool(next(said, True))
 
 
 def cast_for_conversion(model: Any, config: Mapping[str, Any]) -> None:
