@@ -1,8 +1,6 @@
 """A model as a runtime's own class describes it: for one that no family describes."""
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
@@ -16,7 +14,6 @@ from memfit.estimators.weights.quantization_plan import declared
 
 # Predicted against measured peaks: docs/accuracy.md.
 TRACE_ERROR_PERCENT = 10
-_QUANTIZATION = ("quantization", "quantization_config")
 
 
 def described_by_class(trace: ModelTrace, device: Device | None) -> Subject:
@@ -73,18 +70,3 @@ def weights_by_trace(
         " weights are bounded by the unquantised model"
     )
     return bounded(footprint, "dequantised", text)
-
-
-def unquantised(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config without what it says of the format of its weights.
-
-    A class that packs its weights itself is never built without.
-    """
-    from memfit.estimators.trace.model_builder import PACKS_ITSELF
-
-    if config.get("model_type") in PACKS_ITSELF:
-        return dict(config)
-    plain = {key: config[key] for key in config if key not in _QUANTIZATION}
-    if isinstance(text := plain.get("text_config"), Mapping):
-        plain["text_config"] = {key: text[key] for key in text if key not in _QUANTIZATION}
-    return plain

@@ -23,7 +23,7 @@ from memfit.estimators.mlx.kv_cache import KVCache, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MlxVersions, parse_version
 from memfit.estimators.results.estimate import Basis, Note, Phase, RunCall
-from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, unquantised, weights_by_trace
+from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, weights_by_trace
 from memfit.estimators.runtimes.interface import (
     DraftFigures,
     Figure,
@@ -33,6 +33,7 @@ from memfit.estimators.runtimes.interface import (
 )
 from memfit.estimators.runtimes.mlx_lm import MlxLm, require_drafting
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.weights.conversion import conversion_type
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.weights.loading import Conversion
 from memfit.estimators.workspace.peak import PeakMoment, with_load
@@ -173,14 +174,12 @@ class ClassTrace(Struct, frozen=True, eq=False):
         from memfit.estimators.trace.traced_model import TracedModel
 
         if backend not in self._built:
-            config = self.checkpoint.config
             self._built[backend] = TracedModel(
-                # mlx-lm leaves packed matrices as they are: a conversion is of the original ones.
-                unquantised(config) if self.quantize else config,
+                self.checkpoint.config,
                 backend,
                 name=self.checkpoint.config_name,
                 dtype=self.dtype,
-                tensors=self.checkpoint.tensors if self.quantize is None else None,
+                tensors=self.checkpoint.tensors,
                 quantize=self.quantize,
                 adapter=self.adapter,
                 rank=self.rank,
@@ -197,8 +196,9 @@ class ClassTrace(Struct, frozen=True, eq=False):
 
     def _made(self, quantize: Quantization | None, rank: Rank | None) -> "ClassTrace":
         # Not by `replace`, which would share what was built.
-        described = self.is_described
-        return ClassTrace(self.checkpoint, quantize, self.dtype, described, self.adapter, rank)
+        checkpoint, described = self.checkpoint, self.is_described
+        dtype = (conversion_type(checkpoint.config) if quantize else None) or self.dtype
+        return ClassTrace(checkpoint, quantize, dtype, described, self.adapter, rank)
 
     def weights(self, device: Device | None) -> Mapping[str, int]:
         """Return the bytes of each parameter by path, without those of the adapter."""
@@ -222,6 +222,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
         Raises:
             UnsupportedError: for a cache or a list of experts that is not described.
         """
+        from memfit.estimators.trace.model_builder import unquantised
         from memfit.estimators.trace.traced_model import TracedModel
 
         config, name = self.checkpoint.config, self.checkpoint.config_name

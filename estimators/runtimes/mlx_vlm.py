@@ -20,8 +20,10 @@ from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeM
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.runtimes.mlx_lm_commands import option, settings_flags
 from memfit.estimators.runtimes.runtime import Budget, Runtime
+from memfit.estimators.weights.conversion import cast_to, conversion_type
 from memfit.estimators.weights.derived import tensor_bytes
 from memfit.estimators.weights.parts import part_of
+from memfit.estimators.weights.tensor_groups import tensor_groups
 from memfit.estimators.workspace.peak import ERROR_PERCENT, PeakMoment
 from memfit.estimators.workspace.vision import VisionWork, embedded_bytes, has_formula, vision_work
 
@@ -275,9 +277,9 @@ def _with_images(
 def _tower_sizes(subject: Subject) -> Iterator[int]:
     """Yield the bytes of each array that mlx-lm does not load: of the towers, and of a head.
 
-    Headers give them exactly. From a config they have the model's type: mlx_vlm.convert leaves a
-    tower unquantised (mlx_vlm/utils.py, skip_multimodal_module). It packs a head that is the
-    embedding a second time.
+    Headers give them exactly, and what a conversion casts them to. From a config they have the
+    model's type: mlx_vlm.convert leaves a tower unquantised (mlx_vlm/utils.py,
+    skip_multimodal_module). It packs a head that is the embedding a second time.
     """
     model, plan = subject.model, subject.footprint.plan
     packs = plan is not None and (plan.converting or subject.checkpoint.tensors is None)
@@ -285,8 +287,10 @@ def _tower_sizes(subject: Subject) -> Iterator[int]:
         head = linear("lm_head", model.hidden_size, model.vocab_size, Part.HEAD)
         yield from tensor_bytes(head, model.dtype, plan.default)
     if subject.checkpoint.tensors is not None:
-        named = subject.checkpoint.tensors
-        yield from (tensor.nbytes for tensor in named if part_of(tensor.name) is Part.VISION)
+        towers = (t for t in subject.checkpoint.tensors if part_of(t.name) is Part.VISION)
+        to = conversion_type(subject.checkpoint.config) if plan and plan.converting else None
+        for tower in tensor_groups(towers):
+            yield from [cast_to(tower, to).nbytes] * tower.copies
         return
     for _, module in subject.model.all_modules():
         if module.part is Part.VISION and not module.loaded:

@@ -24,10 +24,11 @@ from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes, kv
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Basis, Note
-from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, described_by_class, unquantised
+from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, described_by_class
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_vlm import MlxVlm, reject_batch_windows
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.weights.conversion import conversion_type
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.workspace.peak import PeakMoment, with_load
 
@@ -109,7 +110,8 @@ class VisionTrace(Struct, frozen=True, eq=False):
 
     def converted(self, quantize: Quantization) -> "VisionTrace":
         """Return the trace of the class with its weights converted."""
-        return VisionTrace(self.checkpoint, self.dtype, quantize)
+        dtype = conversion_type(self.checkpoint.config) or self.dtype
+        return VisionTrace(self.checkpoint, dtype, quantize)
 
     def load_bytes(self, machine: Device, versions: MlxVersions) -> int | None:
         """Return the peak of the load, None where it is not known."""
@@ -137,7 +139,7 @@ class VisionTrace(Struct, frozen=True, eq=False):
                 backend,
                 name=checkpoint.config_name,
                 dtype=self.dtype,
-                tensors=checkpoint.tensors if self.quantize is None else None,
+                tensors=checkpoint.tensors,
                 quantize=self.quantize,
             )
         return self._built[backend]
@@ -161,6 +163,7 @@ class VisionTrace(Struct, frozen=True, eq=False):
         Raises:
             UnsupportedError: for a cache or a list of experts that is not described.
         """
+        from memfit.estimators.trace.model_builder import unquantised
         from memfit.estimators.trace.vision_model import TracedVisionModel
 
         backend = (device or ANY_MAC).backend

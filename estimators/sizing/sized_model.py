@@ -33,12 +33,10 @@ from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.unknown import unknown_architecture
 from memfit.estimators.sizing.workload import DRAFT_TOKENS, MARGIN_BYTES
 from memfit.estimators.weights.activations import activation_type
+from memfit.estimators.weights.conversion import conversion_type, convert
 from memfit.estimators.weights.derived import QuantizationPlan
-from memfit.estimators.weights.footprint import (
-    WeightFootprint,
-    convert,
-    load_footprint,
-)
+from memfit.estimators.weights.footprint import WeightFootprint, load_footprint
+from memfit.estimators.weights.own_head import with_own_head
 from memfit.estimators.weights.quantization_plan import declared
 
 if TYPE_CHECKING:
@@ -236,9 +234,11 @@ class SizedModel(Struct):
         block = declared(checkpoint.config, model, checkpoint.config_name)
         quantize = converted(bits)
         plan = QuantizationPlan(quantize, converting=True)
-        _, footprint = _with_adapter(model, convert(model, plan, block), self.adapter)
+        stored = self.footprint.converted_from or self.footprint.loaded
+        model, footprint = convert(checkpoint.config, model, plan, block, stored)
+        _, footprint = _with_adapter(model, footprint, self.adapter)
         view = self.formula_view()
-        subject = replace(view.runtime_model.subject, footprint=footprint)
+        subject = replace(view.runtime_model.subject, model=model, footprint=footprint)
         if subject.traced:
             subject = replace(subject, traced=subject.traced.converted(quantize))
         return view._of(subject)
@@ -351,10 +351,10 @@ def _size_safetensors(
             raise
         return _size_by_class(checkpoint, device, quantize, adapter, error, runtime)
     block = declared(checkpoint.config, model, checkpoint.config_name)
+    footprint = load_footprint(checkpoint, model, block)
     if quantize:
-        footprint = convert(model, QuantizationPlan(quantize, converting=True), block)
-    else:
-        footprint = load_footprint(checkpoint, model, block)
+        plan = QuantizationPlan(quantize, converting=True)
+        model, footprint = convert(checkpoint.config, model, plan, block, footprint.loaded)
     if method != "trace" or not class_of(runtime).is_mlx_lm:
         model, footprint = _with_adapter(model, footprint, adapter)
         by_trace = None if method == "auto" else method == "trace"
@@ -382,6 +382,8 @@ def _size_by_class(
     config, name = checkpoint.config, checkpoint.config_name
     check_class(str(config.get("model_type")), runtime.versions.mlx_lm)
     dtype = dtype_of(config_fields(config, name), name)
+    if quantize:
+        dtype = conversion_type(config) or dtype
     kind = class_of(runtime)
     trace = kind.class_trace(checkpoint, quantize, dtype, adapter)
     try:
@@ -439,6 +441,7 @@ def _model_of(checkpoint: Checkpoint, device: Device | None) -> Model:
         model = build_model(checkpoint.config, checkpoint.config_name, assumed=assumed)
     except UnsupportedError as error:
         raise unknown_architecture(checkpoint, error, device) from None
+    model = with_own_head(model, checkpoint.tensors)
     block = declared(checkpoint.config, model, checkpoint.config_name)
     dtype = activation_type(checkpoint, model, block)
     return replace(model, dtype=dtype) if dtype != model.dtype else model

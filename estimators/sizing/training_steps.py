@@ -131,7 +131,7 @@ class TracedSteps:
                 self._machine.backend,
                 name=self._checkpoint.config_name,
                 dtype=self._dtype,
-                tensors=self._checkpoint.tensors if quantize is None else None,
+                tensors=self._checkpoint.tensors,
                 quantize=quantize,
             )
         return self._built[quantize]

@@ -22,6 +22,8 @@ from memfit.estimators.checkpoint.adapters import MLX_WEIGHTS, Adapter
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.trace.libraries import PrivateLibrary, changed, public_names
 from memfit.estimators.trace.ranks import share
+from memfit.estimators.weights.conversion import conversion_type
+from memfit.estimators.weights.own_head import OWN_HEADS, ties_head
 
 MAX_MODULES = 20_000
 
@@ -44,8 +46,6 @@ _LOADED_AS = {
     "F8_E8M0": "uint8",
     "F4": "uint8",
 }
-# Classes that always build an output head, and drop it at load when the checkpoint has none.
-_DROP_THE_HEAD = ("gemma3", "gemma3_text", "recurrent_gemma")
 PACKS_ITSELF = ("prism_hadamard_qwen35",)
 """A class that builds the packed modules that its config lists, and packs no others."""
 
@@ -66,9 +66,9 @@ def build(
     adapter: Adapter | None = None,
     rank: Rank | None = None,
 ) -> Any:
-    """Return the model, loaded from ``arrays`` or, without them, converted to ``dtype``.
+    """Return the model, loaded from ``arrays`` or, without them, cast to ``dtype``.
 
-    ``quantize`` then quantises it as mlx_lm.convert would, and ``adapter`` adds its layers.
+    ``quantize`` then converts it as mlx_lm.convert would, and ``adapter`` adds its layers.
     Of several ranks, one has its ``rank``'s part of it.
     ``name`` is the name of the config in messages. Call it inside `tracing`.
 
@@ -88,6 +88,8 @@ def build(
             model = _made(utils, settings, dtype)
             _quantize_as_declared(nn, model, settings)
         if quantize:
+            if arrays is not None:
+                cast_for_conversion(model, config)
             model, _ = utils.quantize_model(
                 model, {}, quantize.group_size, quantize.bits, mode=quantize.mode
             )
@@ -267,17 +269,15 @@ def _made(utils: Any, config: dict[str, Any], dtype: str) -> Any:
     model_class, args_class = utils._get_classes(config)
     model = model_class(args_class.from_dict(config))
     cast = cast_parameters(model, dtype)
-    if config["model_type"] in _DROP_THE_HEAD and _ties_head(config):
+    if config["model_type"] in OWN_HEADS and ties_head(config):
         model.sanitize({path: array for path, array in cast if "lm_head" not in path})
     return model
 
 
-def _ties_head(config: Mapping[str, Any]) -> bool:
-    """Whether files of a config have no head; the root of a wrapper decides before its section."""
-    section = config.get("text_config")
-    places = (config, section) if isinstance(section, Mapping) else (config,)
-    said = (place["tie_word_embeddings"] for place in places if "tie_word_embeddings" in place)
-    return bool(next(said, True))
+def cast_for_conversion(model: Any, config: Mapping[str, Any]) -> None:
+    """Cast a loaded model's parameters, as mlx_lm.convert and mlx_vlm.convert do first."""
+    if dtype := conversion_type(config):
+        cast_parameters(model, dtype)
 
 
 def cast_parameters(model: Any, dtype: str) -> list[tuple[str, Any]]:
@@ -297,6 +297,34 @@ def cast_parameters(model: Any, dtype: str) -> list[tuple[str, Any]]:
     # Not strict: integer parameters are not among them.
     model.load_weights(cast, strict=False)
     return cast
+
+
+_QUANTIZATION = ("quantization", "quantization_config")
+
+
+def unquantised(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config without what it says of the format of its weights.
+
+    A class that packs its weights itself is never built without.
+    """
+    if config.get("model_type") in PACKS_ITSELF:
+        return dict(config)
+    plain = {key: config[key] for key in config if key not in _QUANTIZATION}
+    if isinstance(text := plain.get("text_config"), Mapping):
+        plain["text_config"] = {key: text[key] for key in text if key not in _QUANTIZATION}
+    return plain
+
+
+def to_convert(
+    config: Mapping[str, Any], tensors: Iterable[Tensor] | None
+) -> tuple[dict[str, Any], Iterable[Tensor] | None]:
+    """Return config and tensors of what a conversion starts from.
+
+    mlx-lm leaves packed matrices as they are: the figure is of the original ones, of which there
+    are no headers.
+    """
+    plain = unquantised(config)
+    return plain, tensors if plain == config else None
 
 
 def unread_format(config: Mapping[str, Any]) -> str | None:

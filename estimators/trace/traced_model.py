@@ -42,6 +42,7 @@ from memfit.estimators.trace.model_builder import (
     class_errors,
     loaded,
     settings_of,
+    to_convert,
     unread_format,
 )
 from memfit.estimators.trace.ranks import as_rank, parallel_of, share
@@ -95,7 +96,8 @@ class TracedModel:
 
     ``name`` is the name of the config in messages. With ``tensors`` the model is what mlx-lm would
     load from them; without, floating-point parameters are of ``dtype``. ``quantize`` then converts
-    the model, and ``adapter`` is added to it; with a ``rank`` it is that rank's part.
+    the model as mlx_lm.convert does, and ``adapter`` is added to it; with a ``rank`` it is that
+    rank's part.
 
     Raises:
         MachineError: when MLX or mlx-lm is not installed.
@@ -114,6 +116,8 @@ class TracedModel:
         adapter: Adapter | None = None,
         rank: Rank | None = None,
     ) -> None:
+        if quantize:
+            config, tensors = to_convert(config, tensors)
         self._config, self._backend, self._name = config, backend, name
         self._rank = rank
         self._dtype, self._quantize, self._adapter = dtype, quantize, adapter
@@ -127,6 +131,7 @@ class TracedModel:
         # It raises, with what to install, before anything is built.
         self._versions = versions()
         with self._tracing():
+            tensors = None if tensors is None else tuple(tensors)
             arrays = None if tensors is None else arrays_of(tensors)
             read = set(map(id, (arrays or {}).values()))
             self._model = self._build(arrays, rank)
@@ -134,7 +139,9 @@ class TracedModel:
             weights = [leaf.array for leaf in self._modules.leaves() if leaf.role == "weight"]
             # Of other tensors ``load`` has to find out what they take on the way.
             is_read = read.issuperset(map(id, weights))
-            self._unread = [] if is_read else list(tensors or ())
+            # What a conversion has written is loaded as it is.
+            self._unread = [] if is_read or quantize else list(tensors or ())
+            self._converted = tensors if quantize else None
             self._is_cut = not is_read and rank is not None and rank.parallel == "tensor"
             self.weights: Mapping[str, int] = _weight_bytes(self._model)
             """Bytes of each parameter by path."""
@@ -218,7 +225,8 @@ class TracedModel:
                 self._load = record_load(self._loaded, self._unread, target)
         elif self._load is None and self._is_cut and self._rank:
             with self._tracing():
-                self._load = record_share(self._build(None, None), target, self._rank)
+                arrays = arrays_of(self._converted) if self._converted else None
+                self._load = record_share(self._build(arrays, None), target, self._rank)
         return self._load
 
     def record(

@@ -15,6 +15,7 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.trace.class_description import DescribedClass
 from memfit.estimators.trace.libraries import PrivateLibrary, changed
 from memfit.estimators.trace.model_builder import (
+    cast_for_conversion,
     cast_parameters,
     class_errors,
     few_modules,
@@ -36,9 +37,9 @@ def build_vision(
     arrays: dict[str, Any] | None = None,
     quantize: Quantization | None = None,
 ) -> Any:
-    """Return mlx-vlm's model, loaded from ``arrays`` or, without them, converted to ``dtype``.
+    """Return mlx-vlm's model, loaded from ``arrays`` or, without them, cast to ``dtype``.
 
-    ``quantize`` then quantises it as mlx_vlm.convert would.
+    ``quantize`` then converts it as mlx_vlm.convert would.
     ``name`` is the name of the config in messages. Call it inside `tracing`.
 
     Raises:
@@ -56,6 +57,8 @@ def build_vision(
             model = made(utils, nn, settings, dtype)
         _require_language_model(library, model, config, name)
         if quantize:
+            if arrays is not None:
+                cast_for_conversion(model, config)
             model, _ = library.load("mlx_vlm.quant_utils").quantize_model(
                 model,
                 {},

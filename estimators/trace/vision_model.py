@@ -18,7 +18,12 @@ from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
 from memfit.estimators.trace.leaves import Modules
 from memfit.estimators.trace.libraries import vision_versions
 from memfit.estimators.trace.load_recorder import record_load
-from memfit.estimators.trace.model_builder import arrays_of, class_errors, settings_of
+from memfit.estimators.trace.model_builder import (
+    arrays_of,
+    class_errors,
+    settings_of,
+    to_convert,
+)
 from memfit.estimators.trace.recording import GraphError
 from memfit.estimators.trace.vision_builder import (
     build_vision,
@@ -33,7 +38,7 @@ _NO_IMAGES = ImagePlan((), ())
 
 
 class TracedVisionModel:
-    """mlx-vlm's class for a config, as mlx-vlm loads ``tensors`` or, without them, converts it.
+    """mlx-vlm's class for a config, loaded from ``tensors`` or, without them, cast to ``dtype``.
 
     ``name`` is the name of the config in messages. ``quantize`` then converts it.
 
@@ -52,6 +57,8 @@ class TracedVisionModel:
         tensors: Iterable[Tensor] | None = None,
         quantize: Quantization | None = None,
     ) -> None:
+        if quantize:
+            config, tensors = to_convert(config, tensors)
         self._config, self._backend, self._name, self._dtype = config, backend, name, dtype
         self.unread_format = None if tensors is not None else unread_format(config)
         """The quantisation method that the config declares and the weights are not sized in."""
@@ -60,8 +67,10 @@ class TracedVisionModel:
         with self._tracing():
             from mlx.utils import tree_flatten
 
-            self._tensors = None if tensors is None else list(tensors)
-            arrays = None if self._tensors is None else arrays_of(self._tensors)
+            tensors = None if tensors is None else list(tensors)
+            # What a conversion has written is loaded as it is.
+            self._tensors = None if quantize else tensors
+            arrays = None if tensors is None else arrays_of(tensors)
             self._model = build_vision(
                 library_for(backend), config, name, dtype=dtype, arrays=arrays, quantize=quantize
             )
@@ -73,7 +82,7 @@ class TracedVisionModel:
             """Bytes of each parameter by path, of one array once."""
 
     def load(self, target: TraceTarget) -> Call | None:
-        """Return the load of the tensors, None without headers.
+        """Return the load of the tensors, None without headers and for a conversion.
 
         Raises:
             GraphError: when its graph cannot be recorded.

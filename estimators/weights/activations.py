@@ -7,9 +7,8 @@ from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.weights.footprint import as_loaded
 from memfit.estimators.weights.quantization_plan import Declared, text_class
-from memfit.estimators.weights.tensor_groups import tensor_groups
+from memfit.estimators.weights.tensor_groups import FLOATING, tensor_groups
 
-_FLOATING = frozenset({"F16", "BF16", "F32"})
 _MATRICES = frozenset({Part.ATTENTION, Part.MLP, Part.EXPERTS, Part.SHARED_EXPERTS})
 
 
@@ -32,7 +31,7 @@ def activation_type(checkpoint: Checkpoint, model: Model, declared: Declared) ->
         if tensor.name.rpartition(".")[0] in deciding
         # A packed matrix computes in the type of its scales.
         and tensor.name.endswith((".weight", ".scales"))
-        and tensor.dtype in _FLOATING
+        and tensor.dtype in FLOATING
     }
     if not types:
         return model.dtype

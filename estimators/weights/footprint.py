@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Module, Part, linear
+from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
@@ -55,6 +55,8 @@ class WeightFootprint(Struct, frozen=True):
     there, so that no command runs it."""
     loaded: tuple[TensorGroup, ...] = ()
     """The loaded tensors under the names of the class; empty where they are not all known."""
+    converted_from: tuple[TensorGroup, ...] = ()
+    """The ``loaded`` ones of the checkpoint, where these are of its conversion."""
 
     @property
     def loaded_bytes(self) -> int:
@@ -85,7 +87,7 @@ def load_footprint(checkpoint: Checkpoint, model: Model, declared: Declared) -> 
     # PyTorch files: their sizes are known, their contents are never unpickled.
     if checkpoint.weight_bytes_bound is not None:
         return _from_file_sizes(checkpoint.weight_bytes_bound, derived)
-    result = _result(derived, "derived", declared.plan)
+    result = footprint_of(derived, "derived", declared.plan)
     if declared.method and declared.is_plain:
         text = (
             f"the config declares {declared.method} weights, which mlx-lm dequantises while"
@@ -121,23 +123,10 @@ def _named_format(checkpoint_id: str) -> str | None:
     return found[1] if found else None
 
 
-def convert(model: Model, plan: QuantizationPlan, source: Declared) -> WeightFootprint:
-    """Return the weights after conversion by mlx_lm.convert with a plan.
-
-    ``source`` is the format of what would be converted. mlx-lm leaves quantised matrices as they
-    are, so that the figure is of a conversion of the original weights then.
-    """
-    result = _result(derive(model, plan), "derived", plan)
-    if source.is_plain:
-        return result
-    message = (
-        f"the checkpoint is quantised already ({source.method}); the figure is of a conversion of"
-        " the original weights"
-    )
-    return replace(result, notes=(Note("warning", "already-quantised", message),), of_original=True)
-
-
-def _result(totals: WeightTotals, basis: Basis, plan: QuantizationPlan | None) -> WeightFootprint:
+def footprint_of(
+    totals: WeightTotals, basis: Basis, plan: QuantizationPlan | None
+) -> WeightFootprint:
+    """Return sums of tensors as weights in the format of a plan."""
     parts = {part.value: totals.by_part[part] for part in Part}
     return WeightFootprint(
         totals.nbytes,
@@ -173,7 +162,6 @@ def _from_file_sizes(nbytes: int, derived: WeightTotals) -> WeightFootprint:
 def _from_headers(
     checkpoint: Checkpoint, tensors: tuple[Tensor, ...], model: Model, declared: Declared
 ) -> WeightFootprint:
-    model = _with_own_head(model, tensors)
     modules, found = dict(model.all_modules()), tensor_groups(tensors)
     totals = read_headers(found, modules, declared, drop_rule(model, found))
     if not totals.parameters:
@@ -183,7 +171,9 @@ def _from_headers(
     fit = match_tensors(loaded, modules, declared)
     plan = _plan(fit, modules, declared)
     # Bytes on disk are exact from here on, whatever the load makes of them.
-    result = replace(_result(totals, "exact", plan), conversions=conversions(totals.kept, loaded))
+    result = replace(
+        footprint_of(totals, "exact", plan), conversions=conversions(totals.kept, loaded)
+    )
     if unreadable := next((t for t in tensors if t.dtype in _UNREADABLE), None):
         why = (
             f"{printable(unreadable.name)}: MLX has no type {unreadable.dtype} and refuses the file"
@@ -229,22 +219,6 @@ def as_loaded(
 
 def _sized(result: WeightFootprint, loaded: tuple[TensorGroup, ...]) -> WeightFootprint:
     return replace(result, sizes=sizes(loaded))
-
-
-# Classes that build a head and take it out when the checkpoint has none.
-_OWN_HEAD = {
-    "gemma3": "language_model.lm_head",
-    "gemma3_text": "lm_head",
-    "recurrent_gemma": "lm_head",
-}
-
-
-def _with_own_head(model: Model, tensors: tuple[Tensor, ...]) -> Model:
-    path = _OWN_HEAD.get(model.model_type)
-    if path is None or not model.tied_head or all(t.name != f"{path}.weight" for t in tensors):
-        return model
-    head = linear(path, model.hidden_size, model.vocab_size, Part.HEAD)
-    return replace(model, modules=(*model.modules, head))
 
 
 def _plan(fit: Match, modules: Mapping[str, Module], declared: Declared) -> QuantizationPlan | None:

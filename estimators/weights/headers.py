@@ -9,11 +9,9 @@ from memfit.estimators.arch.modules import Module
 from memfit.estimators.weights.derived import WeightTotals
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.quantization_plan import Declared
-from memfit.estimators.weights.tensor_groups import TensorGroup
+from memfit.estimators.weights.tensor_groups import FLOATING, TensorGroup
 
-# Tensors that hold no parameters: scales, zero points and shapes of packed formats, as MLX,
-# AutoAWQ, GPTQ, compressed-tensors, ModelOpt and bitsandbytes name them.
-_COMPANIONS = (
+COMPANIONS = (
     ".scales",
     ".biases",
     "_proj_scales",
@@ -36,6 +34,8 @@ _COMPANIONS = (
     "__nf4",
     "__fp4",
 )
+"""Tensors that hold no parameters: scales, zero points and shapes of packed formats, as MLX,
+AutoAWQ, GPTQ, compressed-tensors, ModelOpt and bitsandbytes name them."""
 
 
 class HeaderTotals(WeightTotals):
@@ -81,9 +81,9 @@ def _parameters(group: TensorGroup, module: Module | None, declared: Declared) -
     name, dtype, shape, *_ = group
     stored = prod(shape)
     # Plain weights, which are most tensors, need none of the rules below.
-    if dtype in ("BF16", "F16", "F32") and name.endswith(".weight"):
+    if dtype in FLOATING and name.endswith(".weight"):
         return stored
-    if name.endswith(_COMPANIONS):
+    if name.endswith(COMPANIONS):
         return 0
     if dtype == "U32" and name.endswith(".weight") and shape:
         if module and shape[-1]:

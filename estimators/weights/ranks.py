@@ -141,4 +141,5 @@ def _with_arrays(
         unloaded_by_part={},
         cut=cut,
         loaded=(),
+        converted_from=(),
     )

@@ -6,8 +6,7 @@ Source: the `sanitize` methods of mlx-lm's model classes, and utils.py, _transfo
 from collections.abc import Callable, Iterable, Iterator
 from math import prod
 
-from memfit.estimators.base import dtypes
-from memfit.estimators.weights.tensor_groups import TensorGroup
+from memfit.estimators.weights.tensor_groups import FLOATING, TensorGroup
 
 # Classes with a `sanitize` that multiplies FP8 weights with their weight_scale_inv.
 DEQUANTISES_FP8 = frozenset(
@@ -49,15 +48,10 @@ def repacked_awq(tensors: tuple[TensorGroup, ...]) -> Iterator[TensorGroup]:
         rewrite = _AWQ.get(tensor.name.rpartition(".")[2])
         if rewrite:
             yield from rewrite(tensor)
-        elif dtype and tensor.dtype in ("F16", "BF16", "F32"):
-            yield _as_type(tensor, dtype)
+        elif dtype and tensor.dtype in FLOATING:
+            yield tensor.as_type(dtype)
         else:
             yield tensor
-
-
-def _as_type(tensor: TensorGroup, dtype: str) -> TensorGroup:
-    nbytes = dtypes.nbytes(prod(tensor.shape), dtype)
-    return tensor._replace(dtype=dtype, nbytes=nbytes)
 
 
 def _named(tensors: Iterable[TensorGroup]) -> dict[str, TensorGroup]:
@@ -79,7 +73,7 @@ def _dequantised_fp8(tensors: tuple[TensorGroup, ...], text_class: str) -> Itera
     for tensor in tensors:
         scale_name = f"{tensor.name}_scale_inv"
         if scale_name in used:
-            yield _as_type(tensor, names[scale_name].dtype if scalar else "BF16")
+            yield tensor.as_type(names[scale_name].dtype if scalar else "BF16")
         # A scale that belongs to no weight stays: match_tensors then finds no place for it.
         elif tensor.name not in used and not (scalar and "activation_scale" in tensor.name):
             yield tensor

@@ -69,7 +69,16 @@ def sanitize_names(
     if rules := [(re.compile(old), new) for old, new in _RENAMES.get(model_type, ())]:
         tensors = (tensor._replace(name=_rename(tensor.name, rules)) for tensor in tensors)
     tensors = _stacked(_split_joined(tensors, model_type, modules), model_type, modules)
-    return tuple(_split_latent(tensors, modules))
+    result = tuple(_split_latent(tensors, modules))
+    return (*result, *_copied_head(result)) if model_type == "minicpm" else result
+
+
+def _copied_head(tensors: tuple[TensorGroup, ...]) -> Iterator[TensorGroup]:
+    """Yield the embedding as a head where files have none, tied or not (minicpm.py, sanitize)."""
+    named = {tensor.name: tensor for tensor in tensors}
+    embedding = named.get("model.embed_tokens.weight")
+    if embedding and "lm_head.weight" not in named:
+        yield embedding._replace(name="lm_head.weight")
 
 
 def _rename(name: str, rules: list[tuple[re.Pattern[str], str]]) -> str:

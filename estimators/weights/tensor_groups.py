@@ -2,11 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from math import prod
 from typing import NamedTuple
 
+from memfit.estimators.base import dtypes
 from memfit.estimators.checkpoint.manifest import Tensor
 
 EXPERTS = ".experts.*."
+FLOATING = frozenset({"F16", "BF16", "F32"})
+"""The types of floating numbers that MLX computes with."""
 
 
 class TensorGroup(NamedTuple):
@@ -20,6 +24,10 @@ class TensorGroup(NamedTuple):
     """Bytes of one copy."""
     copies: int = 1
     """How many tensors there are in the group."""
+
+    def as_type(self, dtype: str) -> "TensorGroup":
+        """Return the group with elements of another type."""
+        return self._replace(dtype=dtype, nbytes=dtypes.nbytes(prod(self.shape), dtype))
 
 
 def tensor_groups(tensors: Iterable[Tensor]) -> tuple[TensorGroup, ...]:

@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.weights.footprint import WeightFootprint, load_footprint
+from memfit.estimators.weights.own_head import with_own_head
 from memfit.estimators.weights.quantization_plan import declared
 from tests.oracle import Oracle
 from tests.weights.hub_layout import Tensors
@@ -87,6 +88,7 @@ def loaded_arrays(directory: Path) -> Counter[int] | None:
 def predicted_weights(directory: Path) -> WeightFootprint:
     checkpoint = open_checkpoint(str(directory))
     model = build_model(checkpoint.config, checkpoint.config_name)
+    model = with_own_head(model, checkpoint.tensors)
     return load_footprint(
         checkpoint, model, declared(checkpoint.config, model, checkpoint.config_name)
     )

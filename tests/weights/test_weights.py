@@ -21,8 +21,10 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.sizing.sized_model import Method, size
+from memfit.estimators.weights.conversion import convert
 from memfit.estimators.weights.derived import QuantizationPlan, derive
-from memfit.estimators.weights.footprint import WeightFootprint, convert, load_footprint
+from memfit.estimators.weights.footprint import WeightFootprint, load_footprint
+from memfit.estimators.weights.headers import COMPANIONS
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.quantization_plan import Declared, declared
 from memfit.estimators.weights.tensor_groups import tensor_groups
@@ -85,7 +87,7 @@ def test_a_router_has_8_bits_after_conversion_and_its_own_type_before() -> None:
     assert footprint_of_config(QWEN3_NEXT_4BIT).nbytes == 44_818_845_184
     model = build_model(QWEN3_NEXT_80B, "config.json")
     plan = QuantizationPlan(Quantization(4, 64), converting=True)
-    assert convert(model, plan, Declared()).nbytes == 44_844_060_160
+    assert convert({}, model, plan, Declared(), ())[1].nbytes == 44_844_060_160
 
 
 @pytest.mark.parametrize(
@@ -181,11 +183,11 @@ def test_fp8_dequantised_at_load_gives_a_note_that_files_are_smaller() -> None:
 def test_converting_a_quantised_checkpoint_notes_that_mlx_lm_would_not() -> None:
     model = build_model(QWEN3_4B, "config.json")
     plan = QuantizationPlan(Quantization(4, 64), converting=True)
-    assert convert(model, plan, Declared()).notes == ()
-    notes = convert(model, plan, Declared("gptq", bound="not loaded")).notes
-    assert [note.code for note in notes] == ["already-quantised"]
+    sources = Declared(), Declared("gptq", bound="not loaded"), Declared("fp8")
+    plain, packed, fp8 = (convert({}, model, plan, source, ())[1].notes for source in sources)
+    assert [note.code for note in packed] == ["already-quantised"]
     # FP8 is dequantised while mlx_lm.convert loads it.
-    assert convert(model, plan, Declared("fp8")).notes == ()
+    assert plain == fp8 == ()
 
 
 def test_a_conversion_of_a_quantised_checkpoint_is_of_the_original_weights_by_trace_too() -> None:
@@ -269,9 +271,8 @@ def test_parts_always_add_up_to_the_bytes_of_the_headers(
     try:
         footprint = footprint_of_config(small(**block), tuple(tensors))
     except CheckpointError:
-        # Scales are no parameters.
         full = [made.name for made in tensors if prod(made.shape)]
-        assert all(name.endswith(("scales", "scale_inv")) for name in full)
+        assert all(name.endswith(COMPANIONS) for name in full)
         return
     assert sum(footprint.by_part.values()) == footprint.nbytes == total
     assert footprint.basis == "bound"

@@ -29,6 +29,7 @@ from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.runtimes.vllm.formats import Packing, packing_of, quantization_method
 from memfit.estimators.weights.derived import WeightTotals, tensor_bytes
 from memfit.estimators.weights.footprint import WeightFootprint, bounded_by_name
+from memfit.estimators.weights.own_head import OWN_HEADS, ties_head
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.quantization_plan import foreign_block
 
@@ -71,7 +72,10 @@ def vllm_footprint(checkpoint: Checkpoint, model: Model, known: WeightFootprint)
             unloaded_by_part={},
         )
     else:
-        kept, left = _stored(model, checkpoint.tensors, method)
+        # vLLM goes by the config where mlx-lm goes by the files (models/gemma3.py, load_weights).
+        by_files = model.model_type in OWN_HEADS and ties_head(checkpoint.config)
+        tied = by_files or model.tied_head
+        kept, left = _stored(model, checkpoint.tensors, method, tied=tied)
         known = replace(known, sizes=kept, unloaded_by_part=left)
     sizes = known.sizes + Counter(filter(None, _additions(model, method)))
     # Kernels of different GPUs pad the experts of MXFP4 to different tiles.
@@ -100,7 +104,7 @@ def computed_dtype(model: Model) -> str:
 
 
 def _stored(
-    model: Model, tensors: tuple[Tensor, ...], method: str
+    model: Model, tensors: tuple[Tensor, ...], method: str, *, tied: bool
 ) -> tuple[Counter[int], Counter[str]]:
     """The sizes of the tensors that are kept, and the bytes of the others by part."""
     sizes: Counter[int] = Counter()
@@ -108,9 +112,9 @@ def _stored(
     for name, dtype, _, nbytes in tensors:
         layer = _LAYER.match(name)
         later = layer is not None and int(layer[1]) >= len(model.layers)
-        tied = model.tied_head and name.endswith("lm_head.weight")
+        is_copy = tied and name.endswith("lm_head.weight")
         repacked = method == "gptq" and name.endswith(_GPTQ_SKIPPED)
-        if later or tied or repacked or _SKIPPED.search(name):
+        if later or is_copy or repacked or _SKIPPED.search(name):
             left[part_of(name).value] += nbytes
         else:
             sizes[nbytes // 2 if dtype == model.dtype == "F32" else nbytes] += 1
