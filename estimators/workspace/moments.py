@@ -144,8 +144,11 @@ class RunMoments:
         ]
         programs = [each[0] for each in recorded]
         used = [programs[number] for number in set(order)]
-        # A token without new buffers holds next to nothing in a layer.
-        allocates = not decoding or any(own.after != own.before for own in call.occupancy.values())
+        # A token without new buffers or partial results holds next to nothing in a layer.
+        in_two_passes = prepared.traits.vector_attention.may_take_two_passes
+        allocates = not decoding or any(
+            own.after != own.before or in_two_passes(own.keys) for own in call.occupancy.values()
+        )
         window = layers_in_flight(used, prepared.limits) if allocates else LEAST_SIMULATED
         # A graph of CUDA has more than a layer: where one begins depends on all layers before.
         if prepared.traits.backend == "cuda":
