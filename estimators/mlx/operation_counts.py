@@ -31,6 +31,9 @@ NO_KERNEL = OperationCount(0, 0, "written by the kernel before it, as a second o
 
 # Attention that is not one fused kernel: mlx/fast.cpp, scaled_dot_product_attention, fallback.
 SCALED_QUERIES = OperationCount(1, 3, "mlx/fast.cpp: heads transposed, groups unflattened, scaled")
+TWO_PASS_ATTENTION = OperationCount(
+    2, 0, "mlx/backend/metal/scaled_dot_product_attention.cpp, sdpa_vector_2pass: two dispatches"
+)
 SCORES = OperationCount(1, 2, "mlx/fast.cpp: keys expanded and transposed")
 CAUSAL_MASK = OperationCount(3, 2, "mlx/fast.cpp: two ranges, expanded and compared")
 MASKED_SCORES = OperationCount(1, 2, "mlx/fast.cpp: where(), mask and lowest number broadcast")

@@ -53,10 +53,13 @@ class Weights(Component, frozen=True):
     """``bytes`` are of the checkpoint's tensors."""
 
     by_part: dict[PartName, Bytes]
+    """Of the checkpoint; they add up to ``bytes``."""
     loaded_bytes: Bytes
     """Of the tensors that the runtime keeps, in the form it keeps them."""
     resident_bytes: Bytes
     """The same, as its allocator rounds them."""
+    kept_by_part: dict[PartName, Bytes] | UnsetType = UNSET
+    """What adds up to ``loaded_bytes``, where the runtime keeps a part of the experts."""
 
 
 class KV(Component, frozen=True):

@@ -16,7 +16,7 @@ from memfit.estimators.runtimes.auto_context import pool_context, within
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
-from memfit.estimators.workspace.peak import ERROR_PERCENT, peak
+from memfit.estimators.workspace.peak import ERROR_PERCENT, PeakMoment, peak
 
 AGENT_MEMORY = Runtime(
     name="agent-memory",
@@ -63,29 +63,32 @@ class AgentMemory(TokenCacheModel, frozen=True):
         return round_up(window, runtime.kv_step)
 
     def workspace(self, workload: Workload) -> int:
-        """Return the largest workspace of the phases in which the chunk shrinks."""
-        largest, ends = 0, (*CHUNK_POSITIONS[1:], workload.prompt_tokens)
-        for start, end in zip(CHUNK_POSITIONS, ends, strict=True):
-            if start >= workload.prompt_tokens:
-                break
-            step = adaptive_chunk(
-                start, largest=workload.prefill_step, least=self.runtime.least_prefill_step
-            )
-            phase = replace(
-                workload,
-                prompt_tokens=min(end, workload.prompt_tokens),
-                prefill_step=min(step, workload.prefill_step),
-            )
-            largest = max(largest, self._phase_workspace(phase))
-        return largest
+        """Return what the largest phase holds beyond the caches that the last one leaves.
 
-    def _phase_workspace(self, workload: Workload) -> int:
+        Its chunk shrinks from phase to phase: where chunks are large, caches are still small.
+        """
+        largest = kept = start = 0
+        prompt, most = workload.prompt_tokens, workload.prefill_step
+        for following in (*CHUNK_POSITIONS[1:], prompt):
+            if start and start >= prompt - 1:
+                break
+            step = adaptive_chunk(start, largest=most, least=self.runtime.least_prefill_step)
+            step = min(step, most)
+            # Its last chunk may go beyond the position from which the next ones are smaller.
+            start += round_up(max(0, following - start), step)
+            # The last token of a prompt is in no chunk.
+            phase = replace(workload, prompt_tokens=min(start + 1, prompt), prefill_step=step)
+            moment = self._phase_moment(phase)
+            largest, kept = max(largest, moment.nbytes), moment.nbytes - moment.workspace_bytes
+        return max(0, largest - kept)
+
+    def _phase_moment(self, workload: Workload) -> PeakMoment:
         model, footprint = self.subject.model, self.subject.footprint
         for bits in (workload.kv_bits, None):
             try:
                 phase = replace(workload, kv_bits=bits)
                 device = self.subject.device
-                moment = peak(
+                return peak(
                     model,
                     phase,
                     resident_bytes=0,
@@ -95,7 +98,6 @@ class AgentMemory(TokenCacheModel, frozen=True):
                 )
             except UnsupportedError:
                 continue
-            return moment.workspace_bytes
         raise UnsupportedError(f"{model.model_type}: its workspace is not described")
 
     def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:

@@ -230,6 +230,11 @@ class RuntimeModel(Struct, frozen=True):
         return self.subject.footprint.loaded_bytes
 
     @property
+    def kept_by_part(self) -> Mapping[str, int] | None:
+        """Bytes that it keeps of each part, where it leaves a part of the experts on disk."""
+        return None
+
+    @property
     def unloaded_bytes(self) -> int:
         """Bytes of the checkpoint's tensors that the runtime does not keep."""
         return self.subject.footprint.unloaded_bytes

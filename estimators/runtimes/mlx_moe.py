@@ -1,6 +1,6 @@
 """mlx-moe: mlx-lm with as many experts in memory as fit its share of the working set."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.errors import UnsupportedError
@@ -61,9 +61,20 @@ class MlxMoe(MlxLm, frozen=True):
     @property
     def resident_bytes(self) -> int:
         """Bytes of the weights with the experts that are kept, and the table that finds them."""
-        kept, _ = self._capacities()
-        others = self.subject.allocated_bytes - self._expert_bytes
-        return others + self._bytes_of(kept) + self.layers * self.experts * LOOKUP_BYTES
+        return self.subject.allocated_bytes - self._expert_bytes + self._kept_bytes
+
+    @property
+    def loaded_bytes(self) -> int:
+        """The same, before its allocator rounds them."""
+        return self.subject.footprint.loaded_bytes - self._expert_bytes + self._kept_bytes
+
+    @property
+    def kept_by_part(self) -> Mapping[str, int] | None:
+        """Bytes that it keeps of each part; the table that finds experts counts to them."""
+        parts = {part.value: self.subject.footprint.kept(part) for part in Part}
+        parts[Part.EXPERTS.value] = self._kept_bytes
+        # What the load makes of other weights is not known by part.
+        return parts if sum(parts.values()) == self.loaded_bytes else None
 
     @property
     def load_bytes(self) -> int:
@@ -94,6 +105,11 @@ class MlxMoe(MlxLm, frozen=True):
     @property
     def _expert_bytes(self) -> int:
         return self.subject.footprint.by_part[Part.EXPERTS.value]
+
+    @property
+    def _kept_bytes(self) -> int:
+        kept, _ = self._capacities()
+        return self._bytes_of(kept) + self.layers * self.experts * LOOKUP_BYTES
 
     def _bytes_of(self, capacity: int) -> int:
         return capacity * self._expert_bytes // self.experts

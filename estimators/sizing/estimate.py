@@ -180,6 +180,7 @@ def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -
             by_part=footprint.by_part,
             loaded_bytes=runtime_model.loaded_bytes,
             resident_bytes=sized.resident_bytes,
+            kept_by_part=dict(runtime_model.kept_by_part or ()) or UNSET,
         ),
         kv=KV(
             bytes=kv.nbytes,

@@ -6,6 +6,11 @@ scan,conv,custom_kernel}.cpp.
 
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.mlx.split_products import PART_ITEM_BYTES
+from memfit.estimators.mlx.vector_attention import (
+    SECOND_PASS_KERNELS,
+    VECTOR_QUERIES,
+    VectorCall,
+)
 from memfit.estimators.trace.cpu_rules import is_rows
 from memfit.estimators.trace.layouts import View
 from memfit.estimators.trace.operation import (
@@ -18,8 +23,6 @@ from memfit.estimators.trace.operation import (
 )
 
 _FLOAT32 = 4
-# Up to this many queries attention takes its vector kernels (scaled_dot_product_attention.cpp).
-_VECTOR_QUERIES = 8
 # For each block: queries copied, a product, a softmax, a product, the result copied
 # (sdpa_full_self_attention_blocked in libmlx.dylib of mlx-metal 0.32.4).
 _BLOCK_KERNELS = 5
@@ -83,15 +86,16 @@ def attention(op: Operation) -> None:
         op.allocate(scratch)
         op.kernels = _BLOCK_KERNELS * ceil_div(query.shape[2], scratch.shape[2])
     # An array mask too: one that repeats an element along the keys is written out for all heads.
-    for source in op.inputs[: 3 if query.shape[2] <= _VECTOR_QUERIES else 4]:
+    for source in op.inputs[: 3 if query.shape[2] <= VECTOR_QUERIES else 4]:
         if len(source.shape) == 4 and source.strides[-1] != 1:
             copied(op, source)
     # sdpa_vector writes over the queries when it may.
-    if query.shape[2] <= _VECTOR_QUERIES:
+    if query.shape[2] <= VECTOR_QUERIES:
         if query.row and is_donatable(query):
             op.share(out, query)
         else:
             op.allocate(out)
+        _partial_results(op)
         return
     _, heads, tokens, width = out.shape
     # Tokens before heads in memory: the transpose and reshape that follow are views.
@@ -99,6 +103,25 @@ def attention(op: Operation) -> None:
     strides = (tokens * heads * width, width, heads * width, 1)
     out.set_layout(strides, out.size, row=row, column=False, dense=True)
     op.allocate(out)
+
+
+def _partial_results(op: Operation) -> None:
+    """Few queries and many keys: partial results of blocks of keys, joined by a second pass."""
+    (_, heads, queries, _), key = op.inputs[0].shape, op.inputs[1]
+    value_dim = op.outputs[0].shape[-1]
+    call = VectorCall(
+        rows=op.outputs[0].size // value_dim,
+        queries=queries,
+        keys=key.shape[2],
+        group=heads // key.shape[1],
+        value_dim=value_dim,
+        item_bytes=op.inputs[0].itemsize,
+    )
+    arrays = op.vector_attention.partial_results(call)
+    for elements, itemsize in arrays:
+        op.temporary(elements, itemsize)
+    if arrays:
+        op.kernels += SECOND_PASS_KERNELS
 
 
 def matmul(op: Operation) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memfit.estimators.mlx.split_products import SplitProducts
+from memfit.estimators.mlx.vector_attention import VectorAttention
 from memfit.estimators.trace.layouts import Allocation, View
 from memfit.estimators.trace.memory import Allocator
 
@@ -26,6 +27,7 @@ class Operation:
         "splits",
         "temporaries",
         "temporary_elements",
+        "vector_attention",
     )
 
     def __init__(
@@ -33,11 +35,13 @@ class Operation:
         memory: Allocator,
         *,
         splits: SplitProducts = SplitProducts(),  # noqa: B008 - a tuple
+        vector_attention: VectorAttention = VectorAttention(),  # noqa: B008 - a tuple
         compiled_copies: bool = False,
         ropes_in_place: bool = False,
     ) -> None:
         self.memory = memory
         self.splits = splits
+        self.vector_attention = vector_attention
         # Some versions of MLX write over no input of a compiled function: mlx/data/changes.py.
         self.compiled_copies = compiled_copies
         self.ropes_in_place = ropes_in_place

@@ -18,6 +18,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.call_plan import CHUNKS, PREFILL, held_samples
 from memfit.estimators.mlx.split_products import split_products
+from memfit.estimators.mlx.vector_attention import vector_attention
 from memfit.estimators.mlx.versions import MlxVersions, Version
 from memfit.estimators.trace.buffers import rule_of
 from memfit.estimators.trace.graph_format import Array, Call, Trace
@@ -199,6 +200,7 @@ class Replay:
         self._operation = Operation(
             self._memory,
             splits=split_products(device, MlxVersions(mlx)),
+            vector_attention=vector_attention(device, MlxVersions(mlx)),
             compiled_copies=MlxVersions(mlx).has("compiled_copies"),
             ropes_in_place=MlxVersions(mlx).has("cuda_rope_in_place"),
         )

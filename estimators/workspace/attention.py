@@ -15,6 +15,7 @@ from memfit.estimators.arch.specs import (
 )
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.mlx import operation_counts as ops
+from memfit.estimators.mlx.vector_attention import VectorCall
 from memfit.estimators.workspace.call import CallShape, Occupancy
 from memfit.estimators.workspace.layer_plan import MixerPlan
 from memfit.estimators.workspace.mx_fast import norm, rope
@@ -171,11 +172,22 @@ def attend(
     )
     if kernel:
         rows = call.batch * spec.heads * kernel.block
+        partial_bytes = call.target.vector_attention.partial_bytes(
+            VectorCall(
+                rows=call.rows * spec.heads,
+                queries=call.tokens,
+                keys=keys,
+                group=spec.heads // spec.kv_heads,
+                value_dim=spec.value_dim,
+                item_bytes=call.width,
+            )
+        )
         output = tape.allocate(
             (queries, held_keys, held_values),
             wide,
             nbytes=wide * call.width,
-            temporary=rows * kernel.scratch_row(keys, spec.key_dim) * call.width,
+            temporary=rows * kernel.scratch_row(keys, spec.key_dim) * call.width + partial_bytes,
+            counts=ops.TWO_PASS_ATTENTION if partial_bytes else ops.ELEMENTWISE,
         )
         if call.target.joins_fused_heads and call.tokens > 1:
             output = tape.allocate((output,), wide, counts=ops.JOINED_HEADS)

@@ -7,6 +7,7 @@ from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.kernels import AttentionCall, FusedRule, Mask, fused_kernel
 from memfit.estimators.mlx.kv_cache import KVFormat
 from memfit.estimators.mlx.split_products import SplitProducts
+from memfit.estimators.mlx.vector_attention import VectorAttention
 from memfit.estimators.mlx.versions import MlxVersions
 
 
@@ -19,6 +20,8 @@ class BackendTraits(Struct, frozen=True):
     """Whether the GPU has neural accelerators."""
     splits: SplitProducts = SplitProducts()
     """Which products are summed from parts."""
+    vector_attention: VectorAttention = VectorAttention()
+    """Which attention of few queries is in two passes."""
 
     @property
     def compiled_copies(self) -> bool:

@@ -144,8 +144,11 @@ class RunMoments:
         ]
         programs = [each[0] for each in recorded]
         used = [programs[number] for number in set(order)]
-        # A token without new buffers holds next to nothing in a layer.
-        allocates = not decoding or any(own.after != own.before for own in call.occupancy.values())
+        # A token without new buffers or partial results holds next to nothing in a layer.
+        in_two_passes = prepared.traits.vector_attention.may_take_two_passes
+        allocates = not decoding or any(
+            own.after != own.before or in_two_passes(own.keys) for own in call.occupancy.values()
+        )
         window = layers_in_flight(used, prepared.limits) if allocates else LEAST_SIMULATED
         # A graph of CUDA has more than a layer: where one begins depends on all layers before.
         if prepared.traits.backend == "cuda":
@@ -235,16 +238,18 @@ class RunMoments:
 
     def _mask_bytes(self, call: CallShape) -> int:
         """One mask for all layers of a kind: a window, latent attention or a batch."""
-        # A class makes each mask once and passes it to all its layers (mlx-lm gemma3_text.py).
-        cells = set()
+        # A class makes each mask once and passes it to all its layers (mlx-lm gemma3_text.py); of
+        # a window and of all keys there are two, however long they are.
+        masks = set()
         for plan, buffers in zip(self._prepared.plans, self.caches.of_plans, strict=True):
             for mixer, own in zip(plan.mixers, buffers, strict=True):
                 if not own:
                     continue
                 occupancy = call.occupancy[own[0]]
                 if needs_array_mask(mixer.mixer, call, occupancy):
-                    cells.add(call.tokens * occupancy.keys)
-        return sum(cells) * (call.batch if call.is_batched else 1)
+                    masks.add((own[0].limit, occupancy.keys))
+        cells = sum(call.tokens * keys for _, keys in masks)
+        return cells * (call.batch if call.is_batched else 1)
 
 
 def _key(call: CallShape) -> Hashable:

@@ -25,6 +25,7 @@ from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.scheduler import BatchLimits
 from memfit.estimators.mlx.split_products import split_products
+from memfit.estimators.mlx.vector_attention import vector_attention
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.weights.derived import QuantizationPlan, formats
 from memfit.estimators.workspace.call import BackendTraits
@@ -125,8 +126,13 @@ def _makes_cache(plan: MixerPlan) -> bool:
 
 def backend_traits(device: Device, versions: MlxVersions) -> BackendTraits:
     """Return what decides which kernels a device has."""
-    splits = split_products(device, versions)
-    return BackendTraits(device.backend, versions, has_nax(device), splits)
+    return BackendTraits(
+        device.backend,
+        versions,
+        has_nax(device),
+        split_products(device, versions),
+        vector_attention(device, versions),
+    )
 
 
 def _head_touched(model: Model, packing: QuantizationPlan | None) -> int:

@@ -112,3 +112,23 @@ def test_long_prompts_on_cuda_are_near_the_trace(kv_bits: int | None) -> None:
     workload = Workload(prompt_tokens=32768, kv_bits=kv_bits, quantized_kv_start=0)
     sample = SAMPLES / "qwen3-4b-4bit.yaml"
     assert off_by_percent(sample, workload, device=find_device("h100-80")) <= CASE_ERROR
+
+
+def test_decode_holds_partial_results_of_two_pass_attention() -> None:
+    checkpoint = open_checkpoint(str(SAMPLES / "qwen3-0.6b.yaml"))
+    # Without room to grow into: 5,100 tokens are less than 20 steps of a cache.
+    workload = Workload(prompt_tokens=5000, max_tokens=100)
+    derived, traced = (
+        [
+            size(
+                checkpoint, device=find_device(machine), quantize=Quantization(4, 64), method=method
+            )
+            .figures_for(workload)
+            .moment.decode_bytes
+            for machine in ("m4-16", "m4-max-64", "m3-ultra-512")
+        ]
+        for method in ("formula", "trace")
+    )
+    # 32, 64 and 128 blocks.
+    assert traced == sorted(set(traced))
+    assert derived == pytest.approx(traced, rel=0.001)

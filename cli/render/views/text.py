@@ -43,14 +43,17 @@ def rows(result: Estimate) -> Iterator[tuple[str, int, str]]:
 
 def weight_rows(result: Estimate) -> Iterator[tuple[str, int]]:
     """Yield the non-empty parts of the weights, largest first."""
-    parts = result.components.weights.by_part
+    weights = result.components.weights
+    parts = weights.kept_by_part or weights.by_part
     for name, nbytes in sorted(parts.items(), key=lambda item: -item[1]):
         if nbytes:
             yield PARTS[name], nbytes
-    if result.components.weights.loaded_bytes != result.components.weights.bytes:
-        yield "all of these, on disk", result.components.weights.bytes
+    if weights.kept_by_part:
+        yield "with the other experts, on disk", weights.bytes
+    elif weights.loaded_bytes != weights.bytes:
+        yield "all of these, on disk", weights.bytes
     elif result.memories:
-        yield "all of these, on GPU and host", result.components.weights.bytes
+        yield "all of these, on GPU and host", weights.bytes
 
 
 def title(model: ModelSummary) -> str:

@@ -20,6 +20,12 @@ CHANGES: dict[str, dict[str, Any]] = {
         "since": (0, 30, 4),
         "source": "mlx/backend/metal/matmul.cpp, steel_gemm_splitk_axpby_nax: 7ed2b6b93 (#3018)",
     },
+    # Attention of few queries in two passes has more blocks, and partial results of half the width.
+    "blocks_of_two_pass_attention": {
+        "package": "mlx",
+        "since": (0, 30, 4),
+        "source": "mlx/backend/metal/scaled_dot_product_attention.cpp, sdpa_vector_2pass: 1935ab445 (#3023)",
+    },
     # Products of few rows with a packed weight are summed from parts too.
     "quantized_split_k": {
         "package": "mlx",
