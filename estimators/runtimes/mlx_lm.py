@@ -183,9 +183,17 @@ class MlxLm(RuntimeModel, frozen=True):
         return workload.batch == 1 and kv_bits_apply(self.subject.model, workload.max_kv_size)
 
     def commands(self, workload: Workload, model: str, kept_caches: int) -> tuple[str, ...]:
-        """Return the command of the server; with a rotating cache, which it lacks, of generate."""
+        """Return the command of the server, or of generate for what the server cannot run.
+
+        It rotates no cache, and it leaks buffers (run_limits.py).
+        """
+        from memfit.estimators.runtimes.run_limits import server_generates
+
         if not self.is_mlx_lm:
             return ()
+        most, is_alone = server_generates(self, workload), workload.batch == 1
+        if most is not None and workload.max_tokens > most and is_alone and not self.subject.rank:
+            return (generate_command(model, workload, STDIN),)
         if workload.max_kv_size is not None:
             if self.subject.rank:
                 return ()  # mlx_lm.generate runs on one rank, and the server rotates no cache

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Action
-from memfit.estimators.runtimes.budget import COMFORTABLE, judge
+from memfit.estimators.runtimes.budget import COMFORTABLE
 from memfit.estimators.runtimes.mlx_lm_commands import SERVER_KEEPS, convert_command, draft_flags
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import smallest_mac
@@ -105,7 +105,7 @@ def _action(
         settings=settings.changes(search.asked),
         commands=tuple(_commands(search, settings, longer)),
         cost=settings.cost(search.asked),
-        verdict=judge(need, search.sized.device)[0],
+        verdict=search.stated_verdict(settings),
         peak_bytes=need.peak_bytes - search.sized.margin_bytes,
         needed_bytes=need.peak_bytes,
         context_tokens=(
