@@ -30,6 +30,7 @@ from memfit.estimators.runtimes.registry import (
     runtime_for_images,
     runtime_summary,
 )
+from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import (
@@ -264,7 +265,7 @@ def _cell(
     return ComparedCell(
         settings=settings,
         model=label,
-        verdict=verdict,
+        verdict=tightened(verdict, run_limits(sized.runtime_model, ready.workload)),
         exceeded=exceeded,
         peak_bytes=need.peak_bytes - sized.margin_bytes,
         needed_bytes=need.peak_bytes,

@@ -39,6 +39,7 @@ from memfit.estimators.results.gate import (
 )
 from memfit.estimators.runtimes.budget import OF_RUNTIME, judge
 from memfit.estimators.runtimes.registry import runtime_for_images, with_versions
+from memfit.estimators.runtimes.run_limits import ending_notes, run_limits
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.ranks import Ranks, ranked
@@ -310,8 +311,9 @@ class Evaluation(Struct, frozen=True):
 
     def _runtime_warnings(self) -> Iterator[Note]:
         workload = self.subject.workload
-        figures = self.sized.figures_for(workload)
-        for note in self.sized.runtime_model.notes(workload, figures, Units.GB):
+        figures, runtime_model = self.sized.figures_for(workload), self.sized.runtime_model
+        yield from ending_notes(run_limits(runtime_model, workload))
+        for note in runtime_model.notes(workload, figures, Units.GB):
             # A budget is a check of its own.
             if note.level == "warning" and note.code != "runtime-budget":
                 yield note

@@ -356,6 +356,26 @@ class Note(Struct, frozen=True):
     message: str
 
 
+class Limit(Struct, frozen=True, kw_only=True):
+    """What ends a run besides the bytes of all its buffers together."""
+
+    name: Annotated[str, one_of("largest_buffer", "gpu_watchdog", "buffer_count")]
+    unit: Annotated[str, one_of("bytes", "tokens")]
+    figure: Count
+    """Of the workload, in ``unit``."""
+    limit: Count
+    """The largest figure that is known to pass."""
+    verdict: Verdict
+    """Above the limit: exceeds where the run ends, tight where it may, unknown where that depends
+    on what is not known of the machine."""
+    reason: str
+    """What happens above the limit."""
+    remedy: str = ""
+    """What helps."""
+    source: tuple[str, ...]
+    """Where the limit was read, measured or reported."""
+
+
 class DecodeSpeed(Struct, frozen=True, kw_only=True):
     """How fast tokens can be generated, all sequences together."""
 
@@ -472,6 +492,8 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     grid: Grid
     assumptions: tuple[str, ...]
     notes: tuple[Note, ...]
+    limits: tuple[Limit, ...] = ()
+    """What else may end the run, with its figure."""
     method: Method = "formula"
     decode_speed: DecodeSpeed | None = None
     """None where the chip of the device or the layers of the model are not known."""

@@ -122,7 +122,7 @@ def _action(
         settings=settings.changes(search.asked),
         commands=tuple(_commands(search, settings, longer, flags)),
         cost=settings.cost(search.asked),
-        verdict=judge(need, search.sized.device)[0],
+        verdict=search.stated_verdict(settings),
         peak_bytes=need.peak_bytes - search.sized.margin_bytes,
         needed_bytes=need.peak_bytes,
         context_tokens=(

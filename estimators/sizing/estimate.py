@@ -28,6 +28,12 @@ from memfit.estimators.results.images import ImageAdvice
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.registry import runtime_summary
+from memfit.estimators.runtimes.run_limits import (
+    ending_notes,
+    largest_buffer,
+    run_limits,
+    tightened,
+)
 from memfit.estimators.sizing.advise import NO_ADVICE, advise
 from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.search import longest_prompt
@@ -48,6 +54,7 @@ def estimate(
     """
     figures, runtime_model = sized.figures_for(workload), sized.runtime_model
     need = sized.requirement(workload)
+    limits = (*largest_buffer(sized.device, figures), *run_limits(runtime_model, workload))
     verdict, exceeded = judge(need, sized.device)
     peak_bytes = figures.moment.nbytes + sized.draft_bytes(workload)
     advice = advise(sized, workload, units) if advises else NO_ADVICE
@@ -62,7 +69,7 @@ def estimate(
         peak_range_bytes=_peak_range(sized, workload, figures, peak_bytes),
         peak_phase=(drafted.phase if drafted else None) or figures.moment.phase,
         needed_bytes=need.peak_bytes,
-        verdict=verdict,
+        verdict=tightened(verdict, limits),
         exceeded=exceeded,
         recommendation=advice.recommendation,
         recommended=advice.recommended,
@@ -71,6 +78,7 @@ def estimate(
         grid=advice.grid,
         assumptions=tuple(_assumptions(sized, workload, units)),
         notes=tuple(_notes(sized, workload, units)),
+        limits=limits,
         method=runtime_model.method,
         decode_speed=decode_speed(sized, workload),
         pool=_pool(sized, workload) or UNSET,
@@ -259,6 +267,7 @@ def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note
         yield Note("warning", "draft-pool", text)
     figures = sized.figures_for(workload)
     yield from sized.runtime_model.notes(workload, figures, units)
+    yield from ending_notes(run_limits(sized.runtime_model, workload))
     if sized.device:
         yield from _device_notes(sized.device, figures, units)
 
@@ -289,13 +298,17 @@ ALONE = "a request alone: "
 def notes_on_versions(
     sized: SizedModel, workload: Workload, units: Units, *, of: str
 ) -> tuple[Note, ...]:
-    """Return where another version of MLX needs another amount, and where rules are missing.
+    """Return where another version of MLX needs another amount, where rules are missing, and what
+    may end the run.
 
     ``of`` says what the workload is of a plan.
     """
     found = sized.runtime_model.notes(workload, sized.figures_for(workload), units)
     codes = ("mlx-version", "newer-version")
-    return tuple(replace(note, message=of + note.message) for note in found if note.code in codes)
+    return (
+        *(replace(note, message=of + note.message) for note in found if note.code in codes),
+        *ending_notes(run_limits(sized.runtime_model, workload), of=of),
+    )
 
 
 def assumption_notes(sized: SizedModel) -> Iterator[Note]:

@@ -11,6 +11,7 @@ from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Method, Verdict
 from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.search import KV_BITS, UNBOUNDED_CONTEXT, longest_prompt, with_kv_bits
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -88,5 +89,6 @@ def _point(sized: SizedModel, workload: Workload) -> ExploredPoint:
         need, figures = sized.requirement(workload), sized.figures_for(workload)
     except (InputError, UnsupportedError) as error:
         return ExploredPoint("unknown", None, reason=str(error))
-    verdict, _ = judge(need, sized.device)
+    limits = run_limits(sized.runtime_model, workload)
+    verdict = tightened(judge(need, sized.device)[0], limits)
     return ExploredPoint(verdict, need.peak_bytes, figures.kv.nbytes + figures.ssm_bytes)

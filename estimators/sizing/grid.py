@@ -9,6 +9,7 @@ from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.results.estimate import Action, Cell, Grid, GridRow, LeftOut, Method
 from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import MAC_SIZES
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT, longest_prompt
@@ -33,7 +34,21 @@ def prompt_grid(search: JointSearch) -> Grid:
         return _row(search, label, settings, cells, search.longest(settings))
 
     rows, left_out = _rows(search, row)
-    return Grid("context_tokens", prompts, rows, left_out, _method(search))
+    stated = tuple(_stated(row, prompts, search) for row in rows)
+    return Grid("context_tokens", prompts, stated, left_out, _method(search))
+
+
+def _stated(row: GridRow, prompts: Sequence[int], search: JointSearch) -> GridRow:
+    """The row with what else than bytes ends a run; rows are chosen by their bytes alone."""
+    runtime_model = search.sized.runtime_model
+    limits = [
+        run_limits(runtime_model, search.workload_with(search.asked, tokens)) for tokens in prompts
+    ]
+    cells = (
+        replace(cell, verdict=tightened(cell.verdict, found))
+        for cell, found in zip(row.cells, limits, strict=True)
+    )
+    return replace(row, cells=tuple(cells))
 
 
 def with_server(grid: Grid, search: JointSearch, action: Action | None) -> Grid:
@@ -73,7 +88,8 @@ def with_traces(grid: Grid, search: JointSearch, longest: int) -> Grid:
     column = grid.columns.index(search.workload.prompt_tokens)
     cells = list(first.cells)
     if cells[column].prefill_step == asked.prefill_step:
-        cells[column] = _cell_of(search.need(asked), search, asked)
+        traced = _cell_of(search.need(asked), search, asked)
+        cells[column] = replace(traced, verdict=search.stated_verdict(asked))
     if longest > first.context_tokens:
         first = replace(first, context_tokens=longest, context_step=asked.prefill_step)
     return replace(grid, rows=(replace(first, cells=tuple(cells)), *others))

@@ -15,6 +15,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Cost, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
     KV_BITS,
@@ -169,6 +170,18 @@ class JointSearch(Struct, eq=False):
         """
         need = self.need(settings, prompt_tokens)
         return judge(need, self.sized.device)[0]
+
+    def stated_verdict(self, settings: Settings, prompt_tokens: int | None = None) -> Verdict:
+        """Return the verdict that is shown: that of the bytes, and of what else ends a run.
+
+        A search goes by the bytes, for no setting changes the rest.
+
+        Raises:
+            UnsupportedError: when the runtime cannot run it.
+        """
+        workload = self.workload_with(settings, prompt_tokens)
+        limits = run_limits(self.sized.runtime_model, workload)
+        return tightened(self.verdict(settings, prompt_tokens), limits)
 
     def converts(self, settings: Settings) -> bool:
         """Whether the weights can have these bits."""

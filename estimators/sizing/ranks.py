@@ -12,6 +12,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import DecodeSpeed, Estimate, Note, RankFigures, RankPlan
 from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.decode_speed import decode_speed, pipeline_speed
 from memfit.estimators.sizing.recommend import recommended_context
 from memfit.estimators.sizing.search import fits_comfortably
@@ -279,6 +280,6 @@ def _figures(sized: SizedModel, workload: Workload) -> RankFigures:
         decode_bytes=moment.decode_bytes,
         peak_bytes=moment.nbytes,
         needed_bytes=need.peak_bytes,
-        verdict=verdict,
+        verdict=tightened(verdict, run_limits(runtime_model, workload)),
         exceeded=exceeded,
     )

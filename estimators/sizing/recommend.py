@@ -21,6 +21,7 @@ from memfit.estimators.results.estimate import (
 )
 from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, judge
 from memfit.estimators.runtimes.expert_capacity import ExpertCapacity, expert_capacity
+from memfit.estimators.runtimes.run_limits import run_limits
 from memfit.estimators.sizing.actions import Answer
 from memfit.estimators.sizing.joint import JointSearch, Settings
 from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context, longest_prompt
@@ -225,7 +226,7 @@ class _Recommender(Struct, frozen=True):
     def _tightly(self) -> str:
         """What a reason adds to "fits" where the chosen settings only fit tightly."""
         chosen = self._chosen
-        return " tightly" if chosen and self.joint.verdict(chosen) == "tight" else ""
+        return " tightly" if chosen and self.joint.stated_verdict(chosen) == "tight" else ""
 
     def context(self) -> Advice:
         """The longest prompt that fits, everything else as in the workload."""
@@ -239,6 +240,8 @@ class _Recommender(Struct, frozen=True):
             reason += self._caveat(context, "; ")
         if context is None:
             return Advice("impossible", None, reason)
+        limits = run_limits(self._sized.runtime_model, self._workload.prompt_only(context))
+        reason = "; ".join((reason, *(each.reason for each in limits if each.verdict == "tight")))
         is_enough = context >= self._workload.total_tokens
         return Advice("keep" if is_enough else "change", context, reason)
 

@@ -10,6 +10,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Cell, ServerRun
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.mlx_lm_commands import SERVER_KEEPS, together
+from memfit.estimators.runtimes.run_limits import run_limits, server_generates, tightened
 from memfit.estimators.sizing.joint import JointSearch, Settings
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
@@ -88,14 +89,16 @@ class Serving(Struct, eq=False):
 
     def cell(self, settings: Settings, prompt_tokens: int, one_run: Cell) -> Cell:
         """Return what the server needs for a prompt that one run needs ``one_run`` for."""
+        sized = self.search.sized
         if one_run.verdict not in ("fits", "tight"):
             return Cell("exceeds", None, settings.prefill_step, "one run does not fit")
         fastest = replace(settings, prefill_step=one_run.prefill_step)
         found = self.best(fastest, prompt_tokens) or self._least(settings, prompt_tokens)
         if found is None:
             return Cell("unknown", None, settings.prefill_step, "the server cannot run it")
+        limits = run_limits(sized.runtime_model, self._workload(settings, prompt_tokens))
         return Cell(
-            judge(found.need, self.search.sized.device)[0],
+            tightened(judge(found.need, sized.device)[0], limits),
             found.need.peak_bytes,
             found.settings.prefill_step,
             prompt_cache_size=found.settings.prompt_cache_size,
@@ -146,8 +149,14 @@ class Serving(Struct, eq=False):
 
 
 def is_served(search: JointSearch) -> bool:
-    """Whether mlx_lm.server runs the workload: it rotates no cache, and takes no images."""
+    """Whether mlx_lm.server runs the workload.
+
+    It rotates no cache, takes no images, and leaks buffers in long replies (run_limits.py).
+    """
     workload, sized = search.workload, search.sized
+    most = server_generates(sized.runtime_model, workload)
+    if most is not None and workload.max_tokens > most:
+        return False
     return (
         sized.device is not None
         and sized.runtime_model.is_mlx_lm

@@ -23,6 +23,7 @@ from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.plans.server.plan import plan_server
 from memfit.estimators.results.estimate import Action, Estimate
 from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -147,5 +148,6 @@ def check_run(
     tokens = action.context_tokens if action.goal == "longer_prompt" else workload.prompt_tokens
     assert tokens
     printed = replace(read_back(workload, options), prompt_tokens=tokens)
-    verdict, _ = judge(model.requirement(printed), model.device)
+    limits = run_limits(model.runtime_model, printed)
+    verdict = tightened(judge(model.requirement(printed), model.device)[0], limits)
     assert verdict == action.verdict, (model.checkpoint.id, printed)

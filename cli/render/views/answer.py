@@ -28,10 +28,14 @@ SETTINGS = {"weight_bits": "{} bits", "kv_bits": "KV {} bits", "prefill_step": "
 
 def _tightness(result: Estimate, units: Units) -> str:
     most = result.needed_bytes + result.peak_range_bytes[1] - result.peak_bytes
+    working_set = result.device.working_set_bytes if result.device else 0
+    reasons = [limit.reason for limit in result.limits if limit.verdict == "tight"]
     # Within nine tenths it is tight because of its error alone.
-    if result.device and 10 * result.needed_bytes <= 9 * result.device.working_set_bytes:
-        return f"with its stated error up to {size(most, units)}"
-    return "above nine tenths it can be slow"
+    if 10 * result.needed_bytes > 9 * working_set:
+        reasons.append("above nine tenths it can be slow")
+    elif most > working_set:
+        reasons.append(f"with its stated error up to {size(most, units)}")
+    return "; ".join(reasons)
 
 
 def headline(result: Estimate, units: Units) -> str:
@@ -48,7 +52,9 @@ def headline(result: Estimate, units: Units) -> str:
     start = f"{name}, {_machines(result.device, result)}:"
     if result.verdict == "fits":
         part = percent(result.needed_bytes, result.device.working_set_bytes)
-        return f"{start} fits ({share}, {part}). Nothing to change."
+        open_ends = [limit.reason for limit in result.limits if limit.verdict == "unknown"]
+        rest = "; ".join(open_ends) or "nothing to change"
+        return f"{start} fits ({share}, {part}). {rest[0].upper()}{rest[1:]}."
     if result.verdict == "tight":
         return f"{start} tight ({share}); {_tightness(result, units)}. {_remedy(result)}".rstrip()
     label = result.grid.rows[0].label if result.grid.rows else ""

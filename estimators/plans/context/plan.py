@@ -20,10 +20,11 @@ from memfit.estimators.results.context import (
     MatrixCell,
     TrafficPlan,
 )
-from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.estimate import Note, Verdict
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
 from memfit.estimators.runtimes.budget import judge, recommended_bytes
 from memfit.estimators.runtimes.registry import runtime_summary
+from memfit.estimators.runtimes.run_limits import ending_notes, run_limits, tightened
 from memfit.estimators.runtimes.runtime import Budget
 from memfit.estimators.sizing.estimate import (
     assumption_notes,
@@ -102,7 +103,7 @@ class _Plan(Struct, frozen=True):
             longest_context=longest,
             recommended_bytes=recommended_bytes(self._budget, device) if device else None,
             fit=self._fit(device) if device else None,
-            verdict=judge(sized.requirement(workload), device)[0],
+            verdict=self._verdict(workload),
             matrix=tuple(self._matrix(ceilings)),
             largest_batch=self._at_once(workload.prompt_tokens) if device else None,
             traffic=self._traffic(longest) if self.asked.traffic else None,
@@ -168,8 +169,11 @@ class _Plan(Struct, frozen=True):
                 except UnsupportedError as error:
                     yield MatrixCell(tokens, requests, None, "unknown", str(error))
                     continue
-                verdict, _ = judge(need, self.sized.device)
-                yield MatrixCell(tokens, requests, need.peak_bytes, verdict)
+                yield MatrixCell(tokens, requests, need.peak_bytes, self._verdict(workload))
+
+    def _verdict(self, workload: Workload) -> Verdict:
+        verdict, _ = judge(self.sized.requirement(workload), self.sized.device)
+        return tightened(verdict, run_limits(self.sized.runtime_model, workload))
 
     def _left_out(self, ceilings: Ceilings) -> Iterator[Note]:
         asked = self.asked.contexts
@@ -212,4 +216,5 @@ class _Plan(Struct, frozen=True):
         yield from workload_notes(sized, workload)
         figures, runtime_model = sized.figures_for(workload), sized.runtime_model
         yield from runtime_model.notes(workload, figures, self.units)
+        yield from ending_notes(run_limits(runtime_model, workload))
         yield from runtime_model.context_notes(workload, figures, self.units)

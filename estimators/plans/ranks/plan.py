@@ -10,6 +10,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.results.ranks import Impossible, RankChoice, RanksPlan
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.registry import runtime_summary
+from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.actions import converting
 from memfit.estimators.sizing.estimate import device_summary, model_summary, notes_on_versions
 from memfit.estimators.sizing.ranks import RankedModel, Ranks, ranked
@@ -74,7 +75,7 @@ def _choice(shared: RankedModel, machines: int, workload: Workload) -> RankChoic
     return RankChoice(
         machines=machines,
         parallel=shared.parallel,
-        verdict=judge(need, tightest.device)[0],
+        verdict=tightened(judge(need, tightest.device)[0], run_limits(runtime_model, workload)),
         needed_bytes=need.peak_bytes,
         weights_bytes=tightest.resident_bytes,
         longest_context=min(fitting) if len(fitting) == len(contexts) else None,

@@ -20,6 +20,7 @@ from memfit.estimators.results.server import ServerMoment, ServerPlan
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import server_command
 from memfit.estimators.runtimes.registry import runtime_summary
+from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.actions import converting
 from memfit.estimators.sizing.estimate import (
     ALONE,
@@ -65,6 +66,11 @@ def plan_server(
     )
     worst, idle, waited = evaluation.run(settings)
     verdict, _ = judge(need_of(worst), sized.device)
+    longest = replace(
+        workload,
+        prompt_tokens=max(each.prompt_tokens for each in requests),
+        max_tokens=max(each.max_tokens for each in requests),
+    )
     better = None
     if sized.device and verdict in ("exceeds", "tight"):
         better = first_fitting(tuple(cheaper(settings)), evaluation.fits)
@@ -77,20 +83,20 @@ def plan_server(
         kv_bits=workload.kv_bits,
         requests=len(requests),
         clients=clients,
-        longest_prompt_tokens=max(each.prompt_tokens for each in requests),
-        longest_generation_tokens=max(each.max_tokens for each in requests),
+        longest_prompt_tokens=longest.prompt_tokens,
+        longest_generation_tokens=longest.max_tokens,
         sequential=sequential,
         worst=worst,
         bound_bytes=None if traffic else evaluation.bound(settings),
         idle_bytes=idle,
-        verdict=verdict,
+        verdict=tightened(verdict, run_limits(sized.runtime_model, longest)),
         waited=waited,
         fitting=better,
         fitting_worst=evaluation.run(better)[0] if better else None,
         commands=tuple(_commands(sized, workload, chosen)) if chosen else (),
         notes=(
             *_notes(sized, settings, sequential, worst, units, len(traffic)),
-            *notes_on_versions(sized, workload, units, of=ALONE),
+            *notes_on_versions(sized, longest, units, of=ALONE),
         ),
     )
 

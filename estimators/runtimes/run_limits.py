@@ -1,0 +1,131 @@
+"""What ends a run on MLX though its bytes fit: mlx/data/run_limits.py has the rows and sources."""
+
+from collections.abc import Iterable, Iterator
+
+from memfit.estimators.arch.model import Model
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.apple import chips
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.working_set import GIB
+from memfit.estimators.mlx.data.run_limits import BUFFER_COUNT, GPU_WATCHDOG
+from memfit.estimators.mlx.kv_cache import buffer_counts
+from memfit.estimators.mlx.versions import format_version
+from memfit.estimators.results.estimate import Limit, Note, Verdict
+from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
+
+
+def run_limits(runtime_model: RuntimeModel, workload: Workload) -> tuple[Limit, ...]:
+    """Return the limits of a run that are not of bytes, where they apply, each with its figure.
+
+    None applies to a run that was measured: it went through.
+    """
+    is_on_metal = runtime_model.on_mlx and runtime_model.subject.backend == "metal"
+    if not is_on_metal or runtime_model.method == "measure":
+        return ()
+    return (*_gpu_watchdog(runtime_model, workload), *_buffer_count(runtime_model, workload))
+
+
+def largest_buffer(device: Device | None, figures: MemoryFigures) -> Iterator[Limit]:
+    """Yield the limit on one allocation, where the device is known to have one."""
+    if device is None or device.max_buffer_bytes is None:
+        return
+    figure = figures.moment.largest_buffer_bytes
+    yield Limit(
+        name="largest_buffer",
+        unit="bytes",
+        figure=figure,
+        limit=device.max_buffer_bytes,
+        verdict="exceeds" if figure > device.max_buffer_bytes else "fits",
+        reason="Metal gives no larger buffer, and the run ends",
+        source=("MTLDevice.maxBufferLength, as in `memfit devices`",),
+    )
+
+
+def tightened(verdict: Verdict, limits: Iterable[Limit]) -> Verdict:
+    """Return the verdict of the bytes, tight where a limit may end a run that fits."""
+    may_end = any(limit.verdict == "tight" for limit in limits)
+    return "tight" if verdict == "fits" and may_end else verdict
+
+
+def ending_notes(limits: Iterable[Limit], *, of: str = "") -> Iterator[Note]:
+    """Yield a warning for each limit that may end the run; ``of`` says of what the run is."""
+    for limit in limits:
+        if limit.verdict in ("tight", "unknown"):
+            text = f"{of}{limit.reason}; {limit.remedy}" if limit.remedy else f"{of}{limit.reason}"
+            yield Note("warning", limit.name.replace("_", "-"), text)
+
+
+def _gpu_watchdog(runtime_model: RuntimeModel, workload: Workload) -> Iterator[Limit]:
+    """The longest prefill call by its keys, on the GPUs that were seen to be interrupted."""
+    device, row = runtime_model.subject.device, GPU_WATCHDOG
+    buffers = buffer_counts(runtime_model.subject.model, workload.max_kv_size)
+    keys = max((buffer.held_tokens(workload.prompt_tokens) for buffer in buffers), default=0)
+    if device is None or not keys or not _may_be(device, row["generations"]):
+        return
+    beyond: Verdict = "unknown" if device.generation is None else "tight"
+    yield Limit(
+        name="gpu_watchdog",
+        unit="tokens",
+        figure=keys,
+        limit=row["keys"],
+        verdict=beyond if keys > row["keys"] else "fits",
+        reason=(
+            f"on M1 and M2 macOS may end a prompt beyond {row['keys']} tokens"
+            f" (seen on M2 from {row['seen_from']} on)"
+        ),
+        remedy=("let the display sleep, or use an M3 or newer; a smaller prefill step helped once"),
+        source=row["source"],
+    )
+
+
+def _may_be(device: Device, generations: tuple[int, ...]) -> bool:
+    """Whether a GPU is of these generations, or a Mac of unknown chip was sold with one of them."""
+    if device.generation is not None:
+        return device.generation in generations
+    sold = (chip for chip in chips().values() if chip.generation in generations)
+    return device.memory_bytes <= max(max(chip.memory_gib) for chip in sold) * GIB
+
+
+def _buffer_count(runtime_model: RuntimeModel, workload: Workload) -> Iterator[Limit]:
+    """The tokens that mlx_lm.server generates before leaked buffers end it."""
+    most = server_generates(runtime_model, workload)
+    if most is not None:
+        last = format_version(BUFFER_COUNT["last_mlx_lm"])
+        yield Limit(
+            name="buffer_count",
+            unit="tokens",
+            figure=workload.max_tokens,
+            limit=most,
+            verdict="tight" if workload.max_tokens > most else "fits",
+            reason=(
+                f"mlx_lm.server up to {last} ends after about {most} generated tokens,"
+                " by leaked buffers"
+            ),
+            remedy="mlx_lm.generate leaks none; in the server requests add up until none is open",
+            source=BUFFER_COUNT["source"],
+        )
+
+
+def server_generates(runtime_model: RuntimeModel, workload: Workload) -> int | None:
+    """Return the tokens that mlx_lm.server can generate of a batch, None: it leaks no buffers.
+
+    Rounded, and without the buffers of the weights, some hundreds to thousands: "about".
+    """
+    subject, row = runtime_model.subject, BUFFER_COUNT
+    leaking = _leaking_layers(subject.model)
+    # KV bits switch batching off (server.py, _is_batchable), and the server rotates no cache.
+    batches = workload.kv_bits is None and workload.max_kv_size is None
+    is_leaking = (
+        runtime_model.is_mlx_lm and runtime_model.runtime.versions.mlx_lm <= row["last_mlx_lm"]
+    )
+    if not (is_leaking and batches and leaking > 0):
+        return None
+    return (2 * int(row["buffers"]) + leaking) // (2 * leaking)
+
+
+def _leaking_layers(model: Model) -> int:
+    """The layers that leak a buffer a token: of the recurrent ones all but one."""
+    recurrent = sum(any(mixer.states() for mixer in layer.mixers) for layer in model.layers)
+    attending = sum(any(mixer.kv_buffers() for mixer in layer.mixers) for layer in model.layers)
+    leaking = max(0, recurrent - 1) if model.model_type in BUFFER_COUNT["recurrent"] else 0
+    return leaking + (attending if model.model_type in BUFFER_COUNT["attention"] else 0)
