@@ -367,7 +367,7 @@ class Limit(Struct, frozen=True, kw_only=True):
     """The largest figure that is known to pass."""
     verdict: Verdict
     """Above the limit: exceeds where the run ends, tight where it may, unknown where that depends
-    on what is not known of the machine."""
+    on the program, or on what is not known of the machine."""
     reason: str
     """What happens above the limit."""
     remedy: str = ""

@@ -14,15 +14,22 @@ from memfit.estimators.results.estimate import Limit, Note, Verdict
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
 
 
-def run_limits(runtime_model: RuntimeModel, workload: Workload) -> tuple[Limit, ...]:
+def run_limits(
+    runtime_model: RuntimeModel, workload: Workload, *, serving: bool = False
+) -> tuple[Limit, ...]:
     """Return the limits of a run that are not of bytes, where they apply, each with its figure.
 
-    None applies to a run that was measured: it went through.
+    One run does not meet what ends only a batch, as mlx_lm.server makes of every request: it is
+    ``serving`` then. None applies to a run that was measured: it went through.
     """
     is_on_metal = runtime_model.on_mlx and runtime_model.subject.backend == "metal"
     if not is_on_metal or runtime_model.method == "measure":
         return ()
-    return (*_gpu_watchdog(runtime_model, workload), *_buffer_count(runtime_model, workload))
+    in_batches = serving or workload.batch > 1
+    return (
+        *_gpu_watchdog(runtime_model, workload),
+        *_buffer_count(runtime_model, workload, in_batches=in_batches),
+    )
 
 
 def largest_buffer(device: Device | None, figures: MemoryFigures) -> Iterator[Limit]:
@@ -86,20 +93,23 @@ def _may_be(device: Device, generations: tuple[int, ...]) -> bool:
     return device.memory_bytes <= max(max(chip.memory_gib) for chip in sold) * GIB
 
 
-def _buffer_count(runtime_model: RuntimeModel, workload: Workload) -> Iterator[Limit]:
+def _buffer_count(
+    runtime_model: RuntimeModel, workload: Workload, *, in_batches: bool
+) -> Iterator[Limit]:
     """The tokens that mlx_lm.server generates before leaked buffers end it."""
     most = server_generates(runtime_model, workload)
     if most is not None:
         last = format_version(BUFFER_COUNT["last_mlx_lm"])
+        beyond: Verdict = "tight" if in_batches else "unknown"
         yield Limit(
             name="buffer_count",
             unit="tokens",
             figure=workload.max_tokens,
             limit=most,
-            verdict="tight" if workload.max_tokens > most else "fits",
+            verdict=beyond if workload.max_tokens > most else "fits",
             reason=(
-                f"mlx_lm.server up to {last} ends after about {most} generated tokens,"
-                " by leaked buffers"
+                f"under mlx_lm.server up to {last} it ends after about {most} generated tokens, by"
+                " leaked buffers"
             ),
             remedy="mlx_lm.generate leaks none; in the server requests add up until none is open",
             source=BUFFER_COUNT["source"],

@@ -96,7 +96,8 @@ class Serving(Struct, eq=False):
         found = self.best(fastest, prompt_tokens) or self._least(settings, prompt_tokens)
         if found is None:
             return Cell("unknown", None, settings.prefill_step, "the server cannot run it")
-        limits = run_limits(sized.runtime_model, self._workload(settings, prompt_tokens))
+        served = self._workload(settings, prompt_tokens)
+        limits = run_limits(sized.runtime_model, served, serving=True)
         return Cell(
             tightened(judge(found.need, sized.device)[0], limits),
             found.need.peak_bytes,

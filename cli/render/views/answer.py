@@ -405,7 +405,9 @@ def _served(result: Estimate, chosen: Action | None) -> Iterator[str]:
         return
     if chosen.server is None:
         if "mlx_lm.generate" in chosen.commands[-1]:
-            yield "One run alone: mlx_lm.server has no room for its prompt cache and this prompt."
+            ends = [limit for limit in result.limits if limit.name == "buffer_count"]
+            if not any(limit.verdict == "unknown" for limit in ends):
+                yield "One run alone: mlx_lm.server has no room for it beside a prompt cache."
         return
     flags = chosen.server.settings
     users = "one client" if flags.rows == 1 else f"{flags.rows} clients"

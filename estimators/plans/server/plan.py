@@ -89,7 +89,7 @@ def plan_server(
         worst=worst,
         bound_bytes=None if traffic else evaluation.bound(settings),
         idle_bytes=idle,
-        verdict=tightened(verdict, run_limits(sized.runtime_model, longest)),
+        verdict=tightened(verdict, run_limits(sized.runtime_model, longest, serving=True)),
         waited=waited,
         fitting=better,
         fitting_worst=evaluation.run(better)[0] if better else None,
