@@ -50,6 +50,7 @@ class MlxVlm(MlxLm, frozen=True):
 
     defaults = MLX_VLM
     is_mlx_lm = False
+    by_mlx_lm = False  # mlx_vlm/utils.py, load_model
     takes_images = True
     converter = "mlx_vlm.convert"
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
-from memfit.cli.render.document import VERDICT_COLOURS, Legend, Table, Toned
+from memfit.cli.render.document import VERDICT_COLOURS, VERDICT_WORDS, Legend, Table, Toned
 from memfit.cli.render.views.text import percent
 from memfit.estimators.base.units import Units
 from memfit.estimators.machine.working_set import GIB
@@ -18,7 +18,7 @@ from memfit.estimators.results.estimate import (
     RuntimeSummary,
 )
 
-_FILE_WORDS = {"fits": "fits", "tight": "tight", "exceeds": "does not fit", "unknown": ""}
+_FILE_WORDS = {**VERDICT_WORDS, "unknown": ""}
 _WORDS = {"fits": "", "tight": "tight", "exceeds": "no", "unknown": "-"}
 MARKS = "*+^%#"
 SETTINGS = {"weight_bits": "{} bits", "kv_bits": "KV {} bits", "prefill_step": "prefill step {}"}
@@ -37,6 +37,8 @@ def headline(result: Estimate, units: Units) -> str:
     """The verdict, with what has to change."""
     name = result.model.id.rstrip("/").rpartition("/")[2]
     needed = size(result.needed_bytes, units)
+    if result.refusal:
+        return f"{name}: {result.runtime.name} does not load it."
     if result.device is None:
         each = f" on each of {len(result.ranks.ranks)} ranks" if result.ranks else ""
         return f"{name}: needs {needed}{each}. {_mac(result)}"
@@ -50,6 +52,14 @@ def headline(result: Estimate, units: Units) -> str:
     label = result.grid.rows[0].label if result.grid.rows else ""
     at = f" at {label}" if label[:1].isdigit() else ""
     return f"{start} does not fit{at} ({_excess(result, share)}). {_remedy(result)}"
+
+
+def refusal(result: Estimate) -> Iterator[str]:
+    """Why the checkpoint does not load, and what loads it."""
+    if result.refusal:
+        yield result.refusal.reason
+        for name in result.refusal.loaded_by:
+            yield f"{name} loads it: --runtime {name} sizes it for {name}"
 
 
 def _excess(result: Estimate, share: str) -> str:
