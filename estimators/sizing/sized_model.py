@@ -95,7 +95,9 @@ class SizedModel(Struct):
     @property
     def refusal(self) -> str:
         """Why the runtime does not load the checkpoint, or its draft model's; else empty."""
-        return self.runtime_model.refusal or (self.draft.refusal if self.draft else "")
+        if self.draft and self.draft.refusal and not self.runtime_model.refusal:
+            return f"the draft model {self.draft.checkpoint.id}: {self.draft.refusal}"
+        return self.runtime_model.refusal
 
     @property
     def is_foreign(self) -> bool:
