@@ -116,7 +116,7 @@ class OpenModel(Struct, frozen=True):
         shared = ranked(sized, ranks, run)
         sized = shared.tightest(run)
         result = shared.added(answer(sized, run, units=units))
-        if plot:
+        if plot and not result.refusal:
             result = with_plots(result, sized)
         if explain:
             from memfit.estimators.sizing.explain import explain as explained

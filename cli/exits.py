@@ -9,6 +9,7 @@ from memfit.estimators.base.errors import (
     UnreachableError,
     UnsupportedError,
 )
+from memfit.estimators.results.estimate import Verdict
 
 
 class Exit(IntEnum):
@@ -49,3 +50,13 @@ def exit_of(error: MemfitError) -> Exit:
     'UNSUPPORTED'
     """
     return next(_BY_ERROR[cls] for cls in type(error).__mro__ if cls in _BY_ERROR)
+
+
+def exit_of_verdict(verdict: Verdict) -> Exit:
+    """Return the exit code of a verdict.
+
+    >>> exit_of_verdict("tight").name, exit_of_verdict("does_not_load").name
+    ('YES', 'UNSUPPORTED')
+    """
+    codes: dict[Verdict, Exit] = {"exceeds": Exit.NO, "does_not_load": Exit.UNSUPPORTED}
+    return codes.get(verdict, Exit.YES)

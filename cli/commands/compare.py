@@ -216,7 +216,9 @@ def _under_each(
 
 def _any_will_do(runtimes: str | None, result: "Comparison") -> bool:
     """Not every runtime can run every model: one that can is enough."""
-    return runtimes == "all" and any(model.undecided is None for model in result.models)
+    return runtimes == "all" and any(
+        model.verdict not in (None, "does_not_load") for model in result.models
+    )
 
 
 def _code(result: "Comparison") -> Exit:
@@ -224,4 +226,4 @@ def _code(result: "Comparison") -> Exit:
     slugs = {undecided.slug for undecided in result.undecided}
     if UnreachableError.slug in slugs:
         return Exit.UNREACHABLE
-    return Exit.UNSUPPORTED if slugs else Exit.YES
+    return Exit.UNSUPPORTED if slugs or result.has_refusals else Exit.YES

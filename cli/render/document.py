@@ -11,10 +11,22 @@ from msgspec import Struct
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.estimate import RunCall
 
-VERDICT_WORDS = {"fits": "fits", "tight": "tight", "exceeds": "does not fit", "unknown": "unknown"}
+VERDICT_WORDS = {
+    "fits": "fits",
+    "tight": "tight",
+    "exceeds": "does not fit",
+    "does_not_load": "does not load",
+    "unknown": "unknown",
+}
 VERDICT_CELLS = {**VERDICT_WORDS, "exceeds": "no"}
 """In a table, where there is less room."""
-VERDICT_COLOURS = {"fits": "green", "tight": "yellow", "exceeds": "red", "unknown": "default"}
+VERDICT_COLOURS = {
+    "fits": "green",
+    "tight": "yellow",
+    "does_not_load": "red",
+    "exceeds": "red",
+    "unknown": "default",
+}
 
 
 class Pair(Struct, frozen=True):

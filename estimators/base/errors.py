@@ -6,6 +6,7 @@
     │   ├── ConfigError         a configuration key is missing or has a wrong value
     │   └── PolicyError         a policy file has mistakes: all of them, each with its line
     ├── UnsupportedError        the structure is not described                (exit 3)
+    │   ├── DoesNotLoadError    the runtime refuses to load the checkpoint
     │   └── UnknownArchitectureError  no family describes it; what is known, and the ways on
     ├── UnreachableError        a source cannot be reached                    (exit 4)
     └── MachineError            this machine cannot do it                     (exit 5)
@@ -78,6 +79,12 @@ class UnsupportedError(MemfitError):
     """The structure is not described, so no exact figure can be given."""
 
     slug = "unsupported"
+
+
+class DoesNotLoadError(UnsupportedError):
+    """The runtime refuses to load the checkpoint."""
+
+    slug = "does-not-load"
 
 
 class OtherModelError(UnsupportedError):

@@ -69,6 +69,8 @@ class Checkpoint(Struct, frozen=True):
     header_bytes: int = 0  # bytes read of them
     shards: int = 0
     header_sha256: tuple[tuple[str, str], ...] = ()  # file name and digest, by name
+    has_other_names: bool = False
+    """Whether its weight files are not named model*.safetensors, as mlx-lm wants them."""
     skipped_files: tuple[SkippedFile, ...] = ()
     warnings: tuple[str, ...] = ()
     revision: str | None = None

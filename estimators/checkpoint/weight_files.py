@@ -53,6 +53,7 @@ class WeightFiles(Struct, frozen=True):
     skipped_files: tuple[SkippedFile, ...] = ()
     warnings: tuple[str, ...] = ()
     header_sha256: tuple[tuple[str, str], ...] = ()
+    has_other_names: bool = False
 
 
 def is_weight_file(name: str) -> bool:
@@ -89,7 +90,9 @@ def _counted(files: CheckpointFiles, roles: dict[str, _Role]) -> tuple[list[str]
         weights = _merged(files, others, index)
         text = f"mlx-lm loads only model*.safetensors; counted {list_some(others)} in their place"
         return others, replace(
-            weights, warnings=(f"{printable(files.label)}: {text}", *weights.warnings)
+            weights,
+            warnings=(f"{printable(files.label)}: {text}", *weights.warnings),
+            has_other_names=True,
         )
     if torch := _of(roles, _Role.TORCH):
         torch = _torch_set(files, torch)

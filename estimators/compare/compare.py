@@ -23,7 +23,6 @@ from memfit.estimators.results.comparison import (
     try_or_reason,
 )
 from memfit.estimators.results.estimate import Basis, DeviceSummary, Estimate
-from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.registry import (
     DEFAULT_RUNTIME,
     get_runtime,
@@ -156,9 +155,9 @@ def _estimate(ready: _Ready | Unavailable, units: Units) -> Estimate | Unavailab
 
 
 def _context(ready: _Ready | Unavailable) -> int | None:
-    return (
-        None if isinstance(ready, Unavailable) else recommended_context(ready.sized, ready.workload)
-    )
+    if isinstance(ready, Unavailable) or ready.sized.refusal:
+        return None
+    return recommended_context(ready.sized, ready.workload)
 
 
 def _compared(model: ComparedModel, result: Estimate | Unavailable) -> Compared:
@@ -260,7 +259,7 @@ def _cell(
     need = try_or_reason(lambda: sized.requirement(ready.workload))
     if isinstance(need, Unavailable):
         return ComparedCell(settings=settings, model=label, undecided=need)
-    verdict, exceeded = judge(need, sized.device)
+    verdict, exceeded = sized.verdict(ready.workload)
     versions = notes_on_versions(sized, ready.workload, units, of="")
     return ComparedCell(
         settings=settings,

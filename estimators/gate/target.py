@@ -96,6 +96,8 @@ class TargetModel(Struct, frozen=True):
             raise UnreachableError(f"{stale}; allow_stale: true in the target accepts it")
         target, workload = self.target, self.workload
         sized = self.sized(target.quantize)
+        # A policy may accept the bound of a model that is converted first, and no other files.
+        sized = sized if sized.is_foreign else sized.loaded()
         named: dict[str, Any] = {**target.versions(), **_of_ranks(target.ranks)}
         figures = figures_of(sized, workload)
         if target.training is not None:

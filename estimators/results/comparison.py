@@ -124,6 +124,12 @@ class Comparison(Result, frozen=True, kw_only=True, tag="memfit.compare/1"):
     matrix: Matrix | None
 
     @property
+    def has_refusals(self) -> bool:
+        """Whether a runtime does not load one of the models."""
+        cells = self.matrix.cells if self.matrix else ()
+        return any(one.verdict == "does_not_load" for one in (*self.models, *cells))
+
+    @property
     def undecided(self) -> tuple[Unavailable, ...]:
         """Everything without a figure, models first."""
         cells = self.matrix.cells if self.matrix else ()

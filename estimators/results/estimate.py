@@ -21,7 +21,7 @@ from memfit.estimators.results.images import ImageAdvice
 from memfit.estimators.results.result import Result
 
 Basis = Literal["exact", "traced", "derived", "measured", "bound", "assumed"]
-Verdict = Literal["fits", "tight", "exceeds", "unknown"]
+Verdict = Literal["fits", "tight", "exceeds", "does_not_load", "unknown"]
 Phase = Literal["load", "vision", "prefill", "decode"]
 Level = Literal["info", "warning"]
 State = Literal["change", "keep", "impossible", "not_applicable"]
@@ -467,6 +467,14 @@ class RankPlan(Struct, frozen=True, kw_only=True):
     ranks: NonEmpty[RankFigures]
 
 
+class Refusal(Struct, frozen=True):
+    """Why the runtime does not load the checkpoint."""
+
+    reason: str
+    loaded_by: tuple[str, ...]
+    """Runtimes that memfit knows to load it as it is."""
+
+
 class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     """The answer of ``memfit estimate``."""
 
@@ -495,6 +503,9 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     limits: tuple[Limit, ...] = ()
     """What else may end the run, with its figure."""
     method: Method = "formula"
+    refusal: Refusal | UnsetType = UNSET
+    """Where the runtime does not load the checkpoint. Its figures are of the weights in the files,
+    or where those are not all there, of the weights that the config describes."""
     decode_speed: DecodeSpeed | None = None
     """None where the chip of the device or the layers of the model are not known."""
     ranks: RankPlan | UnsetType = UNSET

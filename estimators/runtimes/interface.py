@@ -123,6 +123,10 @@ class RuntimeModel(Struct, frozen=True):
     """Tokens that its printed program generates from one prompt where none are requested."""
     converter: ClassVar[str] = "mlx_lm.convert"
     """The program that converts a model for it."""
+    by_mlx_lm: ClassVar[bool] = True
+    """Whether mlx-lm's own function loads the files of a runtime on MLX."""
+    loads_foreign_formats: ClassVar[bool] = False
+    """Whether it loads formats of other programs that mlx-lm does not: where `bound` takes them."""
     loads_only_gguf: ClassVar[bool] = False
     """Whether another checkpoint has to be converted first."""
     workspace_basis: ClassVar[tuple[Basis, int]] = ("bound", 0)
@@ -238,6 +242,21 @@ class RuntimeModel(Struct, frozen=True):
     def unloaded_bytes(self) -> int:
         """Bytes of the checkpoint's tensors that the runtime does not keep."""
         return self.subject.footprint.unloaded_bytes
+
+    @property
+    def refusal(self) -> str:
+        """Why the runtime does not load the checkpoint; empty where nothing is known against it.
+
+        The strict load of mlx-lm (mlx_lm/utils.py, load_model) is that of everything on MLX.
+        """
+        if not self.on_mlx:
+            return ""
+        checkpoint = self.subject.checkpoint
+        if checkpoint.has_other_names and self.by_mlx_lm:
+            return "mlx-lm loads only model*.safetensors, and the weights are in other files"
+        if checkpoint.config.get("model_file") is not None and self.by_mlx_lm:
+            return "model_file in the config: mlx-lm runs no code of a model unless it is trusted"
+        return self.subject.footprint.refusal
 
     def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes.

@@ -43,6 +43,7 @@ class MlxSwiftLm(MlxLm, frozen=True):
 
     defaults = MLX_SWIFT_LM
     is_mlx_lm = False
+    by_mlx_lm = False  # MLXLMCommon/Load.swift, loadWeights
     sanitizes = False
 
     def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:

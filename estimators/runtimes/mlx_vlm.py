@@ -53,6 +53,7 @@ class MlxVlm(MlxLm, frozen=True):
 
     defaults = MLX_VLM
     is_mlx_lm = False
+    by_mlx_lm = False  # mlx_vlm/utils.py, load_model
     takes_images = True
     converter = "mlx_vlm.convert"
     reply_tokens = 2048  # mlx_vlm/generate, DEFAULT_MAX_TOKENS

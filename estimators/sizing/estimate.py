@@ -21,6 +21,7 @@ from memfit.estimators.results.estimate import (
     MemoryPool,
     ModelSummary,
     Note,
+    Refusal,
     Weights,
     Workspace,
 )
@@ -55,8 +56,9 @@ def estimate(
     figures, runtime_model = sized.figures_for(workload), sized.runtime_model
     need = sized.requirement(workload)
     limits = (*largest_buffer(sized.device, figures), *run_limits(runtime_model, workload))
-    verdict, exceeded = judge(need, sized.device)
+    verdict, exceeded = sized.verdict(workload)
     peak_bytes = figures.moment.nbytes + sized.draft_bytes(workload)
+    advises = advises and not sized.refusal
     advice = advise(sized, workload, units) if advises else NO_ADVICE
     drafted = sized.drafted(workload)
     return Estimate(
@@ -80,6 +82,7 @@ def estimate(
         notes=tuple(_notes(sized, workload, units)),
         limits=limits,
         method=runtime_model.method,
+        refusal=Refusal(sized.refusal, sized.loaded_by()) if sized.refusal else UNSET,
         decode_speed=decode_speed(sized, workload),
         pool=_pool(sized, workload) or UNSET,
         memories=runtime_model.memories(workload) or UNSET,
@@ -179,6 +182,9 @@ def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -
     footprint, kv, runtime_model = sized.footprint, figures.kv, sized.runtime_model
     drafted = sized.drafted(workload)
     weights, _ = runtime_model.basis("weights", workload)
+    # What a runtime refuses to load is still counted in the files.
+    if sized.refusal and footprint.loaded_bytes + footprint.unloaded_bytes == footprint.nbytes:
+        weights = "exact" if sized.checkpoint.tensors is not None else weights
     cached = _basis(sized, runtime_model.basis("cache", workload)[0])
     workspace, error_percent = sized.workspace_basis(workload)
     return Components(

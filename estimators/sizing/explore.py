@@ -49,7 +49,8 @@ def explore(sized: SizedModel, workload: Workload) -> Explored:
     """
     view = sized.formula_view()
     values = _values(view, workload)
-    asked = () if view.is_between_traces else _workloads(workload, values)
+    is_tried = not (view.is_between_traces or view.refusal)
+    asked = _workloads(workload, values) if is_tried else ()
     points = tuple(_point(view, each) for each in asked)
     return Explored(
         values=values,

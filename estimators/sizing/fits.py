@@ -54,7 +54,7 @@ def fits(
             if asked.values.images and not takes_images(catalog.checkpoint(each.reference)):
                 without_images.append(each.name)
                 continue
-            sized = catalog.sized(each.reference, device=device, adapter=adapter)
+            sized = catalog.sized(each.reference, device=device, adapter=adapter).loaded()
             found.append(_fit(sized, each, asked, units))
         except OtherModelError:
             of_other_adapters.append(each.name)

@@ -11,7 +11,6 @@ from memfit.estimators.base.ranks import MAX_RANKS, Parallel, Rank, check_split,
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import DecodeSpeed, Estimate, Note, RankFigures, RankPlan
-from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.decode_speed import decode_speed, pipeline_speed
 from memfit.estimators.sizing.recommend import recommended_context
@@ -261,7 +260,7 @@ _EXACT_TO = 10**6
 
 def _figures(sized: SizedModel, workload: Workload) -> RankFigures:
     figures, need = sized.figures_for(workload), sized.requirement(workload)
-    verdict, exceeded = judge(need, sized.device)
+    verdict, exceeded = sized.verdict(workload)
     runtime_model, moment = sized.runtime_model, figures.moment
     return RankFigures(
         rank=0,

@@ -11,6 +11,7 @@ from memfit.estimators.arch.registry import FAMILIES, build_model, dtype_of
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import (
     CheckpointError,
+    DoesNotLoadError,
     MachineError,
     UnknownArchitectureError,
     UnsupportedError,
@@ -22,13 +23,21 @@ from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.other_kinds import kind_of_config
+from memfit.estimators.images.processor import has_tower
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.as_of import as_of, check_class
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.results.estimate import Basis, Level, Note
-from memfit.estimators.runtimes.budget import Need
+from memfit.estimators.results.estimate import Basis, Level, LimitName, Note, Verdict
+from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel, Subject
-from memfit.estimators.runtimes.registry import bind, class_of, native_runtime, with_versions
+from memfit.estimators.runtimes.registry import (
+    bind,
+    class_of,
+    get_runtime,
+    native_runtime,
+    runtime_names,
+    with_versions,
+)
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.unknown import unknown_architecture
 from memfit.estimators.sizing.workload import DRAFT_TOKENS, MARGIN_BYTES
@@ -82,9 +91,54 @@ class SizedModel(Struct):
         return self.runtime_model.subject.device
 
     @property
+    def refusal(self) -> str:
+        """Why the runtime does not load the checkpoint, or its draft model's; else empty."""
+        if self.draft and self.draft.refusal and not self.runtime_model.refusal:
+            return f"the draft model {self.draft.checkpoint.id}: {self.draft.refusal}"
+        return self.runtime_model.refusal
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether its files are in a format of another program: figures are of a conversion."""
+        return self.footprint.of_original or self.checkpoint.weight_bytes_bound is not None
+
+    @property
     def is_loadable(self) -> bool:
         """Whether the library loads the checkpoint, or its program converts it, as it is."""
-        return not self.footprint.of_original and self.checkpoint.weight_bytes_bound is None
+        return not (self.refusal or self.footprint.of_original)
+
+    def loaded(self) -> "SizedModel":
+        """Return the same model, which the runtime loads.
+
+        Raises:
+            DoesNotLoadError: when it does not.
+        """
+        if not self.refusal:
+            return self
+        others = "".join(f"; {name} loads it" for name in self.loaded_by())
+        raise DoesNotLoadError(
+            f"{self.checkpoint.id}: {self.runtime} does not load it: {self.refusal}{others}"
+        )
+
+    def loaded_by(self) -> tuple[str, ...]:
+        """Return the runtimes that are known to load a checkpoint that this one does not."""
+        return tuple(filter(self._is_loaded_by, runtime_names()))
+
+    def _is_loaded_by(self, name: str) -> bool:
+        try:
+            other = bind(get_runtime(name), self.runtime_model.subject)
+        except UnsupportedError:
+            return False
+        if other.on_mlx and self.checkpoint.has_other_names:
+            # Classes of mlx-vlm are of models with towers.
+            return not other.refusal and (not other.takes_images or has_tower(self.checkpoint))
+        return self.is_foreign and other.loads_foreign_formats
+
+    def verdict(self, workload: Workload) -> tuple[Verdict, tuple[LimitName, ...]]:
+        """Return the verdict on a workload, and the limits that are exceeded."""
+        if self.refusal:
+            return "does_not_load", ()
+        return judge(self.requirement(workload), self.device)
 
     @property
     def runtime(self) -> str:
@@ -213,11 +267,12 @@ class SizedModel(Struct):
     def weight_bits(self) -> tuple[int, ...]:
         """Return the bits of mlx_lm.convert that are fewer than the weights have, most first."""
         plan, checkpoint = self.footprint.plan, self.checkpoint
-        if not self.runtime_model.on_mlx or checkpoint.source == "gguf":
+        # mlx_lm.convert loads what it converts.
+        if self.refusal or not self.runtime_model.on_mlx or checkpoint.source == "gguf":
             return ()
         if plan is None or not plan.converting:
             block = declared(checkpoint.config, self.model, checkpoint.config_name)
-            if plan or not block.is_plain or checkpoint.weight_bytes_bound is not None:
+            if plan or not block.is_plain:
                 return ()
         now = plan.default.bits if plan else dtypes.BITS[self.model.dtype]
         return tuple(bits for bits in WEIGHT_BITS if bits < now)
@@ -353,8 +408,10 @@ def _size_safetensors(
     block = declared(checkpoint.config, model, checkpoint.config_name)
     footprint = load_footprint(checkpoint, model, block)
     if quantize:
-        plan = QuantizationPlan(quantize, converting=True)
+        plan, refusal = QuantizationPlan(quantize, converting=True), footprint.refusal
         model, footprint = convert(checkpoint.config, model, plan, block, footprint.loaded)
+        # Of a quantised checkpoint the original is converted, which is not what was read.
+        footprint = replace(footprint, refusal="" if footprint.of_original else refusal)
     if method != "trace" or not class_of(runtime).is_mlx_lm:
         model, footprint = _with_adapter(model, footprint, adapter)
         by_trace = None if method == "auto" else method == "trace"

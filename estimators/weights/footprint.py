@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
 from msgspec import Struct, field
@@ -53,6 +53,8 @@ class WeightFootprint(Struct, frozen=True):
     of_original: bool = False
     """Whether they are of the unquantised original: the library cannot load or convert what is
     there, so that no command runs it."""
+    refusal: str = ""
+    """Why mlx-lm does not load the checkpoint; empty where nothing is known against it."""
     loaded: tuple[TensorGroup, ...] = ()
     """The loaded tensors under the names of the class; empty where they are not all known."""
     converted_from: tuple[TensorGroup, ...] = ()
@@ -147,16 +149,20 @@ def bounded(result: WeightFootprint, code: WeightDoubt, message: str) -> WeightF
 def _as_declared(result: WeightFootprint, declared: Declared) -> WeightFootprint:
     if declared.bound is None:
         return result
-    if declared.plan:
-        return bounded(result, "assumed-format", declared.bound)
-    return replace(bounded(result, "dequantised", declared.bound), of_original=True)
+    refusal, _, _ = declared.bound.partition("; ")
+    if declared.plan is None:
+        result = bounded(result, "dequantised", declared.bound)
+        return replace(result, of_original=True, refusal=refusal)
+    result = bounded(result, "assumed-format", declared.bound)
+    return result if declared.quantises else replace(result, refusal=refusal)
 
 
 def _from_file_sizes(nbytes: int, derived: WeightTotals) -> WeightFootprint:
     parts = {part.value: nbytes if part is Part.OTHER else 0 for part in Part}
     result = WeightFootprint(nbytes, parts, derived.parameters, Counter([nbytes]), "bound", None)
     text = "weights are bounded by the sizes of their files; mlx-lm loads safetensors only"
-    return bounded(result, "file-sizes", text)
+    refusal = "mlx-lm loads safetensors only, and the weights are in PyTorch files"
+    return replace(bounded(result, "file-sizes", text), refusal=refusal)
 
 
 def _from_headers(
@@ -178,7 +184,7 @@ def _from_headers(
         why = (
             f"{printable(unreadable.name)}: MLX has no type {unreadable.dtype} and refuses the file"
         )
-        return bounded(_sized(result, loaded), "refused", why)
+        return replace(bounded(_sized(result, loaded), "refused", why), refusal=why)
     if fit.loads:
         result = replace(_sized(result, loaded), loaded=tuple(sorted(loaded)))
         rewritten = result.unloaded_bytes + result.loaded_bytes != result.nbytes
@@ -235,30 +241,49 @@ def _unmatched(
     result: WeightFootprint, fit: Match, totals: WeightTotals, derived: WeightTotals
 ) -> WeightFootprint:
     """Names that are not the class's: still right when the number of parameters is the same."""
+    refusal = _refusal(fit)
+    result = replace(result, refusal=refusal)
     have = totals.parameters - totals.unloaded_parameters
     # A renamed tensor leaves one unknown and one missing name, and the same sum.
     as_many = have == derived.parameters - derived.unloaded_parameters
     if as_many and fit.unknown and fit.missing and not fit.wrong:
         text = (
-            f"{printable(fit.unknown[0])}: not a name of the model class, and not known to be one"
-            " that it renames; it has as many parameters as the headers"
+            f"{printable(fit.unknown[0])}: not a name of the model class, and not one that it"
+            " renames: mlx-lm refuses it; the class has as many parameters as the headers"
         )
         return replace(result, basis="derived", notes=(Note("info", "layout", text),))
-    why = f"{_refusal(fit)}; mlx-lm refuses such a checkpoint, and the weights count"
+    why = f"{refusal}; mlx-lm refuses such a checkpoint, and the weights count"
     described = sum(size * count for size, count in derived.sizes.items())
-    # The larger of both, because the figure has to be an upper bound.
-    if described > result.loaded_bytes:
+    # What is missing is not in the files. All else is there, if in a format of another program.
+    if described > result.loaded_bytes and _is_incomplete(fit):
         result = replace(result, sizes=derived.sizes)
         return bounded(result, "mismatch", f"{why} what the config describes, which is more")
     return bounded(result, "mismatch", f"{why} what it holds")
 
 
+def _is_incomplete(fit: Match) -> bool:
+    """Whether a module of the class has no tensor at all, under no other leaf either."""
+    held = {name.rpartition(".")[0] for name in fit.unknown}
+    return any(path not in held for path in fit.missing)
+
+
 def _refusal(fit: Match) -> str:
     if fit.wrong:
-        return f"{printable(fit.wrong[0])}: its shape in the header is not the config's"
+        wrong = printable(fit.wrong[0])
+        return f"{wrong}: its shape in the header is not the config's{_more(fit.wrong)}"
     if not fit.unknown:
-        return f"{fit.missing[0]}: in the model class and in no header"
-    if not fit.missing:
-        return f"{printable(fit.unknown[0])}: in a header and not in the model class"
+        return f"{fit.missing[0]}: in the model class and in no header{_more(fit.missing)}"
     unknown = printable(fit.unknown[0])
-    return f"{printable(fit.missing[0])}: in no header, where {unknown} is not in the model class"
+    if not fit.missing:
+        return f"{unknown}: in a header and not in the model class{_more(fit.unknown)}"
+    why = f"in no header, where {unknown} is not in the model class"
+    return f"{printable(fit.missing[0])}: {why}{_more([*fit.missing, *fit.unknown[1:]])}"
+
+
+def _more(names: Sequence[str]) -> str:
+    """How many names there are besides the first.
+
+    >>> _more(["a"]), _more(["a", "b", "c"])
+    ('', ' (and 2 more)')
+    """
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

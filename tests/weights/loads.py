@@ -98,10 +98,11 @@ def check(directory: Path) -> WeightFootprint:
     """Compare memfit with a real load: equal array by array, or rejected by both."""
     predicted, loaded = predicted_weights(directory), loaded_arrays(directory)
     if loaded is None:
+        assert predicted.refusal
         assert predicted.basis == "bound"
         assert [note.level for note in predicted.notes] == ["warning"]
     else:
-        assert (predicted.basis, predicted.sizes) == ("exact", loaded)
+        assert (predicted.refusal, predicted.basis, predicted.sizes) == ("", "exact", loaded)
     tensors = open_checkpoint(str(directory)).tensors
     assert tensors is not None
     assert predicted.nbytes == sum(predicted.by_part.values()) == sum(t.nbytes for t in tensors)

@@ -96,7 +96,8 @@ def context(
     if runtime.runtime is None:
         rules = runtime.with_settings(runtime.versioned(named_runtime(sized.runtime)))
     named = runtime.runtime is not None
-    sized, run = prompted(sized.with_runtime(rules), workload.partial(), keeps_runtime=named)
+    sized = sized.with_runtime(rules).loaded()
+    sized, run = prompted(sized, workload.partial(), keeps_runtime=named)
     # Hundreds of workloads are sized: a trace of each takes too long.
     sized = machine.full_first(sized, run).formula_view().settled(run)
     result = plan_context(sized, run, question, units=output.units)

@@ -140,7 +140,7 @@ def server(
         versions=versions,
         margin_bytes=MARGIN_BYTES,
     )
-    sized, run = prompted(sized, partial, keeps_runtime=False)
+    sized, run = prompted(sized.loaded(), partial, keeps_runtime=False)
     sized = machine.full_first(sized, run)
     run = replace(run, max_tokens=parsed("--max-tokens", parse_count, asked.max_tokens))
     result = _planned(sized, run, *question, output.units)

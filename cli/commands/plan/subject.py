@@ -82,6 +82,7 @@ class PlanModel(NamedModel, frozen=True, kw_only=True):
 
         Raises:
             UnsupportedError: for a model that mlx-lm does not load, such as a GGUF file.
+            DoesNotLoadError: for files that mlx-lm refuses to load.
         """
         sized = self.sized(
             machine, verbose=verbose, method=method, margin_bytes=margin_bytes, versions=versions
@@ -91,7 +92,7 @@ class PlanModel(NamedModel, frozen=True, kw_only=True):
                 f"{sized.checkpoint.id}: this is planned for mlx-lm, and the model is sized for"
                 f" {sized.runtime}"
             )
-        return sized
+        return sized.loaded()
 
 
 class AdaptedPlanModel(PlanModel, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from memfit.cli.render.document import VERDICT_COLOURS, Table, Toned
+from memfit.cli.render.document import VERDICT_COLOURS, VERDICT_WORDS, Table, Toned
 from memfit.cli.render.views.text import percent
 from memfit.estimators.base.units import Units
 from memfit.estimators.machine.working_set import GIB
@@ -18,7 +18,7 @@ from memfit.estimators.results.estimate import (
     RuntimeSummary,
 )
 
-_FILE_WORDS = {"fits": "fits", "tight": "tight", "exceeds": "does not fit", "unknown": ""}
+_FILE_WORDS = {**VERDICT_WORDS, "unknown": ""}
 _WORDS = {"fits": "", "tight": "tight", "exceeds": "no", "unknown": "-"}
 _CELL_WORDS = {**_WORDS, "tight": "!"}
 """In the grid, whose legend explains the mark: a word would cost a column of prompts."""
@@ -42,6 +42,8 @@ def headline(result: Estimate, units: Units) -> str:
     """The verdict, with what has to change."""
     name = result.model.id.rstrip("/").rpartition("/")[2]
     needed = size(result.needed_bytes, units)
+    if result.refusal:
+        return f"{name}: {result.runtime.name} does not load it."
     if "context" in result.exceeded:
         tokens, runtime = result.workload.total_tokens, result.runtime.name
         return f"{name}: does not fit; {runtime} stops before {tokens} tokens."
@@ -60,6 +62,14 @@ def headline(result: Estimate, units: Units) -> str:
     label = result.grid.rows[0].label if result.grid.rows else ""
     at = f" at {label}" if label[:1].isdigit() else ""
     return f"{start} does not fit{at} ({_excess(result, share)}). {_remedy(result)}"
+
+
+def refusal(result: Estimate) -> Iterator[str]:
+    """Why the checkpoint does not load, and what loads it."""
+    if result.refusal:
+        yield result.refusal.reason
+        for name in result.refusal.loaded_by:
+            yield f"{name} loads it: --runtime {name} sizes it for {name}"
 
 
 def _excess(result: Estimate, share: str) -> str:

@@ -181,7 +181,9 @@ def _heat_table(result: Comparison, matrix: Matrix, units: Units) -> Table:
 def _heat_cell(cell: ComparedCell, units: Units) -> Toned:
     if cell.needed_bytes is None or cell.verdict is None:
         return Toned("-", "default")
-    word = {"tight": " tight", "exceeds": " no"}.get(cell.verdict, "")
+    word = {"tight": " tight", "exceeds": " no", "does_not_load": " does not load"}.get(
+        cell.verdict, ""
+    )
     return Toned(f"{tenths(cell.needed_bytes, units)}{word}", VERDICT_COLOURS[cell.verdict])
 
 

@@ -98,8 +98,8 @@ def verdict_text(model: Compared, result: Comparison) -> str:
     """The verdict on a model with its share of the working set."""
     if model.undecided or model.verdict is None or model.needed_bytes is None:
         return "unknown"
-    if result.device is None:
-        return VERDICT_CELLS["unknown"]
+    if result.device is None or model.verdict == "does_not_load":
+        return VERDICT_CELLS[model.verdict]
     share = percent(model.needed_bytes, result.device.working_set_bytes)
     return f"{VERDICT_CELLS[model.verdict]}, {share}"
 
@@ -130,6 +130,7 @@ _TALLY = {
     "fits": "fit",
     "tight": "tight",
     "exceeds": "do not fit",
+    "does_not_load": "do not load",
     "unknown": "without a device",
     "undecided": "unknown",
 }

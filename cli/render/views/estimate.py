@@ -54,15 +54,19 @@ class EstimateView(NamedTuple):
         """Return the verdict, the grid, what to type, and what the peak is made of."""
         result, units = self.result, self.units
         colour = VERDICT_COLOURS[result.verdict]
-        facts = (answer.task(result), answer.peak(result, units), *answer.speed(result))
+        facts = [answer.task(result)]
+        if not result.refusal:
+            facts += [answer.peak(result, units), *answer.speed(result)]
         heading, commands, others = answer.doing(result)
-        doubts = [note.message for note in result.doubts]
+        # Why it does not load is said already.
+        doubts = [] if result.refusal else [note.message for note in result.doubts]
         grid = tuple(answer.grid_table(result, units))
         images = image_lines(result, units)
         document = (
             Heading(result.model.id, only="page"),
             Verdict(answer.headline(result, units), colour),
             Text(("; ".join(facts),), style="dim"),
+            Text(tuple(answer.refusal(result)), mark="!"),
             Text(doubts, mark="!", only="terminal"),
             *answer.files(result, units),
             *grid,
@@ -124,6 +128,8 @@ class EstimateView(NamedTuple):
             yield HeatMap(table=table, note=note, only=only)
 
     def _sliders(self) -> Iterator[Sliders | Text]:
+        if self.result.refusal:
+            return
         if self.explored and not self.explored.points:
             text = "Other settings cannot be tried here: each would be a trace of its own."
             yield Text((text,), only="picture")

@@ -3,9 +3,15 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from memfit.cli.render.document import VERDICT_COLOURS, Document, Table, Toned, report
+from memfit.cli.render.document import (
+    VERDICT_COLOURS,
+    VERDICT_WORDS,
+    Document,
+    Table,
+    Toned,
+    report,
+)
 from memfit.cli.render.views.answer import machine, runtime_text, size, tenths, tokens
-from memfit.cli.render.views.ranks import WORDS
 from memfit.estimators.base.units import Units
 from memfit.estimators.results.ranks import FleetPlan, RankChoice, RanksPlan
 
@@ -44,7 +50,7 @@ def _row(choice: RankChoice, units: Units) -> tuple[str | Toned, ...]:
         choice.parallel or "-",
         tenths(choice.weights_bytes, units),
         tenths(choice.needed_bytes, units),
-        Toned(WORDS[choice.verdict], VERDICT_COLOURS[choice.verdict]),
+        Toned(VERDICT_WORDS[choice.verdict], VERDICT_COLOURS[choice.verdict]),
         tokens(choice.longest_context) if choice.longest_context else "-",
     )
 

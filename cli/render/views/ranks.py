@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 
-from memfit.cli.render.document import VERDICT_COLOURS, Table, Text, Toned
+from memfit.cli.render.document import VERDICT_COLOURS, VERDICT_WORDS, Table, Text, Toned
 from memfit.cli.render.views.answer import tenths
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.estimate import RankFigures, RankPlan
-
-WORDS = {"fits": "fits", "tight": "tight", "exceeds": "does not fit", "unknown": "unknown"}
 
 
 def rank_table(plan: RankPlan | None, units: Units) -> Iterator[Table | Text]:
@@ -38,7 +36,7 @@ def _row(rank: RankFigures, plan: RankPlan, units: Units) -> tuple[str | Toned, 
             for nbytes in (rank.load_bytes, rank.prefill_bytes, rank.decode_bytes)
         ),
         tenths(rank.needed_bytes, units),
-        Toned(WORDS[rank.verdict], VERDICT_COLOURS[rank.verdict]),
+        Toned(VERDICT_WORDS[rank.verdict], VERDICT_COLOURS[rank.verdict]),
     )
 
 

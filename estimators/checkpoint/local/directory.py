@@ -65,6 +65,7 @@ def read_checkpoint_files(files: CheckpointFiles, source: Source) -> Checkpoint:
         header_bytes=weights.header_bytes,
         shards=weights.shards,
         header_sha256=weights.header_sha256,
+        has_other_names=weights.has_other_names,
         skipped_files=weights.skipped_files,
         warnings=weights.warnings,
         other_kind=kind,

@@ -180,7 +180,7 @@ class _Needs:
         for parallel in ways:
             try:
                 ranks = Ranks(size, parallel) if parallel else None
-                one = sized()
+                one = sized().loaded()
                 self.runtimes[runtime_summary(one.runtime_model.runtime)] = None
                 shared = ranked(one, ranks, model.workload)
                 yield (

@@ -167,7 +167,7 @@ def _model(top: Section, catalog: Catalog, device: Device | None, directory: Pat
     if "model" not in top:
         raise InputError("an estimate needs the key model at the top")
     adapter = top.take("adapter", lambda value: Path(path_near(directory, as_text(value))))
-    return catalog.sized(top.need("model", as_text), device=device, adapter=adapter)
+    return catalog.sized(top.need("model", as_text), device=device, adapter=adapter).loaded()
 
 
 def _native_mode(device: Device | None) -> WiredMode:

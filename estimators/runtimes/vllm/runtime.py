@@ -108,6 +108,7 @@ class Vllm(TokenCacheModel, frozen=True):
 
     defaults = VLLM
     runs_on_macs = False
+    loads_foreign_formats = True
     kv_bits = (_FLOAT8_BITS,)
 
     @classmethod
