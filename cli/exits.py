@@ -1,6 +1,7 @@
 """Exit codes, and which error becomes which."""
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from memfit.estimators.base.errors import (
     InputError,
@@ -9,6 +10,9 @@ from memfit.estimators.base.errors import (
     UnreachableError,
     UnsupportedError,
 )
+
+if TYPE_CHECKING:
+    from memfit.estimators.results.estimate import Verdict
 
 
 class Exit(IntEnum):
@@ -49,3 +53,14 @@ def exit_of(error: MemfitError) -> Exit:
     'UNSUPPORTED'
     """
     return next(_BY_ERROR[cls] for cls in type(error).__mro__ if cls in _BY_ERROR)
+
+
+def exit_of_verdict(verdict: "Verdict", *, is_asked: bool) -> Exit:
+    """Return the exit code of a verdict; one that was ``is_asked`` and is unknown is not decided.
+
+    >>> exit_of_verdict("tight", is_asked=True).name, exit_of_verdict("unknown", is_asked=True).name
+    ('YES', 'UNSUPPORTED')
+    """
+    if verdict == "unknown" and is_asked:
+        return Exit.UNSUPPORTED
+    return Exit.NO if verdict == "exceeds" else Exit.YES

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from memfit.cli.exits import Exit
+from memfit.cli.exits import exit_of_verdict
 from memfit.cli.options.estimate import EstimatedModel, EstimateRuntime
 from memfit.cli.options.groups import OptionGroup, grouped
 from memfit.cli.options.output import FORMAT, OutputOptions
@@ -67,7 +67,7 @@ def estimate(
     # The page of one machine has sliders; what ranks take is in its table.
     explored = opened.explored(asked, device) if output.form == "html" and not ranks else None
     output.write(EstimateView(result, output.units, report.breakdown, output.verbose, explored))
-    raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
+    raise typer.Exit(exit_of_verdict(result.verdict, is_asked=result.device is not None))
 
 
 def _load_library(form: Format) -> None:

@@ -27,7 +27,9 @@ State = Literal["change", "keep", "impossible", "not_applicable"]
 Cost = Literal["none", "speed", "quality", "hardware"]
 Source = Literal["local", "hub", "config", "sample", "gguf"]
 Method = Literal["formula", "trace", "measure"]
-LimitName = Literal["working_set", "memory", "max_buffer", "runtime_budget", "cache_budget"]
+LimitName = Literal[
+    "working_set", "memory", "max_buffer", "runtime_budget", "cache_budget", "host_memory"
+]
 PartName = Annotated[
     str,
     one_of(*"embedding attention mlp experts shared_experts router norm head vision other".split()),
@@ -108,6 +110,8 @@ class MemoryShare(Struct, frozen=True, kw_only=True):
     state_bytes: Bytes
     compute_bytes: Bytes
     total_bytes: Bytes
+    memory_bytes: Bytes | None
+    """What there is of this memory; None where it is not known."""
 
 
 class Components(Struct, frozen=True, omit_defaults=True):
@@ -162,6 +166,8 @@ class DeviceSummary(Struct, frozen=True):
     max_buffer_bytes: Positive | None
     source: DeviceSource
     used_by_others_bytes: Bytes | None = None
+    has_host: bool = False
+    """Whether the host has a memory of its own, which `MemoryShare` then has."""
 
 
 class Advice(Struct, frozen=True):
@@ -311,6 +317,10 @@ class DecodeSpeed(Struct, frozen=True, kw_only=True):
         Annotated[tuple[Number, ...], Meta(min_length=3, max_length=3)] | None
     )
     """The 10th percentile, median and 90th of what measured runs reach; None: never measured."""
+    host_bytes_per_step: Bytes | UnsetType = UNSET
+    """The part of those bytes that is read from the memory of a GPU's host."""
+    host_bandwidth_bytes_per_second: Positive | UnsetType = UNSET
+    """Of that memory; ``bandwidth_bytes_per_second`` is then what both come to."""
 
 
 class CurvePoint(Struct, frozen=True):

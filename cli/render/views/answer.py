@@ -29,6 +29,8 @@ def _tightness(result: Estimate, units: Units) -> str:
     most = result.needed_bytes + result.peak_range_bytes[1] - result.peak_bytes
     # Within nine tenths it is tight because of its error alone.
     if result.device and 10 * result.needed_bytes <= 9 * result.device.working_set_bytes:
+        if most <= result.device.working_set_bytes:
+            return "above nine tenths of the host's memory it can be slow"
         return f"with its stated error up to {size(most, units)}"
     return "above nine tenths it can be slow"
 
@@ -42,9 +44,14 @@ def headline(result: Estimate, units: Units) -> str:
         return f"{name}: needs {needed}{each}. {_mac(result)}"
     share = f"{needed} of {size(result.device.working_set_bytes, units, down=True)}"
     start = f"{name}, {_machines(result.device, result)}:"
+    part = percent(result.needed_bytes, result.device.working_set_bytes)
+    if result.verdict == "unknown":
+        host = size(_host_bytes(result), units)
+        return f"{start} needs {share} ({part}) and {host} on the host: give --host-memory SIZE."
+    on_host = _on_host(result, units)
     if result.verdict == "fits":
-        part = percent(result.needed_bytes, result.device.working_set_bytes)
-        return f"{start} fits ({share}, {part}). Nothing to change."
+        return f"{start} fits ({share}, {part}{on_host}). Nothing to change."
+    share += on_host
     if result.verdict == "tight":
         return f"{start} tight ({share}); {_tightness(result, units)}. {_remedy(result)}".rstrip()
     label = result.grid.rows[0].label if result.grid.rows else ""
@@ -52,11 +59,30 @@ def headline(result: Estimate, units: Units) -> str:
     return f"{start} does not fit{at} ({_excess(result, share)}). {_remedy(result)}"
 
 
+def _host_bytes(result: Estimate) -> int:
+    """What the host of a GPU holds, 0 where it has no memory of its own."""
+    has_host = result.device is not None and result.device.has_host
+    return sum(
+        each.total_bytes for each in result.memories or () if has_host and each.name == "host"
+    )
+
+
+def _on_host(result: Estimate, units: Units) -> str:
+    """What is on the host, of how much where that is known."""
+    if not (nbytes := _host_bytes(result)):
+        return ""
+    (memory,) = (each.memory_bytes for each in result.memories or () if each.name == "host")
+    of = f" of {size(memory, units, down=True)}" if memory else ""
+    return f"; host {size(nbytes, units)}{of}"
+
+
 def _excess(result: Estimate, share: str) -> str:
     if "working_set" in result.exceeded:
         return share
     if "memory" in result.exceeded:
         return f"{share}; GPU and host together are larger than the memory"
+    if "host_memory" in result.exceeded:
+        return f"{share}; more than the host has"
     if "runtime_budget" in result.exceeded:
         return f"{share}; more than {result.runtime.name} gives itself"
     if "cache_budget" in result.exceeded:
@@ -210,6 +236,8 @@ def marks_of(steps: set[int], step: int) -> dict[int, str]:
 def _cell(cell: Cell, by_prompt: bool, marks: Mapping[int, str], units: Units) -> Toned:
     word = _WORDS[cell.verdict] if by_prompt else cell.verdict.replace("exceeds", "no")
     if by_prompt and cell.needed_bytes is not None:
+        # Without the size of the host there is no verdict.
+        word = "" if cell.verdict == "unknown" else word
         word = f"{tenths(cell.needed_bytes, units)} {word}".rstrip()
     return Toned(word + marks.get(cell.prefill_step, ""), VERDICT_COLOURS[cell.verdict])
 
@@ -307,6 +335,9 @@ def speed(result: Estimate) -> Iterator[str]:
     if found.expected_tokens_per_second:
         least, median, most = found.expected_tokens_per_second
         text += f", expect about {median:.0f} ({least:.0f} to {most:.0f})"
+    if found.host_bytes_per_step and found.host_bandwidth_bytes_per_second:
+        rate = size(found.host_bandwidth_bytes_per_second, Units.GB, down=True)
+        text += f" with a host of {rate}/s"
     yield text
 
 
