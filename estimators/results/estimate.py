@@ -34,9 +34,12 @@ PartName = Annotated[
     str,
     one_of(*"embedding attention mlp experts shared_experts router norm head vision other".split()),
 ]
-Settings = dict[
-    Annotated[str, one_of("prefill_step", "kv_bits", "weight_bits", "memory_bytes")], Positive
+SettingName = Annotated[
+    str,
+    one_of(*"prefill_step kv_bits weight_bits memory_bytes gpu_layers host_experts".split()),
 ]
+Settings = dict[SettingName, Count]
+"""``host_experts`` are the layers, from the first, with their experts on the host."""
 _WEAKEST_FIRST: tuple[Basis, ...] = ("assumed", "bound", "derived", "traced", "measured", "exact")
 
 
@@ -230,7 +233,8 @@ class Action(Struct, frozen=True, kw_only=True):
 
     goal: Literal["request", "longer_prompt"]
     settings: Settings
-    """Those to change, by the names of `Recommendation`; empty when nothing has to change."""
+    """Those to change, by the names of `Recommendation` or of llama.cpp's division; empty when
+    nothing has to change."""
     commands: tuple[str, ...]
     """To paste into a shell; empty for a runtime without a command."""
     cost: Cost
@@ -241,6 +245,12 @@ class Action(Struct, frozen=True, kw_only=True):
     """The peak with the margin."""
     context_tokens: Tokens | None
     """The longest prompt that fits with these settings, 0 when none does; None: not searched."""
+    host_bytes: Bytes | UnsetType = UNSET
+    """What the host of a GPU then holds; ``verdict`` is unknown where its size is not known."""
+    host_memory_bytes: Bytes | UnsetType = UNSET
+    """The least memory of a host on which that fits."""
+    runtime: str | UnsetType = UNSET
+    """The runtime to take instead, with its own prefill step."""
 
 
 class Cell(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import LimitName, Verdict
 from memfit.estimators.runtimes.runtime import Budget
@@ -27,14 +28,19 @@ class HostNeed(Struct, frozen=True):
         """Whether a part of the model is on a host of unknown size."""
         return self.is_divided and self.memory_bytes is None
 
+    @property
+    def least_memory_bytes(self) -> int:
+        """The memory of the smallest host on which it fits."""
+        share, whole = COMFORTABLE
+        return ceil_div(self.nbytes * whole, share)
+
     def verdict(self) -> Verdict:
         """Return whether it fits; unknown where the size of the host is."""
         if self.memory_bytes is None:
             return "unknown"
         if self.nbytes > self.memory_bytes:
             return "exceeds"
-        share, whole = COMFORTABLE
-        return "tight" if self.nbytes * whole > self.memory_bytes * share else "fits"
+        return "tight" if self.least_memory_bytes > self.memory_bytes else "fits"
 
 
 class Need(Struct, frozen=True):

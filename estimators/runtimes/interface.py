@@ -3,7 +3,7 @@
 One file per runtime has its facts, a `Runtime`, and its rules, a subclass of `RuntimeModel`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
@@ -401,6 +401,14 @@ class RuntimeModel(Struct, frozen=True):
             InputError: when a host is described and there is none.
         """
         return None
+
+    def divisions(self) -> Iterator[Sequence[tuple[dict[str, int], Runtime]]]:
+        """Yield ways to divide the model between a GPU and its host, the fastest way first.
+
+        Each has settings with the most on the GPU first, by their names and as a runtime; nothing
+        where the runtime does not divide a model, or its settings say how.
+        """
+        return iter(())
 
     def host_reads(self, workload: Workload) -> HostReads | None:
         """Return what a decode step reads from the host, None where it has no own memory."""

@@ -11,6 +11,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Action
 from memfit.estimators.runtimes.budget import COMFORTABLE, judge
 from memfit.estimators.runtimes.mlx_lm_commands import SERVER_KEEPS, convert_command, draft_flags
+from memfit.estimators.sizing.divide import divided
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import smallest_mac
 from memfit.estimators.sizing.search import is_accepted
@@ -44,6 +45,8 @@ def actions(search: JointSearch, answer: Answer) -> tuple[Action, ...]:
     """Return what to do: for the request, then for longer prompts, each cheapest first."""
     found = [_action(search, settings) for settings in answer.settings]
     found += [_on_mac(*each) for each in dict.fromkeys((answer.smallest, answer.as_asked)) if each]
+    if search.asked not in answer.settings:
+        found += divided(search)
     if answer.settings and search.searches_prompts:
         found += _for_longer_prompts(search, answer.settings[-1])
     return tuple(found)

@@ -21,7 +21,13 @@ from memfit.estimators.results.estimate import (
 _FILE_WORDS = {"fits": "fits", "tight": "tight", "exceeds": "does not fit", "unknown": ""}
 _WORDS = {"fits": "", "tight": "tight", "exceeds": "no", "unknown": "-"}
 MARKS = "*+^%#"
-SETTINGS = {"weight_bits": "{} bits", "kv_bits": "KV {} bits", "prefill_step": "prefill step {}"}
+SETTINGS = {
+    "weight_bits": "{} bits",
+    "kv_bits": "KV {} bits",
+    "prefill_step": "prefill step {}",
+    "host_experts": "the experts of {} layers on the host",
+    "gpu_layers": "{} layers on the GPU and the others on the host",
+}
 """How an action's settings are called; memory is a machine's."""
 
 
@@ -53,10 +59,11 @@ def headline(result: Estimate, units: Units) -> str:
         return f"{start} fits ({share}, {part}{on_host}). Nothing to change."
     share += on_host
     if result.verdict == "tight":
-        return f"{start} tight ({share}); {_tightness(result, units)}. {_remedy(result)}".rstrip()
+        remedy = _remedy(result, units)
+        return f"{start} tight ({share}); {_tightness(result, units)}. {remedy}".rstrip()
     label = result.grid.rows[0].label if result.grid.rows else ""
     at = f" at {label}" if label[:1].isdigit() else ""
-    return f"{start} does not fit{at} ({_excess(result, share)}). {_remedy(result)}"
+    return f"{start} does not fit{at} ({_excess(result, share)}). {_remedy(result, units)}"
 
 
 def _host_bytes(result: Estimate) -> int:
@@ -90,14 +97,19 @@ def _excess(result: Estimate, share: str) -> str:
     return f"{share}; one allocation is larger than the device allows"
 
 
-def _remedy(result: Estimate) -> str:
+def _remedy(result: Estimate, units: Units) -> str:
     chosen = best(result)
     if chosen is None or "memory_bytes" in chosen.settings:
         return _mac(result)
     if not chosen.settings:
         return ""
-    word = "fits" if chosen.verdict == "fits" else "is tight"
-    return f"It {word} {settings_text(chosen.settings)}."
+    word = "is tight" if chosen.verdict == "tight" else "fits"
+    text = f"{chosen.runtime or 'It'} {word} {settings_text(chosen.settings)}"
+    if not (chosen.host_bytes and chosen.host_memory_bytes):
+        return f"{text}."
+    if chosen.verdict == "unknown":
+        return f"{text}, if that has {size(chosen.host_memory_bytes, units)}."
+    return f"{text}, which then holds {size(chosen.host_bytes, units)}."
 
 
 def _mac(result: Estimate) -> str:
@@ -123,7 +135,9 @@ def best(result: Estimate) -> Action | None:
     here = [action for action in fitting if "memory_bytes" not in action.settings]
     tight = [action for action in ways if action.verdict == "tight"]
     unchanged = [action for action in fitting if set(action.settings) == {"memory_bytes"}]
-    return next(iter((*here, *tight, *unchanged, *fitting)), None)
+    # On a host of unknown size.
+    undecided = [action for action in ways if action.verdict == "unknown"]
+    return next(iter((*here, *tight, *undecided, *unchanged, *fitting)), None)
 
 
 def settings_text(settings: Mapping[str, int]) -> str:
@@ -341,7 +355,7 @@ def speed(result: Estimate) -> Iterator[str]:
     yield text
 
 
-def doing(result: Estimate) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+def doing(result: Estimate, units: Units) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     """A heading, the commands to paste, and what else there is to know of them."""
     chosen = best(result)
     if chosen is None:
@@ -349,6 +363,8 @@ def doing(result: Estimate) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     heading = "Run it" if not chosen.settings else "Do this"
     if result.device and "memory_bytes" in chosen.settings:
         heading += f" on a Mac with {gigabytes(chosen.settings['memory_bytes'])}"
+    if chosen.verdict == "unknown" and chosen.host_memory_bytes:
+        heading += f" on a host with {size(chosen.host_memory_bytes, units)}"
     return heading, chosen.commands, tuple(_other_ways(result, chosen))
 
 
@@ -391,6 +407,8 @@ def ways(result: Estimate, units: Units) -> Iterator[Table]:
 
 def _needed(action: Action, units: Units) -> Toned:
     text = f"{size(action.needed_bytes, units)} {_WORDS[action.verdict]}".rstrip()
+    if action.host_bytes:
+        text += f", host {size(action.host_bytes, units)}"
     return Toned(text, VERDICT_COLOURS[action.verdict])
 
 
@@ -414,6 +432,8 @@ def _other_ways(result: Estimate, chosen: Action | None) -> Iterator[str]:
         for action in result.actions:
             if set(action.settings) == {"memory_bytes"}:
                 yield f"A Mac with {gigabytes(action.settings['memory_bytes'])} fits it unchanged."
+    if chosen and chosen.host_bytes and not chosen.commands:
+        yield "llama-server's command is printed for a GGUF file of it, such as org/name:Q4_K_M."
     limit = result.recommendation.wired_limit_mb
     is_fitted = chosen and chosen.verdict == "fits" and chosen.cost != "hardware"
     if limit.state == "change" and not is_fitted:

@@ -55,7 +55,7 @@ class EstimateView(NamedTuple):
         result, units = self.result, self.units
         colour = VERDICT_COLOURS[result.verdict]
         facts = (answer.task(result), answer.peak(result, units), *answer.speed(result))
-        heading, commands, others = answer.doing(result)
+        heading, commands, others = answer.doing(result, units)
         doubts = [note.message for note in result.doubts]
         grid = tuple(answer.grid_table(result, units))
         images = image_lines(result, units)

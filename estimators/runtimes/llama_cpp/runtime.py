@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -141,7 +141,7 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         if backend == "cpu" and (settings.automatic or settings.gpu_layers):
             raise UnsupportedError("--gpu-layers: this machine has no GPU")
         layers = 0 if backend == "cpu" else min(asked, blocks + 1)
-        return Placement(backend, blocks, layers, settings.host_experts)
+        return Placement(backend, blocks, layers, min(settings.host_experts, blocks))
 
     @property
     def host(self) -> Host | None:
@@ -214,6 +214,20 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         if host is None or not self.is_split:
             return None
         return HostNeed(nbytes, host.memory_bytes, self.is_divided)
+
+    def divisions(self) -> Iterator[Sequence[tuple[dict[str, int], Runtime]]]:
+        """Yield experts of ever more layers on the host, then ever fewer layers on the GPU."""
+        settings, blocks = self.settings, self.placement.blocks
+        is_set = settings.gpu_layers is not None or settings.automatic or settings.host_experts
+        if is_set or self.host is None:
+            return
+        experts = {"host_experts": blocks} if self.subject.model.experts() else {}
+        if experts:
+            yield [self._division(host_experts=layers) for layers in range(1, blocks + 1)]
+        yield [self._division(gpu_layers=layers, **experts) for layers in range(blocks, -1, -1)]
+
+    def _division(self, **layers: int) -> tuple[dict[str, int], Runtime]:
+        return layers, replace(self.settings, **layers)
 
     def host_reads(self, workload: Workload) -> HostReads | None:
         host = self.host
@@ -330,10 +344,12 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             command += ["-ctk", types.keys, "-ctv", types.values]
         if not self.settings.flash:
             command += ["-fa", "off"]
-        if self.settings.gpu_layers is not None:
-            command += ["-ngl", str(self.settings.gpu_layers)]
-        if self.settings.host_experts:
-            command += ["-ncmoe", str(self.settings.host_experts)]
+        placement = self.placement
+        # Without it, --fit moves layers to the host where less than 1 GiB is left (common/fit.cpp).
+        if self.host or self.settings.gpu_layers is not None:
+            command += ["-ngl", str(placement.gpu_layers)]
+        if placement.host_experts:
+            command += ["-ncmoe", str(placement.host_experts)]
         return (shlex.join(command),)
 
     def _context(self, workload: Workload, *, all_outputs: bool) -> Context:
