@@ -86,7 +86,7 @@ class RankedMachine(MachineOptions, frozen=True, kw_only=True):
         """
         from memfit.estimators.sizing.ranks import ranked
 
-        return ranked(sized, self.over(), run).full_first(run)
+        return ranked(sized, self.over()).full_first(run)
 
     def _devices(self) -> tuple[Device | None, ...]:
         """Return a machine for each rank, nothing when at most one is named."""

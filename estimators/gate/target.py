@@ -81,8 +81,7 @@ class TargetModel(Struct, frozen=True):
             device=self.target.device,
             runtime=self.runtime,
         )
-        workload = self.workload
-        return ranked(sized, self.target.ranks, workload).tightest(workload)
+        return ranked(sized, self.target.ranks).tightest(self.workload)
 
     def entry(self) -> BaselineEntry:
         """Return the figures that a baseline keeps.

@@ -399,6 +399,27 @@ class RankFigures(Struct, frozen=True, kw_only=True):
     exceeded: tuple[LimitName, ...]
 
 
+class OtherSplit(Struct, frozen=True, kw_only=True):
+    """Another way to divide the layers among the ranks of a pipeline."""
+
+    split: tuple[Positive, ...]
+    even: bool
+    """Whether mlx-lm's own programs split the layers so; no other one do they make."""
+    verdict: Verdict
+    """Of the rank with the worst one."""
+    ranks: NonEmpty[RankFigures]
+
+
+class AloneFigures(Struct, frozen=True, kw_only=True):
+    """What the whole model needs on one of the machines."""
+
+    device: str
+    working_set_bytes: Positive
+    needed_bytes: Bytes
+    """The peak with the margin."""
+    verdict: Verdict
+
+
 class RankPlan(Struct, frozen=True, kw_only=True):
     """A model over several ranks."""
 
@@ -408,6 +429,11 @@ class RankPlan(Struct, frozen=True, kw_only=True):
     even: bool
     """Whether mlx-lm splits the layers so by itself."""
     ranks: NonEmpty[RankFigures]
+    other: OtherSplit | UnsetType = UNSET
+    """In a pipeline over unlike machines, the split that leaves the most room; where ``split`` is
+    not even, the even one."""
+    alone: tuple[AloneFigures, ...] = ()
+    """Each kind of machine that runs the model without the others."""
 
 
 class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):

@@ -190,6 +190,8 @@ class MlxLm(RuntimeModel, frozen=True):
             if self.subject.rank:
                 return ()  # mlx_lm.generate runs on one rank, and the server rotates no cache
             return (generate_command(model, workload, STDIN),)
+        if self.subject.rank and self.subject.rank.split:
+            return ()  # it splits the layers evenly
         served = server_command(model, workload, together(workload, kept_caches))
         return (launched(served, self.subject.rank),)
 

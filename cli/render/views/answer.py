@@ -4,7 +4,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from memfit.cli.render.document import VERDICT_COLOURS, Legend, Table, Toned
-from memfit.cli.render.views.text import percent
+from memfit.cli.render.views.machines import (
+    alone_text,
+    host_bytes,
+    on_host_text,
+    then_on_host,
+)
+from memfit.cli.render.views.text import percent, size, tenths
 from memfit.estimators.base.units import Units
 from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.mlx.versions import MLX_VERSION, format_version
@@ -52,9 +58,9 @@ def headline(result: Estimate, units: Units) -> str:
     start = f"{name}, {_machines(result.device, result)}:"
     part = percent(result.needed_bytes, result.device.working_set_bytes)
     if result.verdict == "unknown":
-        host = size(_host_bytes(result), units)
+        host = size(host_bytes(result), units)
         return f"{start} needs {share} ({part}) and {host} on the host: give --host-memory SIZE."
-    on_host = _on_host(result, units)
+    on_host = on_host_text(result, units)
     if result.verdict == "fits":
         return f"{start} fits ({share}, {part}{on_host}). Nothing to change."
     share += on_host
@@ -63,24 +69,8 @@ def headline(result: Estimate, units: Units) -> str:
         return f"{start} tight ({share}); {_tightness(result, units)}. {remedy}".rstrip()
     label = result.grid.rows[0].label if result.grid.rows else ""
     at = f" at {label}" if label[:1].isdigit() else ""
-    return f"{start} does not fit{at} ({_excess(result, share)}). {_remedy(result, units)}"
-
-
-def _host_bytes(result: Estimate) -> int:
-    """What the host of a GPU holds, 0 where it has no memory of its own."""
-    has_host = result.device is not None and result.device.has_host
-    return sum(
-        each.total_bytes for each in result.memories or () if has_host and each.name == "host"
-    )
-
-
-def _on_host(result: Estimate, units: Units) -> str:
-    """What is on the host, of how much where that is known."""
-    if not (nbytes := _host_bytes(result)):
-        return ""
-    (memory,) = (each.memory_bytes for each in result.memories or () if each.name == "host")
-    of = f" of {size(memory, units, down=True)}" if memory else ""
-    return f"; host {size(nbytes, units)}{of}"
+    ways = (alone_text(result.ranks, units) if result.ranks else "", _remedy(result, units))
+    return f"{start} does not fit{at} ({_excess(result, share)}). {' '.join(filter(None, ways))}"
 
 
 def _excess(result: Estimate, share: str) -> str:
@@ -105,11 +95,7 @@ def _remedy(result: Estimate, units: Units) -> str:
         return ""
     word = "is tight" if chosen.verdict == "tight" else "fits"
     text = f"{chosen.runtime or 'It'} {word} {settings_text(chosen.settings)}"
-    if not (chosen.host_bytes and chosen.host_memory_bytes):
-        return f"{text}."
-    if chosen.verdict == "unknown":
-        return f"{text}, if that has {size(chosen.host_memory_bytes, units)}."
-    return f"{text}, which then holds {size(chosen.host_bytes, units)}."
+    return f"{text}{then_on_host(chosen, units)}."
 
 
 def _mac(result: Estimate) -> str:
@@ -169,18 +155,6 @@ def _machines(device: DeviceSummary, result: Estimate) -> str:
 def gigabytes(memory_bytes: int) -> str:
     """Memory as it is sold: a "GB" of it is a GiB."""
     return f"{memory_bytes // GIB} GB"
-
-
-def size(nbytes: int, units: Units, *, down: bool = False) -> str:
-    """Bytes with one decimal, rounded up so that a need never looks smaller."""
-    return f"{tenths(nbytes, units, down=down)} {'GB' if units is Units.GB else 'GiB'}"
-
-
-def tenths(nbytes: int, units: Units, *, down: bool = False) -> str:
-    """The number of `size`."""
-    unit = 10**9 if units is Units.GB else 2**30
-    found = 10 * nbytes // unit if down else -(-10 * nbytes // unit)
-    return f"{found // 10}.{found % 10}"
 
 
 def tokens(count: int) -> str:

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from memfit.cli.render.document import VERDICT_COLOURS, Document, Table, Toned, report
-from memfit.cli.render.views.answer import machine, runtime_text, size, tenths, tokens
+from memfit.cli.render.views.answer import machine, runtime_text, tokens
 from memfit.cli.render.views.ranks import WORDS
+from memfit.cli.render.views.text import size, tenths
 from memfit.estimators.base.units import Units
 from memfit.estimators.results.ranks import FleetPlan, RankChoice, RanksPlan
 
