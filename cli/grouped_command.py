@@ -7,7 +7,7 @@ from typing import Any
 from typer.core import TyperCommand
 
 from memfit.cli.options.completion import undescribed
-from memfit.cli.options.foreign import with_sequences
+from memfit.cli.options.foreign import require_own, with_sequences
 from memfit.cli.options.groups import OptionGroup
 from memfit.cli.options.repeats import require_once, with_lists
 
@@ -42,6 +42,7 @@ class GroupedCommand(TyperCommand):
             InputError: for an option that is given more than once and is no list.
         """
         known = {name for parameter in self.params for name in parameter.opts}
+        require_own(args, known)
         args = with_lists(with_sequences(args) if "-np" in known else args, known)
         if not ctx.resilient_parsing:
             # Typer itself takes the last of them.

@@ -100,6 +100,7 @@ def judge(need: Need, device: Device | None) -> tuple[Verdict, tuple[LimitName, 
     tight = (
         need.peak_bytes * whole > device.working_set_bytes * share
         or need.peak_bytes + need.error_bytes > device.working_set_bytes
+        or need.shared_bytes * whole > device.memory_bytes * share
         or on_host == "tight"
     )
     return ("tight" if tight else "fits"), ()

@@ -317,7 +317,8 @@ def speed(result: Estimate) -> Iterator[str]:
     found = result.decode_speed
     if found is None:
         return
-    text = f"decodes at most {found.most_tokens_per_second:.0f} tokens a second"
+    digits = 0 if found.most_tokens_per_second >= 10 else 1
+    text = f"decodes at most {found.most_tokens_per_second:.{digits}f} tokens a second"
     if result.ranks:
         text += ", less with the time of messages between ranks"
     if found.expected_tokens_per_second:

@@ -8,18 +8,21 @@ from memfit.estimators.results.estimate import Action, Estimate, RankPlan
 def host_bytes(result: Estimate) -> int:
     """What the host of a GPU holds, 0 where it has no memory of its own."""
     has_host = result.device is not None and result.device.has_host
-    return sum(
-        each.total_bytes for each in result.memories or () if has_host and each.name == "host"
-    )
+    shares = (result.memories or ()) if has_host else ()
+    return sum(share.total_bytes for share in shares if share.name == "host")
 
 
 def on_host_text(result: Estimate, units: Units) -> str:
-    """What is on the host, of how much where that is known."""
-    if not (nbytes := host_bytes(result)):
+    """What is on the host, of how much where that is known; of one memory what is in it."""
+    if not result.memories or result.device is None:
         return ""
-    (memory,) = (each.memory_bytes for each in result.memories or () if each.name == "host")
+    if not result.device.has_host:
+        both = size(sum(each.total_bytes for each in result.memories), units)
+        whole = size(result.device.memory_bytes, units, down=True)
+        return f"; with the host {both} of {whole}"
+    (memory,) = (each.memory_bytes for each in result.memories if each.name == "host")
     of = f" of {size(memory, units, down=True)}" if memory else ""
-    return f"; host {size(nbytes, units)}{of}"
+    return f"; host {size(host_bytes(result), units)}{of}"
 
 
 def then_on_host(action: Action, units: Units) -> str:
