@@ -45,6 +45,6 @@ def require_once(given: Iterable[Any]) -> None:
     for option, times in Counter(given).items():
         is_switch = getattr(option, "is_flag", False) and not option.secondary_opts
         if times > 1 and not (option.multiple or option.nargs == -1 or is_switch):
-            first, *others = (*option.opts, *option.secondary_opts)
-            also = f" (as {', '.join(others)} it is the same option)" if others else ""
-            raise InputError(f"{first} is given {times} times: give it once{also}")
+            names: list[str] = option.opts + option.secondary_opts
+            also = f" ({', '.join(names[1:])} is the same option)" if names[1:] else ""
+            raise InputError(f"{names[0]} is given {times} times: give it once{also}")

@@ -20,9 +20,9 @@ ON_HOST = (*CARD, "--n-cpu-moe", "99")
 GIB = 2**30
 
 
-def host_of(answer: dict[str, Any]) -> dict[str, int]:
+def host_of(answer: dict[str, Any]) -> dict[str, Any]:
     """What is on the host."""
-    found: dict[str, int] = answer["memories"][1]
+    found: dict[str, Any] = answer["memories"][1]
     assert found["name"] == "host"
     return found
 

@@ -145,7 +145,8 @@ def config_weights(
     counts: Counter[bool] = Counter()
     tied = 0
     for layer, path, module in _modules(model):
-        size = sum(tensor_bytes(module, model.dtype, plan and plan.quantization(path, module)))
+        format_ = plan.quantization(path, module) if plan else None
+        size = sum(tensor_bytes(module, model.dtype, format_))
         is_expert = module.part is Part.EXPERTS
         own[layer, is_expert] += size
         counts[is_expert] += module.elements + module.bias
