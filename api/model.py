@@ -113,7 +113,7 @@ class OpenModel(Struct, frozen=True):
         sized, run = self._settled(asked, device)
         if self._may_use_measurements and ranks is None:
             sized = _measured(sized, run)
-        shared = ranked(sized, ranks, run)
+        shared = ranked(sized, ranks)
         sized = shared.tightest(run)
         result = shared.added(answer(sized, run, units=units))
         if plot and not result.refusal:

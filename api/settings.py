@@ -54,6 +54,8 @@ class OpenSettings(TypedDict, total=False):
     flash_attn: bool | None
     gpu_layers: int | str | None
     n_cpu_moe: int | str | None
+    host_memory: int | str | None
+    host_bandwidth: int | str | None
 
 
 class MachineSettings(TypedDict, total=False):

@@ -53,7 +53,7 @@ def predict(row: dict[str, Any], method: Method) -> int:
         str(ROOT / row["config"]), quantize=quantize, device=_device(), method=method
     )
     workload = Workload(prompt_tokens=row["prompt_tokens"], max_tokens=100)
-    shared = ranked(sized, Ranks(row["ranks"], row["parallel"]), workload)
+    shared = ranked(sized, Ranks(row["ranks"], row["parallel"]))
     distinct = {id(rank): rank for rank in shared.ranks}.values()
     return max(rank.figures_for(workload).moment.nbytes for rank in distinct)
 

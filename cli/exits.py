@@ -1,6 +1,7 @@
 """Exit codes, and which error becomes which."""
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from memfit.estimators.base.errors import (
     InputError,
@@ -10,6 +11,9 @@ from memfit.estimators.base.errors import (
     UnsupportedError,
 )
 from memfit.estimators.results.estimate import Verdict
+
+if TYPE_CHECKING:
+    from memfit.estimators.results.estimate import Verdict
 
 
 class Exit(IntEnum):
@@ -52,11 +56,14 @@ def exit_of(error: MemfitError) -> Exit:
     return next(_BY_ERROR[cls] for cls in type(error).__mro__ if cls in _BY_ERROR)
 
 
-def exit_of_verdict(verdict: Verdict) -> Exit:
-    """Return the exit code of a verdict.
+def exit_of_verdict(verdict: "Verdict", *, is_asked: bool = False) -> Exit:
+    """Return the exit code of a verdict; one that was ``is_asked`` and is unknown is not decided.
 
     >>> exit_of_verdict("tight").name, exit_of_verdict("does_not_load").name
     ('YES', 'UNSUPPORTED')
+    >>> exit_of_verdict("unknown").name, exit_of_verdict("unknown", is_asked=True).name
+    ('YES', 'UNSUPPORTED')
     """
-    codes: dict[Verdict, Exit] = {"exceeds": Exit.NO, "does_not_load": Exit.UNSUPPORTED}
-    return codes.get(verdict, Exit.YES)
+    if verdict == "does_not_load" or (verdict == "unknown" and is_asked):
+        return Exit.UNSUPPORTED
+    return Exit.NO if verdict == "exceeds" else Exit.YES

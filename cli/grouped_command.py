@@ -7,8 +7,9 @@ from typing import Any
 from typer.core import TyperCommand
 
 from memfit.cli.options.completion import undescribed
-from memfit.cli.options.foreign import with_sequences
+from memfit.cli.options.foreign import require_own, with_sequences
 from memfit.cli.options.groups import OptionGroup
+from memfit.cli.options.repeats import require_once, with_lists
 
 _OPTION = re.compile(r"--[\w-]+")
 # Not by its name: Python loads its table of names for that, and a Ctrl-C then is a SyntaxError.
@@ -35,9 +36,19 @@ class GroupedCommand(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read ``--parallel 4`` as llama.cpp does: sequences at once, -np."""
+        """Read ``--parallel 4`` as llama.cpp does, sequences at once, and lists of machines.
+
+        Raises:
+            InputError: for an option that is given more than once and is no list.
+        """
         known = {name for parameter in self.params for name in parameter.opts}
-        return super().parse_args(ctx, with_sequences(args) if "-np" in known else args)
+        require_own(args, known)
+        args = with_lists(with_sequences(args) if "-np" in known else args, known)
+        if not ctx.resilient_parsing:
+            # Typer itself takes the last of them.
+            _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+            require_once(given)
+        return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Return the options that begin with a text."""

@@ -77,7 +77,7 @@ def tune_ranks(
     sized = Catalog(progress=progress, versioned=as_installed).sized(
         reference, device=devices[0], margin_bytes=margin_bytes, method="trace"
     )
-    shared = ranked(sized, asked, workload)
+    shared = ranked(sized, asked)
     if not force:
         _require_room(shared, workload, together=hostfile is None)
     request = RankRequest(

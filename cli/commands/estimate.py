@@ -67,7 +67,7 @@ def estimate(
     # The page of one machine has sliders; what ranks take is in its table.
     explored = opened.explored(asked, device) if output.form == "html" and not ranks else None
     output.write(EstimateView(result, output.units, report.breakdown, output.verbose, explored))
-    raise typer.Exit(exit_of_verdict(result.verdict))
+    raise typer.Exit(exit_of_verdict(result.verdict, is_asked=result.device is not None))
 
 
 def _load_library(form: Format) -> None:

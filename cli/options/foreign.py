@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from memfit.estimators.base.errors import InputError
+
 _LEAVE = "it changes no memory that memfit counts: leave it out"
 _SEQUENCES = "sequences at once are --batch, tokens computed at once --prefill-step"
 FOREIGN = {
@@ -14,6 +16,11 @@ FOREIGN = {
     "--kv-unified": "sequences have caches of their own; write the context of each as --context",
     "--hf-file": "write it after the name: org/name:file.gguf",
     "--revision": "write it after the name: org/name@revision",
+    **dict.fromkeys(("-cmoe", "--cpu-moe"), "write --n-cpu-moe all"),
+    **dict.fromkeys(
+        ("-ot", "--override-tensor"),
+        "tensors on the host are those of whole layers, or experts: --gpu-layers N, --n-cpu-moe N",
+    ),
     **dict.fromkeys(("--n-cpu-moe-draft", "--gpu-layers-draft", "-ngld"), "drafts are on the GPU"),
     **dict.fromkeys(
         (
@@ -37,6 +44,18 @@ def with_sequences(arguments: Sequence[str]) -> list[str]:
         "-np" if word == "--parallel" and value.isdecimal() else word
         for word, value in pairwise([*words, ""])
     ]
+
+
+def require_own(arguments: Sequence[str], known: Iterable[str]) -> None:
+    """Check that no option of another program is read as letters: -ot is no -o with a file t.
+
+    Raises:
+        InputError: naming the option, and what to write in its place.
+    """
+    own = set(known)
+    for name in arguments:
+        if name in FOREIGN and name not in own and name[:2] in own:
+            raise InputError(f"no such option: {name}: {FOREIGN[name]}")
 
 
 def _apart(word: str) -> Sequence[str]:

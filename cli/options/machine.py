@@ -42,16 +42,15 @@ class MachineOptions(OptionGroup, frozen=True, kw_only=True):
         Raises:
             InputError: when the machine is unknown, or more than one is named.
         """
-        from memfit.estimators.machine.devices import memory_device, working_set_device
+        from memfit.estimators.machine.devices import working_set_device
 
         if self.given > 1:
             raise InputError(
                 "--device, --memory and --working-set each name a device: give only one"
             )
-        memory_bytes = parsed("--memory", parse_memory, self.memory)
+        if self.memory is not None:
+            return self._with_memory(self.memory)
         working_set_bytes = parsed("--working-set", parse_size, self.working_set)
-        if memory_bytes is not None:
-            return memory_device(memory_bytes, os_regime=self.os_regime)
         if working_set_bytes is not None:
             return working_set_device(working_set_bytes)
         if self.device is not None:
@@ -60,6 +59,13 @@ class MachineOptions(OptionGroup, frozen=True, kw_only=True):
 
         host = detect_host()
         return host if host and host.backend != "cpu" else None
+
+    def _with_memory(self, text: str) -> Device:
+        """Return a Mac with this memory."""
+        from memfit.estimators.machine.devices import memory_device
+
+        memory_bytes = parsed("--memory", parse_memory, text) or 0
+        return memory_device(memory_bytes, os_regime=self.os_regime)
 
     def named(self, name: str) -> Device:
         """Return the machine with a name; ``host`` is this machine.

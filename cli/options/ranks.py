@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from memfit.estimators.sizing.sized_model import SizedModel
 
 
+LISTS = ("--device", "--memory")
+"""Options that name a machine for each rank, with commas or given again."""
+
+
 class RankedMachine(MachineOptions, frozen=True, kw_only=True):
     """The machine, or the machines of several ranks; ``device`` may then be a list."""
 
@@ -82,18 +86,21 @@ class RankedMachine(MachineOptions, frozen=True, kw_only=True):
         """
         from memfit.estimators.sizing.ranks import ranked
 
-        return ranked(sized, self.over(), run).full_first(run)
+        return ranked(sized, self.over()).full_first(run)
 
     def _devices(self) -> tuple[Device | None, ...]:
         """Return a machine for each rank, nothing when at most one is named."""
         if self.hosts is not None:
             return self._of_hosts(self.hosts)
-        names = [name.strip() for name in (self.device or "").split(",")]
-        if len(names) == 1:
-            return ()
-        if self.given > 1:
-            raise InputError("--device, --memory and --working-set each name a device: give one")
-        return tuple(self.named(name) for name in names)
+        for text, read in ((self.device, self.named), (self.memory, self._with_memory)):
+            names = [name.strip() for name in (text or "").split(",")]
+            if len(names) > 1 and self.given > 1:
+                raise InputError(
+                    "--device, --memory and --working-set each name a device: give one"
+                )
+            if len(names) > 1:
+                return tuple(map(read, names))
+        return ()
 
     def _of_hosts(self, path: Path) -> tuple[Device | None, ...]:
         from memfit.estimators.machine.hosts import read_hosts

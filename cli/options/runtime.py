@@ -163,8 +163,23 @@ class ServedRuntime(RuntimeOptions, frozen=True, kw_only=True):
         Option(
             "--n-cpu-moe",
             "-ncmoe",
-            metavar="N",
-            help="Layers, from the first, with their experts on llama.cpp's host.",
+            metavar="N|all",
+            help="Layers, from the first, with their experts on llama.cpp's host; or all.",
+        ),
+    ] = None
+    host_memory: Annotated[
+        str | None,
+        Option(
+            metavar="SIZE",
+            help="Memory of the host of an NVIDIA card, such as 64GB, for what llama.cpp keeps"
+            " there. Default with --device host: what there is.",
+        ),
+    ] = None
+    host_bandwidth: Annotated[
+        str | None,
+        Option(
+            metavar="RATE",
+            help="How fast that memory is read. Default: 89.6GB/s, two channels of DDR5-5600.",
         ),
     ] = None
 
@@ -186,6 +201,8 @@ class ServedRuntime(RuntimeOptions, frozen=True, kw_only=True):
             "--no-flash-attn": None if self.flash_attn else "off",
             "--gpu-layers": self.gpu_layers,
             "--n-cpu-moe": self.n_cpu_moe,
+            "--host-memory": self.host_memory,
+            "--host-bandwidth": self.host_bandwidth,
             "--kv-cache-dtype": self.kv_cache_dtype,
         }
 

@@ -144,7 +144,7 @@ def _ready(
     if isinstance(asked, Unavailable):
         return asked
     _, workload = asked
-    part = try_or_reason(lambda: ranked(sized, scenario.ranks, workload).tightest(workload))
+    part = try_or_reason(lambda: ranked(sized, scenario.ranks).tightest(workload))
     return part if isinstance(part, Unavailable) else _Ready(part, workload)
 
 

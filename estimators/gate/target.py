@@ -82,8 +82,7 @@ class TargetModel(Struct, frozen=True):
             device=self.target.device,
             runtime=self.runtime,
         )
-        workload = self.workload
-        return ranked(sized, self.target.ranks, workload).tightest(workload)
+        return ranked(sized, self.target.ranks).tightest(self.workload)
 
     def entry(self) -> BaselineEntry:
         """Return the figures that a baseline keeps.
@@ -223,10 +222,19 @@ class Evaluation(Struct, frozen=True):
         return self._broken("model_context", "tokens", tokens, most, "the model's context")
 
     def _budget_checks(self) -> Iterator[LimitCheck]:
-        """Yield that a runtime does not run the workload in the memory that it gives itself."""
+        """Yield that a runtime does not run the workload in the memory that it gives itself.
+
+        Or that the host, or GPU and host together, have not the memory.
+        """
         need = self.sized.requirement(self.subject.workload)
-        budget = need.budget
-        if budget and OF_RUNTIME.intersection(judge(need, self._device)[1]):
+        budget, exceeded = need.budget, judge(need, self._device)[1]
+        if "memory" in exceeded:
+            memory = self._device.memory_bytes
+            yield self._broken("memory", "bytes", need.shared_bytes, memory, "")
+        if "host_memory" in exceeded and need.host:
+            memory = need.host.memory_bytes or 0
+            yield self._broken("host_memory", "bytes", need.host.nbytes, memory, "")
+        if budget and OF_RUNTIME.intersection(exceeded):
             allowed, figures = budget.of_device(self._device), self.now.figures
             check = self._broken("runtime_budget", "bytes", need.budgeted_bytes, allowed, "")
             found = tuple(bounds(figures, with_workspace=not budget.for_cache))

@@ -32,6 +32,10 @@ class KnownDevice(Struct, frozen=True):
     note: str | None = None
     bandwidth_bytes: Bytes | None = None
     """Bytes a second from memory; None where the chip is not known."""
+    has_host: bool = False
+    """Whether the host has a memory of its own, as beside an NVIDIA card."""
+    host_memory_bytes: Bytes | None = None
+    """That memory; None where there is none, or its size is not known."""
 
     @property
     def gpu(self) -> tuple[Backend, GpuClass | None, int | None]:

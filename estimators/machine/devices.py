@@ -200,6 +200,7 @@ def _cuda_device(model: GpuModel) -> Device:
         generation=model.compute_capability,
         note=note,
         bandwidth_bytes=model.bandwidth_bytes,
+        has_host=not model.unified_memory,
     )
 
 

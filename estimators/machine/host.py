@@ -117,6 +117,8 @@ def _cuda_from(gpus: tuple[Gpu, ...], system: Memory) -> Device:
         bandwidth_bytes=listed.bandwidth_bytes if listed else None,
         used_by_others_bytes=memory.used_bytes,
         note="; ".join(notes) or None,
+        has_host=gpu.memory is not None,
+        host_memory_bytes=system.total_bytes if gpu.memory else None,
     )
 
 

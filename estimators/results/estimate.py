@@ -29,15 +29,24 @@ Cost = Literal["none", "speed", "quality", "hardware"]
 Source = Literal["local", "hub", "config", "sample", "gguf"]
 Method = Literal["formula", "trace", "measure"]
 LimitName = Literal[
-    "working_set", "memory", "max_buffer", "runtime_budget", "cache_budget", "context"
+    "working_set",
+    "memory",
+    "max_buffer",
+    "runtime_budget",
+    "cache_budget",
+    "context",
+    "host_memory",
 ]
 PartName = Annotated[
     str,
     one_of(*"embedding attention mlp experts shared_experts router norm head vision other".split()),
 ]
-Settings = dict[
-    Annotated[str, one_of("prefill_step", "kv_bits", "weight_bits", "memory_bytes")], Positive
+SettingName = Annotated[
+    str,
+    one_of(*"prefill_step kv_bits weight_bits memory_bytes gpu_layers host_experts".split()),
 ]
+Settings = dict[SettingName, Count]
+"""``host_experts`` are the layers, from the first, with their experts on the host."""
 _WEAKEST_FIRST: tuple[Basis, ...] = ("assumed", "bound", "derived", "traced", "measured", "exact")
 
 
@@ -114,6 +123,8 @@ class MemoryShare(Struct, frozen=True, kw_only=True):
     state_bytes: Bytes
     compute_bytes: Bytes
     total_bytes: Bytes
+    memory_bytes: Bytes | None
+    """What there is of this memory; None where it is not known."""
 
 
 class Components(Struct, frozen=True, omit_defaults=True):
@@ -168,6 +179,8 @@ class DeviceSummary(Struct, frozen=True):
     max_buffer_bytes: Positive | None
     source: DeviceSource
     used_by_others_bytes: Bytes | None = None
+    has_host: bool = False
+    """Whether the host has a memory of its own, which `MemoryShare` then has."""
 
 
 class Advice(Struct, frozen=True):
@@ -243,7 +256,8 @@ class Action(Struct, frozen=True, kw_only=True):
 
     goal: Literal["request", "longer_prompt"]
     settings: Settings
-    """Those to change, by the names of `Recommendation`; empty when nothing has to change."""
+    """Those to change, by the names of `Recommendation` or of llama.cpp's division; empty when
+    nothing has to change."""
     commands: tuple[str, ...]
     """To paste into a shell; empty for a runtime without a command."""
     cost: Cost
@@ -254,8 +268,14 @@ class Action(Struct, frozen=True, kw_only=True):
     """The peak with the margin."""
     context_tokens: Tokens | None
     """The longest prompt that fits with these settings, 0 when none does; None: not searched."""
-    server: ServerRun | None
+    server: ServerRun | None = None
     """The server that the last command starts; None: it runs one prompt, or there is none."""
+    host_bytes: Bytes | UnsetType = UNSET
+    """What the host of a GPU then holds; ``verdict`` is unknown where its size is not known."""
+    host_memory_bytes: Bytes | UnsetType = UNSET
+    """The least memory of a host on which that fits."""
+    runtime: str | UnsetType = UNSET
+    """The runtime to take instead, with its own prefill step."""
 
 
 class PartialExperts(Struct, frozen=True, kw_only=True):
@@ -388,6 +408,10 @@ class DecodeSpeed(Struct, frozen=True, kw_only=True):
         Annotated[tuple[Number, ...], Meta(min_length=3, max_length=3)] | None
     )
     """The 10th percentile, median and 90th of what measured runs reach; None: never measured."""
+    host_bytes_per_step: Bytes | UnsetType = UNSET
+    """The part of those bytes that is read from the memory of a GPU's host."""
+    host_bandwidth_bytes_per_second: Positive | UnsetType = UNSET
+    """Of that memory; ``bandwidth_bytes_per_second`` is then what both come to."""
 
 
 class CurvePoint(Struct, frozen=True):
@@ -456,6 +480,27 @@ class RankFigures(Struct, frozen=True, kw_only=True):
     exceeded: tuple[LimitName, ...]
 
 
+class OtherSplit(Struct, frozen=True, kw_only=True):
+    """Another way to divide the layers among the ranks of a pipeline."""
+
+    split: tuple[Positive, ...]
+    even: bool
+    """Whether mlx-lm's own programs split the layers so; no other one do they make."""
+    verdict: Verdict
+    """Of the rank with the worst one."""
+    ranks: NonEmpty[RankFigures]
+
+
+class AloneFigures(Struct, frozen=True, kw_only=True):
+    """What the whole model needs on one of the machines."""
+
+    device: str
+    working_set_bytes: Positive
+    needed_bytes: Bytes
+    """The peak with the margin."""
+    verdict: Verdict
+
+
 class RankPlan(Struct, frozen=True, kw_only=True):
     """A model over several ranks."""
 
@@ -465,6 +510,11 @@ class RankPlan(Struct, frozen=True, kw_only=True):
     even: bool
     """Whether mlx-lm splits the layers so by itself."""
     ranks: NonEmpty[RankFigures]
+    other: OtherSplit | UnsetType = UNSET
+    """In a pipeline over unlike machines, the split that leaves the most room; where ``split`` is
+    not even, the even one."""
+    alone: tuple[AloneFigures, ...] = ()
+    """Each kind of machine that runs the model without the others."""
 
 
 class Refusal(Struct, frozen=True):

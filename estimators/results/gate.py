@@ -15,7 +15,7 @@ LimitKey = Annotated[
     str,
     one_of(
         *"peak load_peak wired_limit context expert_capacity training_peak basis".split(),
-        *("model_context", "runtime_budget"),
+        *("model_context", "runtime_budget", "memory", "host_memory"),
         *("growth.weights", "growth.kv_per_token", "growth.peak", "growth.training_peak"),
     ),
 ]

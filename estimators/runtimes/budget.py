@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import LimitName, Verdict
 from memfit.estimators.runtimes.runtime import Budget
@@ -11,6 +12,35 @@ from memfit.estimators.runtimes.runtime import Budget
 COMFORTABLE = (9, 10)
 OF_RUNTIME: frozenset[LimitName] = frozenset({"cache_budget", "runtime_budget"})
 """Limits that a runtime sets itself."""
+
+
+class HostNeed(Struct, frozen=True):
+    """The bytes that a run needs in the memory of the host, beside that of the GPU."""
+
+    nbytes: int
+    memory_bytes: int | None
+    """The host's memory; None where its size is not known."""
+    is_divided: bool
+    """Whether layers or experts that could be on the GPU are on the host."""
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether a part of the model is on a host of unknown size."""
+        return self.is_divided and self.memory_bytes is None
+
+    @property
+    def least_memory_bytes(self) -> int:
+        """The memory of the smallest host on which it fits."""
+        share, whole = COMFORTABLE
+        return ceil_div(self.nbytes * whole, share)
+
+    def verdict(self) -> Verdict:
+        """Return whether it fits; unknown where the size of the host is."""
+        if self.memory_bytes is None:
+            return "unknown"
+        if self.nbytes > self.memory_bytes:
+            return "exceeds"
+        return "tight" if self.least_memory_bytes > self.memory_bytes else "fits"
 
 
 class Need(Struct, frozen=True):
@@ -28,6 +58,8 @@ class Need(Struct, frozen=True):
     """Of a GPU and a host that share the memory, what both need; 0 where the peak is all."""
     excess_tokens: int = 0
     """Tokens beyond the context at which the runtime stops."""
+    host: HostNeed | None = None
+    """What the host of a GPU has to hold; None where it has no memory of its own."""
 
 
 def recommended_bytes(budget: Budget | None, device: Device) -> int:
@@ -41,7 +73,8 @@ def recommended_bytes(budget: Budget | None, device: Device) -> int:
 def judge(need: Need, device: Device | None) -> tuple[Verdict, tuple[LimitName, ...]]:
     """Return the verdict and the limits that are exceeded.
 
-    Exactly at a limit is within it.
+    Exactly at a limit is within it. Without a device it is unknown, and where a part of the model
+    was moved to a host of unknown size.
     """
     # Beyond the context that a runtime stops at nothing runs, on any device.
     exceeded: list[LimitName] = ["context"] if need.excess_tokens else []
@@ -56,8 +89,13 @@ def judge(need: Need, device: Device | None) -> tuple[Verdict, tuple[LimitName, 
     budget = need.budget
     if budget and budget.is_limit and need.budgeted_bytes > budget.of_device(device):
         exceeded.append("cache_budget" if budget.for_cache else "runtime_budget")
+    on_host = need.host.verdict() if need.host else "fits"
+    if on_host == "exceeds":
+        exceeded.append("host_memory")
     if exceeded:
         return "exceeds", tuple(exceeded)
+    if need.host and need.host.is_undecided:
+        return "unknown", ()
     if budget and budget.is_taken:
         return "fits", ()
     share, whole = COMFORTABLE
@@ -65,5 +103,7 @@ def judge(need: Need, device: Device | None) -> tuple[Verdict, tuple[LimitName, 
     tight = (
         need.peak_bytes * whole > device.working_set_bytes * share
         or need.peak_bytes + need.error_bytes > device.working_set_bytes
+        or need.shared_bytes * whole > device.memory_bytes * share
+        or on_host == "tight"
     )
     return ("tight" if tight else "fits"), ()

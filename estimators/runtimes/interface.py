@@ -3,8 +3,8 @@
 One file per runtime has its facts, a `Runtime`, and its rules, a subclass of `RuntimeModel`.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -30,7 +30,7 @@ from memfit.estimators.results.estimate import (
     Phase,
     RunCall,
 )
-from memfit.estimators.runtimes.budget import recommended_bytes
+from memfit.estimators.runtimes.budget import HostNeed, recommended_bytes
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.workspace.peak import PeakMoment
@@ -51,6 +51,15 @@ class MemoryFigures(Struct, frozen=True):
     ssm_bytes: int
     moment: PeakMoment
     """The largest moment."""
+    host_bytes: int = 0
+    """What the host holds, where the other figures are of a GPU alone."""
+
+
+class HostReads(NamedTuple):
+    """What a decode step reads from the host's memory, and the bytes a second of it."""
+
+    nbytes: int
+    bandwidth_bytes: int
 
 
 class DraftFigures(Struct, frozen=True):
@@ -61,6 +70,8 @@ class DraftFigures(Struct, frozen=True):
     phase: Phase | None = None
     """The phase of the largest moment with both models, None where it is not known."""
     explanation: str = "the draft model's own peak is added"
+    host_bytes: int = 0
+    """What the host holds of it, where ``nbytes`` are of a GPU alone."""
 
 
 class TracedPeak(Protocol):
@@ -408,9 +419,29 @@ class RuntimeModel(Struct, frozen=True):
         """Return what is on the GPU and what on the host, where figures are the GPU's alone."""
         return ()
 
-    def shared_bytes(self, workload: Workload) -> int:
+    def shared_bytes(self, figures: MemoryFigures) -> int:
         """Return what GPU and host need of one memory, 0 where figures are of all of it."""
         return 0
+
+    def host_need(self, nbytes: int) -> HostNeed | None:
+        """Return what holding ``nbytes`` means for the host, None where it has no own memory.
+
+        Raises:
+            InputError: when a host is described and there is none.
+        """
+        return None
+
+    def divisions(self) -> Iterator[Sequence[tuple[dict[str, int], Runtime]]]:
+        """Yield ways to divide the model between a GPU and its host, the fastest way first.
+
+        Each has settings with the most on the GPU first, by their names and as a runtime; nothing
+        where the runtime does not divide a model, or its settings say how.
+        """
+        return iter(())
+
+    def host_reads(self, workload: Workload) -> HostReads | None:
+        """Return what a decode step reads from the host, None where it has no own memory."""
+        return None
 
     def pool(self, workload: Workload, *, draft_bytes: int = 0) -> MemoryPool | None:
         """Return how the runtime divides a device's memory, where it does so at its start.

@@ -190,6 +190,8 @@ class MlxLm(RuntimeModel, frozen=True):
         rank = self.subject.rank
         if not self.is_mlx_lm:
             return ()
+        if rank and rank.split:
+            return ()  # it splits the layers evenly
         if server:
             return (launched(server_command(model, workload, server), rank),)
         if rank or workload.batch > 1:

@@ -11,6 +11,7 @@ from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.results.estimate import Action
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import convert_command, draft_flags
+from memfit.estimators.sizing.divide import divided
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import smallest_mac
 from memfit.estimators.sizing.search import is_accepted
@@ -45,6 +46,8 @@ def actions(search: JointSearch, answer: Answer) -> tuple[Action, ...]:
     """Return what to do: for the request, then for longer prompts, each cheapest first."""
     found = [_action(search, settings) for settings in answer.settings]
     found += [_on_mac(*each) for each in dict.fromkeys((answer.smallest, answer.as_asked)) if each]
+    if search.asked not in answer.settings:
+        found += divided(search)
     if answer.settings and search.searches_prompts:
         found += _for_longer_prompts(search, answer.settings[-1])
     return tuple(found)
@@ -53,17 +56,17 @@ def actions(search: JointSearch, answer: Answer) -> tuple[Action, ...]:
 def best_action(found: Sequence[Action]) -> int | None:
     """Return the place of the cheapest action that makes the request fit, None without one.
 
-    On the machine of the request, one that fits tightly comes before another machine. Of other
-    machines, the one on which nothing else has to change comes first.
+    On the machine of the request, one that fits tightly comes before one that needs a host of
+    unknown size, and that before another machine; of these the one without other changes is first.
     """
+    here = ("fits", "tight", "unknown")
 
     def rank(action: Action) -> int | None:
-        is_here = "memory_bytes" not in action.settings
-        if action.goal != "request" or action.verdict not in ("fits", "tight"):
+        if action.goal != "request" or action.verdict not in here:
             return None
-        if is_here:
-            return 0 if action.verdict == "fits" else 1
-        return 2 if set(action.settings) == {"memory_bytes"} else 3
+        if "memory_bytes" not in action.settings:
+            return here.index(action.verdict)
+        return len(here) + (set(action.settings) != {"memory_bytes"})
 
     ranked = [
         (each, place) for place, action in enumerate(found) if (each := rank(action)) is not None

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil
 
+from msgspec import UNSET
+
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.workload import Workload
@@ -45,15 +47,23 @@ def decode_speed(sized: SizedModel, workload: Workload) -> DecodeSpeed | None:
     generated = workload.max_tokens * workload.batch * figures.kv.bytes_per_token
     cached = max(0, figures.kv.held_bytes - generated) + figures.ssm_bytes
     read = weight_bytes_read(sized.footprint, sized.model) + cached
-    most = -(-10 * workload.batch * bandwidth // read)
+    host = sized.runtime_model.host_reads(workload)
+    # What is on the host is read by its processor, before or after what is on the GPU.
+    on_host = min(read, host.nbytes) if host else 0
+    seconds = Fraction(read - on_host, bandwidth)
+    if host:
+        seconds += Fraction(on_host, host.bandwidth_bytes)
+    most = ceil(10 * workload.batch / seconds)
     reached = REACHED_PERCENT[kind(sized.model)] if sized.runtime_model.is_mlx_lm else None
     return DecodeSpeed(
         bytes_per_step=read,
-        bandwidth_bytes_per_second=bandwidth,
+        bandwidth_bytes_per_second=ceil(read / seconds),
         most_tokens_per_second=most / 10,
         expected_tokens_per_second=(
             tuple(most * percent // 100 / 10 for percent in reached) if reached else None
         ),
+        host_bytes_per_step=on_host or UNSET,
+        host_bandwidth_bytes_per_second=host.bandwidth_bytes if host and on_host else UNSET,
     )
 
 

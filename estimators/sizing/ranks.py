@@ -3,14 +3,24 @@
 from collections.abc import Callable, Hashable, Iterator
 from functools import cache
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.ranks import MAX_RANKS, Parallel, Rank, check_split, even_split
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.results.estimate import DecodeSpeed, Estimate, Note, RankFigures, RankPlan
+from memfit.estimators.results.estimate import (
+    AloneFigures,
+    DecodeSpeed,
+    Estimate,
+    Note,
+    OtherSplit,
+    RankFigures,
+    RankPlan,
+    Verdict,
+)
+from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.decode_speed import decode_speed, pipeline_speed
 from memfit.estimators.sizing.recommend import recommended_context
@@ -25,7 +35,7 @@ class Ranks(Struct, frozen=True):
     parallel: Parallel | None = None
     """None: as mlx-lm's sharded_load chooses."""
     split: tuple[int, ...] | None = None
-    """Layers of each rank; None: even, or what unequal devices have room for."""
+    """Layers of each rank; None: as mlx-lm's programs split them."""
     devices: tuple[Device | None, ...] = ()
     """One for each rank; empty: all on the model's."""
 
@@ -49,6 +59,10 @@ class RankedModel(Struct, frozen=True):
     """In a pipeline, the layers of each rank."""
     is_even: bool = True
     """Whether mlx-lm splits the layers so by itself."""
+    whole: SizedModel | None = None
+    """The model that the ranks share; None where there is one rank."""
+    parts: "_Parts | None" = None
+    """In a pipeline, the parts of any split."""
 
     def tightest(self, workload: Workload) -> SizedModel:
         """Return the rank with the least room, which decides whether the workload fits."""
@@ -111,29 +125,48 @@ class RankedModel(Struct, frozen=True):
 
     def plan(self, workload: Workload, parallel: Parallel) -> RankPlan:
         """Return what every rank takes."""
-        figures: dict[int, RankFigures] = {}
-        for sized in self.ranks:
-            if id(sized) not in figures:
-                figures[id(sized)] = _figures(sized, workload)
         return RankPlan(
             parallel=parallel,
             split=self.split,
             even=self.is_even,
-            ranks=tuple(
-                replace(figures[id(sized)], rank=index, first_layer=self._first_layer(index))
-                for index, sized in enumerate(self.ranks)
-            ),
+            ranks=_all_figures(self.ranks, self.split, workload),
+            other=self._other_split(workload) or UNSET,
+            alone=tuple(self._alone(workload)),
         )
 
-    def _first_layer(self, index: int) -> int:
-        """Return the first layer of a rank; those that are equal share one model."""
-        return sum(self.split[index + 1 :]) if self.split else 0
+    def _other_split(self, workload: Workload) -> OtherSplit | None:
+        """Return the split that leaves unlike machines the most room, or else the even one."""
+        parts = self.parts
+        if parts is None or (self.is_even and not parts.are_unlike):
+            return None
+        # For a class without a formula, with the workspace of all layers: the same at each rank.
+        split = parts.by_formula().widest(workload) if self.is_even else parts.even
+        if split == self.split:
+            return None
+        ranks = _all_figures(parts.of(split), split, workload)
+        verdict = max((rank.verdict for rank in ranks), key=_WORST_LAST.index)
+        return OtherSplit(split=split, even=split == parts.even, verdict=verdict, ranks=ranks)
+
+    def _alone(self, workload: Workload) -> Iterator[AloneFigures]:
+        """Yield what each kind of machine takes that runs the whole model alone."""
+        devices = dict.fromkeys(sized.device for sized in self.ranks) if self.whole else {}
+        for device in filter(None, devices):
+            sized = self.whole.formula_view().on(device) if self.whole else None
+            need = sized.requirement(workload) if sized else None
+            verdict = judge(need, device)[0] if need else "unknown"
+            if need and verdict in ("fits", "tight"):
+                yield AloneFigures(
+                    device=device.name,
+                    working_set_bytes=device.working_set_bytes,
+                    needed_bytes=need.peak_bytes,
+                    verdict=verdict,
+                )
 
 
-def ranked(sized: SizedModel, ranks: Ranks | None, workload: Workload) -> RankedModel:
+def ranked(sized: SizedModel, ranks: Ranks | None) -> RankedModel:
     """Return a sized model over ranks, one without any as it is.
 
-    A split for unequal devices is searched at a workload.
+    Without a split of its own a pipeline has the one that mlx-lm makes, on unequal machines too.
 
     Raises:
         InputError: when the split or the number of ranks is not the model's.
@@ -154,8 +187,8 @@ def ranked(sized: SizedModel, ranks: Ranks | None, workload: Workload) -> Ranked
         # Equal in bytes: `shard` cuts every matrix into equal parts.
         placed = _placing(share)
         devices = (ranks.device(index, sized.device) for index in range(ranks.size))
-        return RankedModel(parallel, tuple(map(placed, devices)), None)
-    return _pipeline(sized, ranks, workload)
+        return RankedModel(parallel, tuple(map(placed, devices)), None, whole=sized)
+    return _pipeline(sized, ranks)
 
 
 def room(sized: SizedModel, workload: Workload) -> int:
@@ -172,22 +205,15 @@ def _placing(share: SizedModel) -> Callable[[Device | None], SizedModel]:
     return placed
 
 
-def _pipeline(sized: SizedModel, ranks: Ranks, workload: Workload) -> RankedModel:
+def _pipeline(sized: SizedModel, ranks: Ranks) -> RankedModel:
     count = len(sized.model.layers)
     if ranks.split:
         check_split(ranks.split, ranks.size, count)
     if ranks.size > count:
         raise InputError(f"--ranks {ranks.size}: the model has {count} layers, each rank needs one")
     parts = _Parts(sized, ranks)
-    split = ranks.split
-    if split is None and len(set(ranks.devices)) > 1:
-        # For a class without a formula, with the workspace of all layers: the same at each rank.
-        split = _Parts(sized.formula_view(), ranks).widest(workload)
-    if split == even_split(count, ranks.size):
-        split = None
-    found = tuple(parts.part(index, split) for index in range(ranks.size))
-    layers = tuple(len(part.model.layers) for part in found)
-    return RankedModel("pipeline", found, layers, split is None)
+    split = ranks.split or parts.even
+    return RankedModel("pipeline", parts.of(split), split, split == parts.even, sized, parts)
 
 
 class _Parts:
@@ -197,13 +223,34 @@ class _Parts:
         self._sized, self._ranks = sized, ranks
         self._kept: dict[Hashable, SizedModel] = {}
 
-    def part(self, index: int, split: tuple[int, ...] | None) -> SizedModel:
-        rank = Rank(index, self._ranks.size, "pipeline", split)
+    @property
+    def even(self) -> tuple[int, ...]:
+        """The split that mlx-lm makes."""
+        return even_split(len(self._sized.model.layers), self._ranks.size)
+
+    @property
+    def are_unlike(self) -> bool:
+        """Whether machines differ."""
+        return len(set(self._ranks.devices)) > 1
+
+    def by_formula(self) -> "_Parts":
+        """The same with figures by formula."""
+        return _Parts(self._sized.formula_view(), self._ranks)
+
+    def of(self, split: tuple[int, ...]) -> tuple[SizedModel, ...]:
+        """Return all parts of a split."""
+        return tuple(self.part(index, split) for index in range(self._ranks.size))
+
+    def part(self, index: int, split: tuple[int, ...]) -> SizedModel:
+        """Return the part of one rank."""
+        chosen = None if split == self.even else split
+        rank = Rank(index, self._ranks.size, "pipeline", chosen)
         start, end = rank.layers(len(self._sized.model.layers))
         # Both by formula and by trace, equal layers at equal ends of the pipeline are equal.
         own = self._sized.model.layers[start:end] if self._is_described else (start, end)
         device = self._ranks.device(index, self._sized.device)
-        key = own, rank.receives, rank.sends, device
+        # A part of an uneven split is one that mlx-lm's programs do not make.
+        key = own, rank.receives, rank.sends, device, chosen is None
         if key not in self._kept:
             self._kept[key] = self._sized.on(device).of_rank(rank)
         return self._kept[key]
@@ -214,9 +261,8 @@ class _Parts:
 
     def widest(self, workload: Workload) -> tuple[int, ...]:
         """Return the split that leaves the rank with the least room the most."""
-        size, count = self._ranks.size, len(self._sized.model.layers)
-        best = even_split(count, size)
-        parts = [self.part(index, best) for index in range(size)]
+        best = self.even
+        parts = self.of(best)
         low = min(room(part, workload) for part in parts)
         high = min(part.device.working_set_bytes if part.device else 0 for part in parts)
         while high - low > _EXACT_TO:
@@ -254,8 +300,23 @@ class _Parts:
         return room(self.part(index, (*after, layers, *before)), workload)
 
 
+_WORST_LAST: tuple[Verdict, ...] = ("unknown", "fits", "tight", "exceeds")
 # A split is compared to the byte of its layers; a megabyte decides nothing.
 _EXACT_TO = 10**6
+
+
+def _all_figures(
+    ranks: tuple[SizedModel, ...], split: tuple[int, ...] | None, workload: Workload
+) -> tuple[RankFigures, ...]:
+    """The figures of all ranks; those that are equal share one model."""
+    figures: dict[int, RankFigures] = {}
+    for sized in ranks:
+        if id(sized) not in figures:
+            figures[id(sized)] = _figures(sized, workload)
+    return tuple(
+        replace(figures[id(sized)], rank=index, first_layer=sum(split[index + 1 :]) if split else 0)
+        for index, sized in enumerate(ranks)
+    )
 
 
 def _figures(sized: SizedModel, workload: Workload) -> RankFigures:

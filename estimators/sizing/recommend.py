@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, ClassVar
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from memfit.estimators.arch.modules import Part
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from memfit.estimators.sizing.trace_search import TraceSearch
 
 _NO_DEVICE = Advice("not_applicable", None, "no device is named")
+_NO_HOST = Advice("not_applicable", None, "the host's memory is not known: give --host-memory")
 _NOT_SEARCHED = Advice("not_applicable", None, "other machines are not searched")
 
 
@@ -40,18 +41,20 @@ def recommend(
 ) -> Recommendation:
     """Return what to do with each setting, by the answer that a search found.
 
-    Without a device nothing but the ``memory`` of the machine is known.
+    Without a device nothing but the ``memory`` of the machine is known; nothing is known where a
+    part of the model is on a host of unknown size.
     """
-    device = search.sized.device
-    if device is None:
+    device, host = search.sized.device, search.sized.runtime_model.host_need(0)
+    if device is None or (host and host.is_undecided):
+        unknown = _NO_HOST if device else _NO_DEVICE
         return Recommendation(
-            context_tokens=_NO_DEVICE,
-            prefill_step=_NO_DEVICE,
-            kv_bits=_NO_DEVICE,
-            weight_bits=_NO_DEVICE,
+            context_tokens=unknown,
+            prefill_step=unknown,
+            kv_bits=unknown,
+            weight_bits=unknown,
             memory_bytes=memory,
-            wired_limit_bytes=_NO_DEVICE,
-            wired_limit_mb=_NO_DEVICE,
+            wired_limit_bytes=unknown,
+            wired_limit_mb=unknown,
         )
     contexts = _context_search(search.sized, search.workload)
     recommender = _Recommender(search, answer, device, units, contexts)
@@ -72,7 +75,8 @@ def recommended(search: JointSearch, best: Action | None) -> Recommended:
     if best is None or "memory_bytes" in best.settings:
         return NOT_RECOMMENDED
     sized = search.model(best.settings.get("weight_bits"))
-    if best.server or not best.context_tokens:
+    is_divided = best.host_bytes is not UNSET
+    if best.server or not best.context_tokens or is_divided:
         return _recommended(sized, best.server, best.context_tokens, None)
     chosen = replace(search.asked, **best.settings)
     return _recommended(
@@ -376,6 +380,11 @@ class _Recommender(Struct, frozen=True):
             return (
                 f"{tokens} would need {self._size(need.shared_bytes)} on GPU and host together,"
                 f" above {self._size(self.device.memory_bytes)}, their memory"
+            )
+        if "host_memory" in exceeded and need.host:
+            return (
+                f"{tokens} would need {self._size(need.host.nbytes)} on the host, above its"
+                f" {self._size(need.host.memory_bytes or 0)}"
             )
         largest = self.device.max_buffer_bytes
         if largest is not None and need.largest_buffer_bytes > largest:

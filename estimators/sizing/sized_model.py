@@ -201,14 +201,17 @@ class SizedModel(Struct):
         """Return what must fit, and the budget that it must fit in."""
         figures, runtime_model = self.figures_for(workload), self.runtime_model
         draft, budget = self.draft_bytes(workload), runtime_model.runtime.budget
+        drafted = self.drafted(workload)
+        on_host = figures.host_bytes + (drafted.host_bytes if drafted else 0)
         return Need(
             figures.moment.nbytes + draft + self.margin_bytes,
             figures.moment.largest_buffer_bytes,
             runtime_model.budgeted_bytes(figures) + (0 if budget.for_cache else draft),
             budget,
             self.error_bytes(workload),
-            runtime_model.shared_bytes(workload),
+            runtime_model.shared_bytes(figures),
             max(0, workload.total_tokens - (runtime_model.context_limit or workload.total_tokens)),
+            runtime_model.host_need(on_host),
         )
 
     def workspace_basis(self, workload: Workload) -> tuple[Basis, int]:

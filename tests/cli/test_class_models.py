@@ -184,14 +184,15 @@ def test_unequal_machines_get_a_split(memfit: Memfit, tmp_path: Path) -> None:
     path = write_config(tmp_path, large)
     devices = ("--device", "m4-pro-24,m4-max-64", "--parallel", "pipeline", "--json")
 
-    def room(*split: str) -> int:
-        ranks = memfit("estimate", path, *devices, *split).json["ranks"]["ranks"]
-        return min(int(rank["working_set_bytes"] - rank["needed_bytes"]) for rank in ranks)
+    def room(ranks: list[dict[str, int]]) -> int:
+        return min(rank["working_set_bytes"] - rank["needed_bytes"] for rank in ranks)
 
-    small, big = memfit("estimate", path, *devices).json["ranks"]["split"]
+    other = memfit("estimate", path, *devices).json["ranks"]["other"]
+    small, big = other["split"]
     assert small + big == 12
+    third = memfit("estimate", path, *devices, "--split", f"{small + 3},{big - 3}").json["ranks"]
     # The workspace of a rank is not known before it is traced.
-    assert room() > room("--split", f"{small + 3},{big - 3}")
+    assert room(other["ranks"]) > room(third["ranks"])
 
 
 def test_a_page_says_why_it_has_no_sliders(memfit: Memfit, tmp_path: Path) -> None:

@@ -55,21 +55,70 @@ def test_one_rank_is_the_model_itself(memfit: Memfit, model: Path) -> None:
     assert also["peak_bytes"] == one["peak_bytes"]
 
 
-def test_unequal_machines_get_a_split_that_leaves_the_most_room(
-    memfit: Memfit, tmp_path: Path, hosts: Path
+def test_unequal_machines_are_judged_by_the_split_of_the_printed_command(
+    memfit: Memfit, hosts: Path
 ) -> None:
-    arguments = ("estimate", MOE, "--hosts", hosts, "--parallel", "pipeline", "--json")
-    found = memfit(*arguments).json["ranks"]
-    assert sum(found["split"]) == 5
+    arguments = ("estimate", MOE, "--hosts", hosts, "--parallel", "pipeline")
+    answer = memfit(*arguments, "--json").json
+    found, other = answer["ranks"], answer["ranks"]["other"]
+    assert (found["even"], found["split"]) == (True, [3, 2])
     assert [rank["device"] for rank in found["ranks"]] == ["Mac with 64 GiB", "m4-pro-24"]
+    assert answer["needed_bytes"] in [rank["needed_bytes"] for rank in found["ranks"]]
+    assert answer["actions"][0]["commands"][0].endswith("--pipeline")
+    assert (other["even"], sum(other["split"])) == (False, 5)
 
-    def room(split: str) -> int:
-        ranks = memfit(*arguments, "--split", split).json["ranks"]["ranks"]
-        return min(int(rank["working_set_bytes"] - rank["needed_bytes"]) for rank in ranks)
+    def room(ranks: list[dict[str, int]]) -> int:
+        return min(rank["working_set_bytes"] - rank["needed_bytes"] for rank in ranks)
 
-    best = room(",".join(map(str, found["split"])))
     # As close as the search compares rooms.
-    assert all(room(f"{n},{5 - n}") <= best + 10**6 for n in range(1, 5))
+    for n in range(1, 5):
+        ranks = memfit(*arguments, "--split", f"{n},{5 - n}", "--json").json["ranks"]["ranks"]
+        assert room(ranks) <= room(other["ranks"]) + 10**6
+    text = memfit(*arguments).out
+    assert "mlx_lm.server --pipeline" in text
+    assert f"Python only: pipeline(group, {other['split']})" in text
+
+
+def test_a_split_that_no_program_makes_has_no_command(memfit: Memfit, hosts: Path) -> None:
+    arguments = ("estimate", MOE, "--hosts", hosts, "--parallel", "pipeline", "--split", "4,1")
+    answer = memfit(*arguments, "--json").json
+    assert answer["actions"][0]["commands"] == []
+    assert (answer["ranks"]["other"]["even"], answer["ranks"]["other"]["split"]) == (True, [3, 2])
+    assert "mlx.launch" not in memfit(*arguments).out
+    served = ("plan", "server", *arguments[1:-2], "--context", "2k", "--json")
+    assert memfit(*served, "--split", "4,1").json["commands"] == []
+    even = memfit(*served).json
+    assert even["commands"]
+    assert all(each.startswith("mlx.launch ") for each in even["commands"])
+    assert all(each.endswith(" --pipeline") for each in even["commands"])
+
+
+def test_a_machine_that_needs_no_other_is_named(memfit: Memfit) -> None:
+    sample = SAMPLES / "qwen3-next-80b-a3b-4bit.yaml"
+    arguments = ("estimate", sample, "--device", "m3-ultra-96,m1-16", "--parallel", "pipeline")
+    answer = memfit(*arguments, "--json")
+    (alone,) = answer.json["ranks"]["alone"]
+    one = memfit("estimate", sample, "--device", "m3-ultra-96", "--json").json
+    assert (answer.code, answer.json["verdict"]) == (1, "exceeds")
+    assert answer.json["exceeded"] == ["working_set"]
+    assert (alone["device"], alone["verdict"]) == ("m3-ultra-96", one["verdict"])
+    assert alone["needed_bytes"] == one["needed_bytes"]
+    first, *_ = memfit(*arguments).out.split("\n\n")
+    assert "m3-ultra-96 alone fits it" in " ".join(first.split())
+
+
+@pytest.mark.parametrize("separator", ["again", "comma"])
+@pytest.mark.parametrize(
+    "option", [("--device", "m4-max-64", "m4-pro-24"), ("--memory", "64", "24")]
+)
+def test_machines_that_are_given_again_are_ranks(
+    memfit: Memfit, model: Path, option: tuple[str, str, str], separator: str
+) -> None:
+    name, first, second = option
+    given = (name, first, name, second) if separator == "again" else (name, f"{first},{second}")
+    ranks = memfit("estimate", model, *given, "--json").json["ranks"]["ranks"]
+    sizes = [rank["working_set_bytes"] for rank in ranks]
+    assert sizes == [55_662_788_608, 19_069_665_280]
 
 
 @pytest.mark.parametrize(

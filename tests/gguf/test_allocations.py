@@ -27,7 +27,7 @@ from memfit.estimators.runtimes.llama_cpp.caches import (
 )
 from memfit.estimators.runtimes.llama_cpp.compute import compute_buffers
 from memfit.estimators.runtimes.llama_cpp.ggml import Place
-from memfit.estimators.runtimes.llama_cpp.placement import Placement, config_weights, file_weights
+from memfit.estimators.runtimes.llama_cpp.placement import Placement, Weights, file_weights
 from memfit.estimators.runtimes.llama_cpp.runtime import LLAMA_CPP
 from tests.gguf.writing import Allocation, Recorded, recorded, tensor
 
@@ -111,8 +111,7 @@ def percent_off(name: str, run: Allocation) -> float:
     room = cells(workload_of(run), RUNTIME)
     # In f16: the GPU that the figures were recorded with has no kernels that need room.
     context = Context(room, F16, run.flash, room.microbatch)
-    elements = sum(prod(tensor.shape) for tensor in entry.tensors)
-    weights = file_weights(entry.tensors, len(model.layers), elements)
+    weights = file_weights(entry.tensors, len(model.layers))
     backend: Backend = "cpu" if run.gpu_layers is None else "cuda"
     placement = Placement(backend, weights.blocks, run.gpu_layers or 0, run.host_experts)
     sizes = compute_buffers(model, context, weights, placement)
@@ -149,7 +148,7 @@ def test_any_count_of_a_file_gives_buffers(name: str, key: str, count: int) -> N
     metadata = {**entry.metadata, f"{name}.{key}": count}
     model = build_gguf_model(metadata, entry.tensors, "model.gguf").model
     room = cells(workload_of(entry.runs[0]), RUNTIME)
-    weights = file_weights(entry.tensors, len(model.layers), 1)
+    weights = file_weights(entry.tensors, len(model.layers))
     context = Context(room, F16, True, room.microbatch)
     assert compute_buffers(model, context, weights, Placement("metal", 4, 5)).gpu > 0
 
@@ -198,7 +197,7 @@ def test_weights_are_where_llama_cpp_loads_them(
     name: str, gpu_layers: int, host: float, gpu: float
 ) -> None:
     entry = MODELS[name]
-    weights = file_weights(entry.tensors, len(model_of(entry).layers), 1)
+    weights = file_weights(entry.tensors, len(model_of(entry).layers))
     found = weights.by_place(Placement("cuda", weights.blocks, gpu_layers))
     # This GPU aligns each tensor to 128 bytes.
     aligned = 96 * len(entry.tensors)
@@ -240,7 +239,7 @@ def test_published_compute_buffers_are_reproduced(
     )
     room = cells(Workload(prompt_tokens=tokens, prefill_step=microbatch), RUNTIME)
     context = Context(room, F16, flash, room.microbatch, mixed=False)
-    weights = config_weights(model, nbytes=2, elements=1)
+    weights = Weights(8, (), 0, {}, {False: (2, 1), True: (2, 1)})
     found = compute_buffers(model, context, weights, Placement("cuda", 8, 9)).gpu / MIB
     assert round(100 * (found / mebibytes - 1), 1) == off
 

@@ -36,22 +36,22 @@ def test_the_slowest_rank_bounds_the_decode_speed(model: SizedModel) -> None:
     most = alone.most_tokens_per_second
     fast, slow = find_device("m4-max-128"), find_device("m4-pro-24")
     # A token passes the ranks of a pipeline one after the other; each reads a norm of its own.
-    assert speed(ranked(model, Ranks(2, "pipeline"), WORKLOAD)) == pytest.approx(most, rel=0.01)
-    assert most < speed(ranked(model, Ranks(2, "tensor"), WORKLOAD)) < 2 * most
+    assert speed(ranked(model, Ranks(2, "pipeline"))) == pytest.approx(most, rel=0.01)
+    assert most < speed(ranked(model, Ranks(2, "tensor"))) < 2 * most
     for parallel in ("tensor", "pipeline"):
-        even = speed(ranked(model, Ranks(2, parallel, None, (fast, fast)), WORKLOAD))
-        uneven = speed(ranked(model, Ranks(2, parallel, None, (fast, slow)), WORKLOAD))
+        even = speed(ranked(model, Ranks(2, parallel, None, (fast, fast))))
+        uneven = speed(ranked(model, Ranks(2, parallel, None, (fast, slow))))
         assert uneven < even
 
 
 def test_a_rank_that_is_full_first_with_longer_prompts_is_said(model: SizedModel) -> None:
     def comfortable(index: int, tokens: int) -> int:
-        part = ranked(model, Ranks(2, "pipeline", SPLIT), WORKLOAD).ranks[index]
+        part = ranked(model, Ranks(2, "pipeline", SPLIT)).ranks[index]
         return part.requirement(Workload(prompt_tokens=tokens)).peak_bytes * 10 // 9 + 10
 
     # Rank 0 has four layers and their caches: with more tokens it needs more than rank 1.
     devices = (working_set_device(comfortable(0, 2048)), working_set_device(comfortable(1, 4096)))
-    shared = ranked(model.on(devices[0]), Ranks(2, "pipeline", SPLIT, devices), WORKLOAD)
+    shared = ranked(model.on(devices[0]), Ranks(2, "pipeline", SPLIT, devices))
     rooms = [room(rank, WORKLOAD) for rank in shared.ranks]
     assert rooms[1] < rooms[0]
     assert shared.full_first(WORKLOAD) is shared.ranks[0]

@@ -125,6 +125,7 @@ def test_decode_holds_partial_results_of_two_pass_attention() -> None:
             )
             .figures_for(workload)
             .moment.decode_bytes
+            or 0
             for machine in ("m4-16", "m4-max-64", "m3-ultra-512")
         ]
         for method in ("formula", "trace")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from memfit.cli.commands.plan.subject import AssumablePlanModel, Traffic
-from memfit.cli.exits import Exit
+from memfit.cli.exits import exit_of_verdict
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.ranks import RankedMachine
@@ -103,7 +103,7 @@ def context(
     result = plan_context(sized, run, question, units=output.units)
     points = curve(sized, run) if output.draws(asked.plot) else ()
     output.write(model.answer(result, to_document(result, output.units, points)))
-    raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
+    raise typer.Exit(exit_of_verdict(result.verdict, is_asked=result.device is not None))
 
 
 def _counts(text: str) -> tuple[int, ...]:

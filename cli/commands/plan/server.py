@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from memfit.cli.commands.plan.subject import AssumablePlanModel, Traffic
-from memfit.cli.exits import Exit
+from memfit.cli.exits import exit_of_verdict
 from memfit.cli.options.estimate import MethodOption
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.output import PlanOutput
@@ -145,7 +145,7 @@ def server(
     run = replace(run, max_tokens=parsed("--max-tokens", parse_count, asked.max_tokens))
     result = _planned(sized, run, *question, output.units)
     output.write(model.answer(result, to_document(result, output.units, plot=output.draws(False))))
-    raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
+    raise typer.Exit(exit_of_verdict(result.verdict, is_asked=result.device is not None))
 
 
 def _planned(

@@ -3,7 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from memfit.cli.render.document import VERDICT_COLOURS, VERDICT_WORDS, Table, Toned
-from memfit.cli.render.views.text import percent
+from memfit.cli.render.views.machines import (
+    alone_text,
+    host_bytes,
+    on_host_text,
+    then_on_host,
+)
+from memfit.cli.render.views.text import percent, size, tenths
 from memfit.estimators.base.units import Units
 from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.mlx.versions import MLX_VERSION, format_version
@@ -22,7 +28,13 @@ _FILE_WORDS = {**VERDICT_WORDS, "unknown": ""}
 _WORDS = {"fits": "", "tight": "tight", "exceeds": "no", "unknown": "-"}
 _CELL_WORDS = {**_WORDS, "tight": "!"}
 """In the grid, whose legend explains the mark: a word would cost a column of prompts."""
-SETTINGS = {"weight_bits": "{} bits", "kv_bits": "KV {} bits", "prefill_step": "prefill step {}"}
+SETTINGS = {
+    "weight_bits": "{} bits",
+    "kv_bits": "KV {} bits",
+    "prefill_step": "prefill step {}",
+    "host_experts": "the experts of {} layers on the host",
+    "gpu_layers": "{} layers on the GPU and the others on the host",
+}
 """How an action's settings are called; memory is a machine's."""
 
 
@@ -35,6 +47,8 @@ def _tightness(result: Estimate, units: Units) -> str:
         reasons.append("above nine tenths it can be slow")
     elif most > working_set:
         reasons.append(f"with its stated error up to {size(most, units)}")
+    elif not reasons:
+        reasons.append("above nine tenths of the host's memory it can be slow")
     return "; ".join(reasons)
 
 
@@ -52,16 +66,23 @@ def headline(result: Estimate, units: Units) -> str:
         return f"{name}: needs {needed}{each}. {_mac(result)}"
     share = f"{needed} of {size(result.device.working_set_bytes, units, down=True)}"
     start = f"{name}, {_machines(result.device, result)}:"
+    part = percent(result.needed_bytes, result.device.working_set_bytes)
+    if result.verdict == "unknown":
+        host = size(host_bytes(result), units)
+        return f"{start} needs {share} ({part}) and {host} on the host: give --host-memory SIZE."
+    on_host = on_host_text(result, units)
     if result.verdict == "fits":
-        part = percent(result.needed_bytes, result.device.working_set_bytes)
         open_ends = [limit.reason for limit in result.limits if limit.verdict == "unknown"]
         rest = "; ".join(open_ends) or "nothing to change"
-        return f"{start} fits ({share}, {part}). {rest[0].upper()}{rest[1:]}."
+        return f"{start} fits ({share}, {part}{on_host}). {rest[0].upper()}{rest[1:]}."
+    share += on_host
     if result.verdict == "tight":
-        return f"{start} tight ({share}); {_tightness(result, units)}. {_remedy(result)}".rstrip()
+        remedy = _remedy(result, units)
+        return f"{start} tight ({share}); {_tightness(result, units)}. {remedy}".rstrip()
     label = result.grid.rows[0].label if result.grid.rows else ""
     at = f" at {label}" if label[:1].isdigit() else ""
-    return f"{start} does not fit{at} ({_excess(result, share)}). {_remedy(result)}"
+    ways = (alone_text(result.ranks, units) if result.ranks else "", _remedy(result, units))
+    return f"{start} does not fit{at} ({_excess(result, share)}). {' '.join(filter(None, ways))}"
 
 
 def refusal(result: Estimate) -> Iterator[str]:
@@ -77,6 +98,8 @@ def _excess(result: Estimate, share: str) -> str:
         return share
     if "memory" in result.exceeded:
         return f"{share}; GPU and host together are larger than the memory"
+    if "host_memory" in result.exceeded:
+        return f"{share}; more than the host has"
     if "runtime_budget" in result.exceeded:
         return f"{share}; more than {result.runtime.name} gives itself"
     if "cache_budget" in result.exceeded:
@@ -84,14 +107,15 @@ def _excess(result: Estimate, share: str) -> str:
     return f"{share}; one allocation is larger than the device allows"
 
 
-def _remedy(result: Estimate) -> str:
+def _remedy(result: Estimate, units: Units) -> str:
     chosen = result.best
     if chosen is None or "memory_bytes" in chosen.settings:
         return _mac(result)
     if not chosen.settings:
         return ""
-    word = "fits" if chosen.verdict == "fits" else "is tight"
-    return f"It {word} {settings_text(chosen.settings)}."
+    word = "is tight" if chosen.verdict == "tight" else "fits"
+    text = f"{chosen.runtime or 'It'} {word} {settings_text(chosen.settings)}"
+    return f"{text}{then_on_host(chosen, units)}."
 
 
 def _mac(result: Estimate) -> str:
@@ -136,18 +160,6 @@ def _machines(device: DeviceSummary, result: Estimate) -> str:
 def gigabytes(memory_bytes: int) -> str:
     """Memory as it is sold: a "GB" of it is a GiB."""
     return f"{memory_bytes // GIB} GB"
-
-
-def size(nbytes: int, units: Units, *, down: bool = False) -> str:
-    """Bytes with one decimal, rounded up so that a need never looks smaller."""
-    return f"{tenths(nbytes, units, down=down)} {'GB' if units is Units.GB else 'GiB'}"
-
-
-def tenths(nbytes: int, units: Units, *, down: bool = False) -> str:
-    """The number of `size`."""
-    unit = 10**9 if units is Units.GB else 2**30
-    found = 10 * nbytes // unit if down else -(-10 * nbytes // unit)
-    return f"{found // 10}.{found % 10}"
 
 
 def tokens(count: int) -> str:
@@ -221,7 +233,9 @@ def at_step(step: int, usual: int) -> str:
 def _cell(cell: Cell, by_prompt: bool, step: int, units: Units) -> Toned:
     at = at_step(cell.prefill_step, step)
     if by_prompt and cell.needed_bytes is not None:
-        text = f"{tenths(cell.needed_bytes, units)}{at} {_CELL_WORDS[cell.verdict]}".rstrip()
+        # Without the size of the host there is no verdict.
+        word = "" if cell.verdict == "unknown" else _CELL_WORDS[cell.verdict]
+        text = f"{tenths(cell.needed_bytes, units)}{at} {word}".rstrip()
     elif by_prompt:
         text = _CELL_WORDS[cell.verdict]
     else:
@@ -320,16 +334,20 @@ def speed(result: Estimate) -> Iterator[str]:
     found = result.decode_speed
     if found is None:
         return
-    text = f"decodes at most {found.most_tokens_per_second:.0f} tokens a second"
+    digits = 0 if found.most_tokens_per_second >= 10 else 1
+    text = f"decodes at most {found.most_tokens_per_second:.{digits}f} tokens a second"
     if result.ranks:
         text += ", less with the time of messages between ranks"
     if found.expected_tokens_per_second:
         least, median, most = found.expected_tokens_per_second
         text += f", expect about {median:.0f} ({least:.0f} to {most:.0f})"
+    if found.host_bytes_per_step and found.host_bandwidth_bytes_per_second:
+        rate = size(found.host_bandwidth_bytes_per_second, Units.GB, down=True)
+        text += f" with a host of {rate}/s"
     yield text
 
 
-def doing(result: Estimate) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+def doing(result: Estimate, units: Units) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     """A heading, the commands to paste, and what else there is to know of them."""
     chosen = result.best
     if chosen is None:
@@ -337,6 +355,8 @@ def doing(result: Estimate) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     heading = "Run it" if not chosen.settings else "Do this"
     if result.device and "memory_bytes" in chosen.settings:
         heading += f" on a Mac with {gigabytes(chosen.settings['memory_bytes'])}"
+    if chosen.verdict == "unknown" and chosen.host_memory_bytes:
+        heading += f" on a host with {size(chosen.host_memory_bytes, units)}"
     return heading, chosen.commands, tuple(_other_ways(result, chosen))
 
 
@@ -379,6 +399,8 @@ def ways(result: Estimate, units: Units) -> Iterator[Table]:
 
 def _needed(action: Action, units: Units) -> Toned:
     text = f"{size(action.needed_bytes, units)} {_WORDS[action.verdict]}".rstrip()
+    if action.host_bytes:
+        text += f", host {size(action.host_bytes, units)}"
     return Toned(text, VERDICT_COLOURS[action.verdict])
 
 
@@ -403,6 +425,8 @@ def _other_ways(result: Estimate, chosen: Action | None) -> Iterator[str]:
         for action in result.actions:
             if set(action.settings) == {"memory_bytes"}:
                 yield f"A Mac with {gigabytes(action.settings['memory_bytes'])} fits it unchanged."
+    if chosen and chosen.host_bytes and not chosen.commands:
+        yield "llama-server's command is printed for a GGUF file of it, such as org/name:Q4_K_M."
     limit = result.recommendation.wired_limit_mb
     is_fitted = chosen and chosen.verdict == "fits" and chosen.cost != "hardware"
     if limit.state == "change" and not is_fitted:

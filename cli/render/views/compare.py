@@ -20,8 +20,8 @@ from memfit.cli.render.document import (
 )
 from memfit.cli.render.views import compare_text
 from memfit.cli.render.views import text as estimate_text
-from memfit.cli.render.views.answer import tenths
 from memfit.cli.render.views.assumed import MARK
+from memfit.cli.render.views.text import tenths
 from memfit.estimators.base.units import Units
 from memfit.estimators.results.comparison import ComparedCell, Comparison, Matrix
 

@@ -57,7 +57,7 @@ class EstimateView(NamedTuple):
         facts = [answer.task(result)]
         if not result.refusal:
             facts += [answer.peak(result, units), *answer.speed(result)]
-        heading, commands, others = answer.doing(result)
+        heading, commands, others = answer.doing(result, units)
         # Why it does not load is said already.
         doubts = [] if result.refusal else [note.message for note in result.doubts]
         grid = tuple(answer.grid_table(result, units))

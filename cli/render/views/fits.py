@@ -16,15 +16,8 @@ from memfit.cli.render.document import (
     Verdict,
 )
 from memfit.cli.render.document import section as listed
-from memfit.cli.render.views.answer import (
-    at_step,
-    gigabytes,
-    machine,
-    runtime_text,
-    size,
-    tenths,
-    tokens,
-)
+from memfit.cli.render.views.answer import at_step, gigabytes, machine, runtime_text, tokens
+from memfit.cli.render.views.text import size, tenths
 from memfit.estimators.base.units import Units
 from memfit.estimators.results.estimate import DecodeSpeed
 from memfit.estimators.results.fits import Fit, Fits, NotSized

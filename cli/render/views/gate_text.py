@@ -22,6 +22,8 @@ _LIMITS = {
     "basis": "basis of the weights",
     "model_context": "workload",
     "runtime_budget": "memory that the runtime gives itself",
+    "memory": "GPU and host together",
+    "host_memory": "memory of the host",
     "growth.weights": "growth of the weights",
     "growth.kv_per_token": "growth of KV per token",
     "growth.peak": "growth of the peak",
@@ -129,7 +131,7 @@ def remedy(check: LimitCheck) -> str:
         return "give a checkpoint with shard headers that can be read"
     if check.limit == "model_context":
         return "the model has no longer context; allow_beyond_context: true in the target allows it"
-    if check.limit == "runtime_budget":
+    if check.limit in ("runtime_budget", "memory", "host_memory"):
         return "it does not run the workload; shorter prompts or fewer requests take less"
     if check.limit == "expert_capacity" and check.figure is None:
         return "the model has no routed experts, or only a bound is known: remove the limit"

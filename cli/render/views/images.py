@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from memfit.cli.render.views.answer import size
+from memfit.cli.render.views.text import size
 from memfit.estimators.base.images import ImageSize
 from memfit.estimators.base.units import Units
 from memfit.estimators.results.context import ContextPlan

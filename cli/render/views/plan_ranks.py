@@ -11,7 +11,8 @@ from memfit.cli.render.document import (
     Toned,
     report,
 )
-from memfit.cli.render.views.answer import machine, runtime_text, size, tenths, tokens
+from memfit.cli.render.views.answer import machine, runtime_text, tokens
+from memfit.cli.render.views.text import size, tenths
 from memfit.estimators.base.units import Units
 from memfit.estimators.results.ranks import FleetPlan, RankChoice, RanksPlan
 

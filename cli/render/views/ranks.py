@@ -1,11 +1,16 @@
 """Several ranks as a table."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+from msgspec.structs import astuple
 
 from memfit.cli.render.document import VERDICT_COLOURS, VERDICT_WORDS, Table, Text, Toned
-from memfit.cli.render.views.answer import tenths
+from memfit.cli.render.views.machines import alone_text
+from memfit.cli.render.views.text import tenths
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.estimate import RankFigures, RankPlan
+
+_WORST_LAST = ("unknown", "fits", "tight", "exceeds", "does_not_load")
 
 
 def rank_table(plan: RankPlan | None, units: Units) -> Iterator[Table | Text]:
@@ -20,7 +25,31 @@ def rank_table(plan: RankPlan | None, units: Units) -> Iterator[Table | Text]:
         rows = [(*row, rank.device or "-") for row, rank in zip(rows, plan.ranks, strict=True)]
     title = f"{len(plan.ranks)} ranks, {plan.parallel}, in {unit}"
     yield Table(headings, rows, title, align="rrrrrrrrll", droppable=(1, 6, 5))
-    yield Text(tuple(_hints(plan)), mark="-")
+    yield from _splits(plan, unit, units)
+    yield Text(tuple(_hints(plan, units)), mark="-")
+
+
+def _splits(plan: RankPlan, unit: str, units: Units) -> Iterator[Table]:
+    """The split of the figures, and below it another one."""
+    if not (plan.other and plan.split):
+        return
+    worst = max((rank.verdict for rank in plan.ranks), key=_WORST_LAST.index)
+    found = ((plan.split, plan.even, worst, plan.ranks), astuple(plan.other))
+    rows = [
+        (
+            _joined(map(str, split)),
+            _joined(tenths(rank.needed_bytes, units) for rank in ranks),
+            Toned(VERDICT_WORDS[verdict], VERDICT_COLOURS[verdict]),
+            "mlx_lm.server --pipeline" if even else f"Python only: pipeline(group, {list(split)})",
+        )
+        for split, even, verdict, ranks in found
+    ]
+    title = f"layers of each rank, and what each needs in {unit}"
+    yield Table(("Layers", "Needs", "", "Made by"), rows, title, align="llll")
+
+
+def _joined(values: Iterable[str]) -> str:
+    return " + ".join(values)
 
 
 def _row(rank: RankFigures, plan: RankPlan, units: Units) -> tuple[str | Toned, ...]:
@@ -40,12 +69,13 @@ def _row(rank: RankFigures, plan: RankPlan, units: Units) -> tuple[str | Toned, 
     )
 
 
-def _hints(plan: RankPlan) -> Iterator[str]:
+def _hints(plan: RankPlan, units: Units) -> Iterator[str]:
+    if alone := alone_text(plan, units):
+        yield alone
     if plan.split and not plan.even:
-        split = list(plan.split)
         yield (
-            f"mlx-lm's own programs split the layers evenly: give model.model.pipeline(group,"
-            f" split={split}) yourself"
+            "mlx-lm's own programs split the layers evenly: give model.model.pipeline(group,"
+            f" split={list(plan.split)}) yourself"
         )
     ring = max(rank.communication_bytes for rank in plan.ranks)
     if ring:

@@ -114,3 +114,15 @@ def percent(part: int, whole: int) -> str:
 
 def _billions(count: int) -> str:
     return f"{count / 1e9:.2f} B" if count >= 10**9 else f"{count / 1e6:.1f} M"
+
+
+def size(nbytes: int, units: Units, *, down: bool = False) -> str:
+    """Bytes with one decimal, rounded up so that a need never looks smaller."""
+    return f"{tenths(nbytes, units, down=down)} {'GB' if units is Units.GB else 'GiB'}"
+
+
+def tenths(nbytes: int, units: Units, *, down: bool = False) -> str:
+    """The number of `size`."""
+    unit = 10**9 if units is Units.GB else 2**30
+    found = 10 * nbytes // unit if down else -(-10 * nbytes // unit)
+    return f"{found // 10}.{found % 10}"

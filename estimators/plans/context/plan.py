@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.reading.request_trace import TraceRequest
-from memfit.estimators.base.units import Units, round_up
+from memfit.estimators.base.units import Units, format_bytes, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.context.percentiles import distribution, percentile
@@ -84,7 +84,12 @@ class _Plan(Struct, frozen=True):
 
     def answer(self) -> ContextPlan:
         sized, workload, device = self.sized, self.workload, self.sized.device
-        runtime_model = sized.runtime_model
+        runtime_model, host = sized.runtime_model, sized.requirement(workload).host
+        if host and host.is_undecided:
+            needed = format_bytes(host.nbytes, self.units)
+            raise UnsupportedError(
+                f"the host has to hold {needed}, and its memory is not known: give --host-memory"
+            )
         profile = runtime_model.memory_profile(workload, sized.figures_for(workload))
         ceilings = self._ceilings()
         longest = longest_context(sized, workload, ceilings.effective) if device else None

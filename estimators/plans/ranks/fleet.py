@@ -182,7 +182,7 @@ class _Needs:
                 ranks = Ranks(size, parallel) if parallel else None
                 one = sized().loaded()
                 self.runtimes[runtime_summary(one.runtime_model.runtime)] = None
-                shared = ranked(one, ranks, model.workload)
+                shared = ranked(one, ranks)
                 yield (
                     shared.tightest(model.workload).requirement(model.workload).peak_bytes,
                     parallel,

@@ -30,7 +30,7 @@ def plan_ranks(
     Raises:
         UnsupportedError: when the runtime cannot run the workload.
     """
-    alone = ranked(sized, None, workload)
+    alone = ranked(sized, None)
     choices, impossible = [_choice(alone, 1, workload)], list[Impossible]()
     for found in _several(sized, SIZES, workload):
         if isinstance(found, Impossible):
@@ -60,7 +60,7 @@ def _several(
     for size in sizes:
         for parallel in WAYS:
             try:
-                yield size, ranked(sized, Ranks(size, parallel), workload)
+                yield size, ranked(sized, Ranks(size, parallel))
             except (InputError, UnsupportedError) as error:
                 yield Impossible(machines=size, parallel=parallel, reason=str(error))
 

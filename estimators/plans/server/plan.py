@@ -18,7 +18,7 @@ from memfit.estimators.plans.server.batch_schedule import (
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan
 from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.runtimes.mlx_lm_commands import server_command
+from memfit.estimators.runtimes.mlx_lm_commands import launched, server_command
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.actions import converting
@@ -111,7 +111,12 @@ def alike(workload: Workload, settings: ServerSettings, clients: int) -> tuple[R
 
 
 def _commands(sized: SizedModel, workload: Workload, settings: ServerSettings) -> Iterator[str]:
-    return converting(sized, lambda model: [server_command(model, workload, settings)])
+    rank = sized.runtime_model.subject.rank
+    if rank and rank.split:
+        return  # the server splits the layers evenly
+    yield from converting(
+        sized, lambda model: [launched(server_command(model, workload, settings), rank)]
+    )
 
 
 def cheaper(settings: ServerSettings) -> Iterator[ServerSettings]:

@@ -8,20 +8,23 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
+from math import prod
 
 from msgspec import Struct
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part
-from memfit.estimators.base.units import round_up
+from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.base.units import ceil_div, round_up
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.runtimes.llama_cpp.ggml import Place
+from memfit.estimators.weights.derived import QuantizationPlan, tensor_bytes
 from memfit.estimators.weights.ggml import part_of
 
 ALIGNMENT = 32  # general.alignment's default, and ggml's own (ggml-backend)
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+)")
 _HEAD, _TIED = "output.weight", "token_embd.weight"
+_EXPERTS = "_exps."
 _INPUTS = re.compile(r"(per_layer_)?token_embd.*|position_embd.*|token_types.*")
 
 
@@ -44,6 +47,12 @@ class Placement(Struct, frozen=True):
         """Return where a layer's experts are."""
         return Place.HOST if index < self.host_experts else self.of(index)
 
+    def of_matrix(self, matrix: "Matrix") -> Place:
+        """Return where tensors are."""
+        if matrix.layer is None:
+            return Place.HOST
+        return self.of_experts(matrix.layer) if matrix.is_expert else self.of(matrix.layer)
+
 
 class Matrix(Struct, frozen=True):
     """Tensors of one layer in one place, in bytes as they are loaded."""
@@ -63,19 +72,21 @@ class Weights(Struct, frozen=True):
     """The embedding's matrix where it is the head's too: with a layer on the GPU it is in both."""
     largest: dict[str, int]
     """Bytes of the largest matrix of each name in any block."""
-    nbytes: int
-    elements: int
+    averages: dict[bool, tuple[int, int]]
+    """Bytes and elements of all that is not of experts, and of all experts."""
 
     def of(self, name: str, elements: int) -> int:
-        """Return the bytes of a matrix, at the average where its name is not known."""
-        known = self.largest.get(name)
-        return -(-elements * self.nbytes // self.elements) if known is None else known
+        """Return the bytes of a matrix, at the average of its kind where its name is not known."""
+        if name in self.largest:
+            return self.largest[name]
+        nbytes, count = self.averages[_EXPERTS in name]
+        return ceil_div(elements * nbytes, count)
 
     def by_place(self, placement: Placement) -> Counter[Place]:
         """Return the bytes in each memory."""
         found: Counter[Place] = Counter()
         for matrix in self.matrices:
-            found[_place(matrix, placement)] += matrix.nbytes
+            found[placement.of_matrix(matrix)] += matrix.nbytes
         if placement.of(self.blocks) is Place.GPU:
             found[Place.GPU] += self.tied_bytes
         return found
@@ -85,21 +96,16 @@ class Weights(Struct, frozen=True):
         found: Counter[Place] = Counter()
         for matrix in self.matrices:
             if matrix.layer == index:
-                found[_place(matrix, placement)] += matrix.nbytes
+                found[placement.of_matrix(matrix)] += matrix.nbytes
         return found
 
 
-def _place(matrix: Matrix, placement: Placement) -> Place:
-    if matrix.layer is None:
-        return Place.HOST
-    return placement.of_experts(matrix.layer) if matrix.is_expert else placement.of(matrix.layer)
-
-
 @lru_cache(maxsize=16)
-def file_weights(tensors: tuple[Tensor, ...], trunk: int, elements: int) -> Weights:
+def file_weights(tensors: tuple[Tensor, ...], trunk: int) -> Weights:
     """Return the weights of a GGUF file; blocks from ``trunk`` on are not loaded."""
     largest: dict[str, int] = {}
     sums: Counter[tuple[int | None, bool]] = Counter()
+    counts: Counter[bool] = Counter()
     found = [(tensor, _BLOCK.fullmatch(tensor.name)) for tensor in tensors]
     blocks = max((int(match[1]) + 1 for _, match in found if match), default=0)
     for tensor, match in found:
@@ -107,38 +113,65 @@ def file_weights(tensors: tuple[Tensor, ...], trunk: int, elements: int) -> Weig
         largest[name] = max(tensor.nbytes, largest.get(name, 0))
         layer = int(match[1]) if match else _layer(name, blocks)
         if not match or int(match[1]) < trunk:
-            sums[layer, "_exps." in name] += round_up(tensor.nbytes, ALIGNMENT)
+            sums[layer, _EXPERTS in name] += round_up(tensor.nbytes, ALIGNMENT)
+            counts[_EXPERTS in name] += prod(tensor.shape)
     tied = 0 if _HEAD in largest else largest.get(_TIED, 0)
     largest.setdefault(_HEAD, tied)
-    return _weights(sums, blocks, tied, largest, sum(t.nbytes for t in tensors), elements)
+    return _weights(sums, blocks, tied, largest, counts)
 
 
 def _layer(name: str, blocks: int) -> int | None:
     """The layer of a tensor outside the blocks; a projector is on the GPU with none of them."""
     if _INPUTS.fullmatch(name):
         return None
-    return blocks + (part_of(name) is Part.VISION)
+    return _outside(blocks, part_of(name))
 
 
-def config_weights(model: Model, *, nbytes: int, elements: int) -> Weights:
-    """Return the weights of a checkpoint by the share of its elements in each layer."""
-    sums: Counter[tuple[int | None, bool]] = Counter()
+def _outside(blocks: int, part: Part) -> int:
+    """The layer of the head, or behind it that of a projector."""
+    return blocks + (part is Part.VISION)
+
+
+def config_weights(
+    model: Model, plan: QuantizationPlan | None = None, nbytes: int | None = None
+) -> Weights:
+    """Return the weights of a checkpoint, each tensor in its own format.
+
+    Where the formats of the ``plan`` do not give the ``nbytes`` that are loaded, each tensor has
+    its share of them.
+    """
     blocks = len(model.layers)
+    own: Counter[tuple[int | None, bool]] = Counter()
+    counts: Counter[bool] = Counter()
     tied = 0
+    for layer, path, module in _modules(model):
+        format_ = plan.quantization(path, module) if plan else None
+        size = sum(tensor_bytes(module, model.dtype, format_))
+        is_expert = module.part is Part.EXPERTS
+        own[layer, is_expert] += size
+        counts[is_expert] += module.elements + module.bias
+        if layer is None and model.tied_head:
+            tied = max(tied, size)
+    whole = max(1, own.total())
+    loaded = whole if nbytes is None else nbytes
+    sums = Counter({key: ceil_div(size * loaded, whole) for key, size in own.items()})
+    tied = ceil_div(tied * loaded, whole)
+    return _weights(sums, blocks, tied, {_HEAD: tied} if tied else {}, counts)
 
-    def size(count: int) -> int:
-        return -(-count * nbytes // max(1, elements))
 
-    for module in model.modules:
+def _modules(model: Model) -> Iterator[tuple[int | None, str, Module]]:
+    """Yield what is loaded, with its layer as in `Matrix` and its path."""
+    blocks = len(model.layers)
+    for module in filter(_is_loaded, model.modules):
         is_input = module.part is Part.EMBEDDING
-        sums[None if is_input else blocks, False] += size(module.elements + module.bias)
-        tied = max(tied, size(module.elements)) if is_input and model.tied_head else tied
+        yield (None if is_input else _outside(blocks, module.part)), module.path, module
     for index, layer in enumerate(model.layers):
-        for module in layer.modules:
-            routed = module.part is Part.EXPERTS
-            sums[index, routed] += size(module.elements + module.bias)
-    largest = {_HEAD: tied} if tied else {}
-    return _weights(sums, blocks, tied, largest, nbytes, elements)
+        for module in filter(_is_loaded, layer.modules):
+            yield index, f"{model.layers_path}.{index}.{module.path}", module
+
+
+def _is_loaded(module: Module) -> bool:
+    return module.loaded
 
 
 def _weights(
@@ -146,11 +179,14 @@ def _weights(
     blocks: int,
     tied: int,
     largest: dict[str, int],
-    nbytes: int,
-    elements: int,
+    counts: Counter[bool],
 ) -> Weights:
-    matrices = (Matrix(layer, routed, size) for (layer, routed), size in sums.items())
-    return Weights(blocks, tuple(matrices), tied, largest, nbytes, max(1, elements))
+    matrices = tuple(Matrix(layer, routed, size) for (layer, routed), size in sums.items())
+    sizes: Counter[bool] = Counter()
+    for matrix in matrices:
+        sizes[matrix.is_expert] += matrix.nbytes
+    averages = {kind: (sizes[kind], max(1, counts[kind])) for kind in (False, True)}
+    return Weights(blocks, matrices, tied, largest, averages)
 
 
 def layer_lines(weights: Weights, placement: Placement, layers: int) -> Iterator[str]:

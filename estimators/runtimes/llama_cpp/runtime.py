@@ -2,8 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -16,7 +15,14 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import Basis, MemoryShare, Note
-from memfit.estimators.runtimes.interface import DraftFigures, Figure, MemoryFigures, RuntimeModel
+from memfit.estimators.runtimes.budget import HostNeed
+from memfit.estimators.runtimes.interface import (
+    DraftFigures,
+    Figure,
+    HostReads,
+    MemoryFigures,
+    RuntimeModel,
+)
 from memfit.estimators.runtimes.llama_cpp.builder import Context
 from memfit.estimators.runtimes.llama_cpp.caches import (
     cache_lines,
@@ -30,6 +36,7 @@ from memfit.estimators.runtimes.llama_cpp.caches import (
 )
 from memfit.estimators.runtimes.llama_cpp.compute import compute_buffers
 from memfit.estimators.runtimes.llama_cpp.ggml import Place
+from memfit.estimators.runtimes.llama_cpp.host import Host, host_of, host_text, weights_read
 from memfit.estimators.runtimes.llama_cpp.placement import (
     ALIGNMENT,
     Placement,
@@ -39,6 +46,7 @@ from memfit.estimators.runtimes.llama_cpp.placement import (
     layer_lines,
 )
 from memfit.estimators.runtimes.llama_cpp.projector import projector_bytes
+from memfit.estimators.runtimes.llama_cpp.reserved import Compute, explained, projector_note
 from memfit.estimators.runtimes.llama_cpp.settings import LlamaCppRuntime
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
@@ -118,11 +126,8 @@ class LlamaCpp(TokenCacheModel, frozen=True):
     def weights(self) -> Weights:
         subject, footprint = self.subject, self.subject.footprint
         if self.is_gguf:
-            tensors = subject.checkpoint.tensors or ()
-            return file_weights(tensors, len(subject.model.layers), footprint.parameters)
-        return config_weights(
-            subject.model, nbytes=footprint.loaded_bytes, elements=footprint.parameters
-        )
+            return file_weights(subject.checkpoint.tensors or (), len(subject.model.layers))
+        return config_weights(subject.model, footprint.plan, footprint.loaded_bytes)
 
     @property
     def placement(self) -> Placement:
@@ -137,7 +142,19 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         if backend == "cpu" and (settings.automatic or settings.gpu_layers):
             raise UnsupportedError("--gpu-layers: this machine has no GPU")
         layers = 0 if backend == "cpu" else min(asked, blocks + 1)
-        return Placement(backend, blocks, layers, settings.host_experts)
+        return Placement(backend, blocks, layers, min(settings.host_experts, blocks))
+
+    @property
+    def host(self) -> Host | None:
+        """The host of a GPU, None where there is none with a memory of its own."""
+        return host_of(self.subject.device, self.settings)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether a part of the model that could be on the GPU is on the host."""
+        placement = self.placement
+        hosted = placement.host_experts and self.subject.model.experts()
+        return self.is_split and (placement.gpu_layers <= placement.blocks or bool(hosted))
 
     @property
     def resident_bytes(self) -> int:
@@ -152,6 +169,7 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             raise UnsupportedError("llama.cpp has no rotating cache: leave out max_kv_size")
         context = self._context(workload, all_outputs=True)
         require_possible(self.subject.model, context.types, flash=context.flash)
+        host_of(self.subject.device, self.settings)
         model = self._in(Place.GPU) if self.is_split else self.subject.model
         room, types, tokens = context.room, context.types, workload.total_tokens
         kept = caches(model, room, types, tokens, flash=context.flash)
@@ -165,7 +183,7 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             workspace_bytes=used,
             largest_buffer_bytes=max([*self.subject.footprint.sizes, *compute, kept.nbytes]),
             largest_buffer="compute buffer",
-            explanation=_explained(compute, context, rest, used),
+            explanation=explained(compute, context, rest, used),
         )
         kv = KVCache(
             nbytes=kept.nbytes,
@@ -174,41 +192,74 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             held_tokens=kept.held_tokens,
             allocated_tokens=kept.cells,
         )
-        return MemoryFigures(kv, states, moment)
+        host_bytes = self._share(Place.HOST, context, tokens, compute).total_bytes
+        return MemoryFigures(kv, states, moment, host_bytes if self.is_split else 0)
 
     def memories(self, workload: Workload) -> tuple[MemoryShare, ...]:
         if not self.is_split:
             return ()
         context = self._context(workload, all_outputs=True)
-        weights, compute = self.weights.by_place(self.placement), self._compute(context)
-        work = {
-            Place.GPU: compute.gpu + compute.projector,
-            Place.HOST: compute.host + compute.output,
-        }
+        compute, tokens = self._compute(context), workload.total_tokens
         return tuple(
-            self._share(place, context, workload.total_tokens, weights[place], work[place])
-            for place in (Place.GPU, Place.HOST)
+            self._share(place, context, tokens, compute) for place in (Place.GPU, Place.HOST)
         )
 
-    def shared_bytes(self, workload: Workload) -> int:
-        if not self.is_split or self.subject.backend != "metal":
+    def shared_bytes(self, figures: MemoryFigures) -> int:
+        device = self.subject.device
+        if not self.is_split or device is None or device.has_host:
             return 0
-        return sum(share.total_bytes for share in self.memories(workload))
+        return figures.moment.nbytes + figures.host_bytes
 
-    def _share(
-        self, place: Place, context: Context, tokens: int, weights: int, compute: int
-    ) -> MemoryShare:
-        model, room = self._in(place), context.room
+    def host_need(self, nbytes: int) -> HostNeed | None:
+        host = self.host
+        if host is None or not self.is_split:
+            return None
+        return HostNeed(nbytes, host.memory_bytes, self.is_divided)
+
+    def divisions(self) -> Iterator[Sequence[tuple[dict[str, int], Runtime]]]:
+        """Yield experts of ever more layers on the host, then ever fewer layers on the GPU."""
+        settings, blocks = self.settings, self.placement.blocks
+        is_set = settings.gpu_layers is not None or settings.automatic or settings.host_experts
+        if is_set or self.host is None:
+            return
+        experts = {"host_experts": blocks} if self.subject.model.experts() else {}
+        if experts:
+            yield [self._division(host_experts=layers) for layers in range(1, blocks + 1)]
+        yield [self._division(gpu_layers=layers, **experts) for layers in range(blocks, -1, -1)]
+
+    def _division(self, **layers: int) -> tuple[dict[str, int], Runtime]:
+        return layers, replace(self.settings, **layers)
+
+    def host_reads(self, workload: Workload) -> HostReads | None:
+        host = self.host
+        if host is None or not self.is_split:
+            return None
+        prompt, model = replace(workload, max_tokens=0), self._in(Place.HOST)
+        context = self._context(prompt, all_outputs=True)
+        tokens = prompt.total_tokens
+        kept = caches(model, context.room, context.types, tokens, flash=context.flash)
+        states = recurrent_bytes(model, context.room.sequences)
+        read = weights_read(self.subject.model, self.weights, self.placement)
+        return HostReads(read + kept.held_bytes + states, host.bandwidth_bytes)
+
+    def _share(self, place: Place, context: Context, tokens: int, compute: Compute) -> MemoryShare:
+        model, room, device = self._in(place), context.room, self.subject.device
         kept = caches(model, room, context.types, tokens, flash=context.flash).nbytes
         states = recurrent_bytes(model, room.sequences)
+        weights = self.weights.by_place(self.placement)[place]
+        used = compute.on_gpu if place is Place.GPU else compute.on_host
+        memory = device.memory_bytes if device else None
+        if self.host:
+            memory = self.host.memory_bytes
         return MemoryShare(
             name="GPU" if place is Place.GPU else "host",
             layers=len(model.layers),
             weights_bytes=weights,
             cache_bytes=kept,
             state_bytes=states,
-            compute_bytes=compute,
-            total_bytes=weights + kept + states + compute,
+            compute_bytes=used,
+            total_bytes=weights + kept + states + used,
+            memory_bytes=device.working_set_bytes if device and place is Place.GPU else memory,
         )
 
     def drafted(self, workload: Workload, draft: RuntimeModel, tokens: int) -> DraftFigures:
@@ -224,13 +275,15 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         context = alone._context(unquantised, all_outputs=True)
         fewer = alone._context(unquantised, all_outputs=False)
         less = alone._used(alone._compute(context)) - alone._used(alone._compute(fewer))
-        nbytes = alone.figures(unquantised).moment.nbytes - less
+        figures = alone.figures(unquantised)
+        nbytes = figures.moment.nbytes - less
         text = f"a context of {context.room.full} cells in f16 with all its layers on the GPU"
-        return DraftFigures(nbytes, "derived", "prefill", f"{text} = {nbytes} bytes")
+        line = f"{text} = {nbytes} bytes"
+        return DraftFigures(nbytes, "derived", "prefill", line, figures.host_bytes)
 
-    def _used(self, compute: "Compute") -> int:
+    def _used(self, compute: Compute) -> int:
         """The bytes of the compute buffers that figures count."""
-        return compute.gpu + compute.projector if self.is_split else compute.nbytes
+        return compute.on_gpu if self.is_split else compute.nbytes
 
     def _in(self, place: Place) -> Model:
         model, placement = self.subject.model, self.placement
@@ -240,9 +293,16 @@ class LlamaCpp(TokenCacheModel, frozen=True):
     def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
         """Yield whether a Mac has room for what is on its GPU and on its host together."""
         yield from TokenCacheModel.notes(self, workload, figures, units)
-        if note := _projector_note(self._projector_bytes, units):
+        if note := projector_note(self._projector_bytes, units):
             yield note
-        device, both = self.subject.device, self.shared_bytes(workload)
+        device, both = self.subject.device, self.shared_bytes(figures)
+        need = self.host_need(figures.host_bytes)
+        if need and need.is_undecided:
+            text = (
+                f"the host has to hold {format_bytes(need.nbytes, units)}, and its memory is not"
+                " known: --host-memory gives it"
+            )
+            yield Note("warning", "host-memory", text)
         if device and both > device.memory_bytes:
             text = (
                 f"GPU and host share {format_bytes(device.memory_bytes, units)} here; together they"
@@ -287,10 +347,12 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             command += ["-ctk", types.keys, "-ctv", types.values]
         if not self.settings.flash:
             command += ["-fa", "off"]
-        if self.settings.gpu_layers is not None:
-            command += ["-ngl", str(self.settings.gpu_layers)]
-        if self.settings.host_experts:
-            command += ["-ncmoe", str(self.settings.host_experts)]
+        placement = self.placement
+        # Without it, --fit moves layers to the host where less than 1 GiB is left (common/fit.cpp).
+        if self.host or self.settings.gpu_layers is not None:
+            command += ["-ngl", str(placement.gpu_layers)]
+        if placement.host_experts:
+            command += ["-ncmoe", str(placement.host_experts)]
         return (shlex.join(command),)
 
     def _context(self, workload: Workload, *, all_outputs: bool) -> Context:
@@ -300,7 +362,7 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         outputs = room.microbatch if all_outputs else min(room.sequences, room.microbatch)
         return Context(room, types, self.flash, outputs)
 
-    def _compute(self, context: Context) -> "Compute":
+    def _compute(self, context: Context) -> Compute:
         model = self.subject.model
         sizes = compute_buffers(model, context, self.weights, self.placement)
         output = _FLOAT * model.vocab_size * context.room.sequences
@@ -337,6 +399,8 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             f" {context.types.values}"
         )
         yield f"flash attention is {'on' if context.flash else 'off'}; {self._placed()}"
+        if self.host and self.is_split:
+            yield host_text(self.host, units)
         least = self._compute(self._context(workload, all_outputs=False)).nbytes
         less = format_bytes(self._compute(context).nbytes - least, units)
         yield (
@@ -373,39 +437,3 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         yield from cache_lines(self.subject.model, room, types, tokens, flash=flash)
         if self.is_split:
             yield from layer_lines(self.weights, self.placement, len(self.subject.model.layers))
-
-
-class Compute(NamedTuple):
-    """Bytes of the compute buffers, and of the buffer of logits that the program reads."""
-
-    gpu: int
-    host: int
-    output: int
-    projector: int
-    """A bound of what a vision projector computes its largest image with, on the GPU."""
-
-    @property
-    def nbytes(self) -> int:
-        return sum(self)
-
-
-def _projector_note(nbytes: int | None, units: Units) -> Note | None:
-    if nbytes is None:
-        text = "the weights of the vision projector are counted, what it computes with is not"
-        return Note("warning", "projector", text)
-    if not nbytes:
-        return None
-    text = (
-        f"the vision projector computes its largest image in at most {format_bytes(nbytes, units)};"
-        " tiles that are computed together take more"
-    )
-    return Note("info", "projector", text)
-
-
-def _explained(compute: Compute, context: Context, rest: int, used: int) -> tuple[str, ...]:
-    parts = " + ".join(f"{name} {nbytes}" for name, nbytes in compute._asdict().items())
-    return (
-        f"compute buffers for {context.room.microbatch} tokens on {context.room.full} cells ="
-        f" {parts} = {compute.nbytes} bytes",
-        f"peak = weights, caches and states {rest} + compute {used} = {rest + used} bytes",
-    )

@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import MAX_LAYERS
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.units import parse_memory, parse_rate
 from memfit.estimators.runtimes.llama_cpp.caches import CACHE_TYPES, CacheTypes
 from memfit.estimators.runtimes.runtime import Runtime
 
@@ -23,6 +24,10 @@ class LlamaCppRuntime(Runtime, frozen=True, kw_only=True):
     """Whether the workload decides how many layers are on the GPU."""
     host_experts: int = 0
     """Layers with their experts on the host (``--n-cpu-moe``)."""
+    host_memory_bytes: int | None = None
+    """Memory of the host beside that of the GPU; None: what the device says."""
+    host_bandwidth_bytes: int | None = None
+    """Bytes a second that it is read at; None: those of a usual host."""
 
     def with_setting(self, option: str, text: str) -> Runtime:
         match option:
@@ -39,22 +44,33 @@ class LlamaCppRuntime(Runtime, frozen=True, kw_only=True):
             case "--gpu-layers" if text.strip().lower() == "auto":
                 return replace(self, automatic=True)
             case "--gpu-layers":
-                return replace(self, gpu_layers=_layers(text))
+                return replace(self, gpu_layers=None if _is_all(text) else _layers(text))
             case "--n-cpu-moe":
-                return replace(self, host_experts=_layers(text) or 0)
+                return replace(self, host_experts=MAX_LAYERS if _is_all(text) else _layers(text))
+            case "--host-memory":
+                return replace(self, host_memory_bytes=_positive(parse_memory(text), text))
+            case "--host-bandwidth":
+                return replace(self, host_bandwidth_bytes=_positive(parse_rate(text), text))
             case _:
                 return Runtime.with_setting(self, option, text)
 
 
-def _layers(text: str) -> int | None:
-    """Read a number of layers; None for all."""
-    if text.strip().lower() == "all":
-        return None
+def _is_all(text: str) -> bool:
+    return text.strip().lower() == "all"
+
+
+def _layers(text: str) -> int:
     if not text.isdecimal() or int(text) > MAX_LAYERS:
         raise InputError(
             f"{text[:60]!r}: expected a number of layers up to {MAX_LAYERS}, auto or all"
         )
     return int(text)
+
+
+def _positive(value: int, text: str) -> int:
+    if not value:
+        raise InputError(f"{text[:60]!r}: a host has more than none")
+    return value
 
 
 def parse_cache_types(text: str) -> CacheTypes:
