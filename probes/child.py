@@ -22,6 +22,7 @@ from msgspec import convert, to_builtins
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.workload import Workload
+from memfit.probes.codeless import forbid_repository_code, refusals
 from memfit.probes.experts.runner import ExpertRunner, ExpertSetup
 from memfit.probes.model_runner import ModelRunner
 from memfit.probes.prompt_caches.runner import CacheRunner
@@ -136,6 +137,7 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1) as answers:
         os.dup2(2, 1)
         _raise_oom_score()
+        forbid_repository_code()
         lock = threading.Lock()
 
         def send(**answer: Any) -> None:
@@ -150,7 +152,9 @@ def main() -> None:
         }
         for message in messages:
             try:
-                send(result=by_name[message.pop("call")](**message))
+                with refusals():
+                    result = by_name[message.pop("call")](**message)
+                send(result=result)
             except MemfitError as error:
                 send(error={"kind": type(error).__name__, "text": str(error)})
 

@@ -124,6 +124,7 @@ def _others(count: str) -> str:
     return f" (and {int(count) - 1} more)" if count != "1" else ""
 
 
-def one_line(error: BaseException) -> str:
-    """Return an exception's message as one printable line."""
-    return printable(" ".join(str(error).split()))
+def one_line(error: BaseException, view: Path | None = None, path: Path | None = None) -> str:
+    """Return an exception's message as one printable line, with ``path`` in place of ``view``."""
+    text = str(error).replace(str(view), str(path)) if view else str(error)
+    return printable(" ".join(text.split()))

@@ -42,7 +42,7 @@ _ERRORS: dict[str, type[MemfitError]] = {
 }
 # The model is a local directory, so nothing is fetched from the Hub. PYTHONSAFEPATH: the working
 # directory may be the model's, and no module in it may replace a library.
-_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
+CHILD_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
 _COMMAND = (sys.executable, "-m", "memfit.probes.child")
 _STDERR_TAIL_BYTES = 4096
 _LIKELY_REASONS = {
@@ -104,7 +104,6 @@ class ModelProcess:
         self._path, self.timeout_seconds = path, timeout_seconds
         self._images, self._videos, self._limit = images, videos, memory_limit_bytes
         self._shortest_prompt = shortest_prompt
-        self._codeless: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[str] | None = None
         self._answers: SimpleQueue[str] = SimpleQueue()
         self._stderr: IO[bytes] | None = None
@@ -128,7 +127,7 @@ class ModelProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
-                env={**os.environ, **_ENVIRONMENT},
+                env={**os.environ, **CHILD_ENVIRONMENT},
                 encoding="utf-8",
                 start_new_session=True,  # Ctrl-C reaches only this process, which ends the other
             )
@@ -151,8 +150,6 @@ class ModelProcess:
             for pipe in (self._process.stdin, self._process.stdout):
                 _close(pipe)
         _close(self._stderr)
-        if self._codeless:
-            self._codeless.cleanup()
 
     @property
     def pid(self) -> int | None:
@@ -220,12 +217,8 @@ class ModelProcess:
         return answer
 
     def _setup(self) -> dict[str, Any]:
-        path = self._path
-        if self._images or self._videos:
-            self._codeless = tempfile.TemporaryDirectory(prefix="memfit-")
-            path = _without_code(path, Path(self._codeless.name))
         return {
-            "path": str(path),
+            "path": str(self._path),
             "images": [str(image.absolute()) for image in self._images],
             "videos": [str(video.absolute()) for video in self._videos],
             "memory_limit_bytes": self._limit,
@@ -323,19 +316,6 @@ def _require_installed(packages: list[str], what: str, extra: str) -> None:
         raise MachineError(
             f"{what} needs {' and '.join(missing)}, not installed here: install {extra}"
         )
-
-
-def _without_code(path: Path, links: Path) -> Path:
-    """Return a directory of links to all files of a model except its Python code.
-
-    Some of mlx-vlm's processors run that code even with trust_remote_code=False.
-    """
-    view = links / path.absolute().name
-    view.mkdir()
-    for file in path.absolute().iterdir():
-        if file.suffix != ".py" and file.is_file():
-            (view / file.name).symlink_to(file)
-    return view
 
 
 def _close(pipe: IO[Any] | None) -> None:

@@ -23,6 +23,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.config import CONFIG
 from memfit.estimators.trace.libraries import changed
 from memfit.estimators.trace.model_builder import class_errors
+from memfit.probes.codeless import forbid_repository_code, refusals
 from memfit.probes.loading import codeless_config, memory_errors, one_line, weight_errors
 from memfit.probes.model_runner import ModelRunner
 from memfit.probes.rank_state import RankError, RankState
@@ -96,10 +97,12 @@ def main() -> None:
     messages = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     _end_with_launcher()
+    forbid_repository_code()
     sender = _Sender(messages)
     with repeated(sender.send, _SEND_EVERY_SECONDS):
         try:
-            _measure(setup, sender)
+            with refusals():
+                _measure(setup, sender)
         except MemfitError as error:
             sender.update(error=RankError(type(error).__name__, str(error)[:2000]))
         except Exception as error:  # noqa: BLE001 - whatever it is, the run is over

@@ -32,7 +32,7 @@ from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.unfinished import unfinished_folder
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Loaded, Run
-from memfit.probes.process import require_installed
+from memfit.probes.process import CHILD_ENVIRONMENT, require_installed
 from memfit.probes.rank_state import RankState
 
 _ERRORS: dict[str, type[MemfitError]] = {
@@ -49,7 +49,6 @@ def end(pipe=int(sys.argv.pop(1))):
 threading.Thread(target=end, daemon=True).start()
 main()
 """
-_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
 _EXITED = re.compile(r"Node with rank (\d+) exited with code (-?\d+)")
 # Signs of life come twice a second.
 _SILENT_SECONDS = 3.0
@@ -125,7 +124,7 @@ class _Launched:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             # It leaves files of its own in the folder for temporary ones.
-            env={**os.environ, **_ENVIRONMENT, "TMPDIR": str(folder)},
+            env={**os.environ, **CHILD_ENVIRONMENT, "TMPDIR": str(folder)},
             encoding="utf-8",
             errors="replace",
             start_new_session=True,
@@ -270,7 +269,7 @@ def _command(request: RankRequest, alive: int) -> list[str]:
     hosts = ["--repeat-hosts", str(request.size), "--starting-port", str(_free_port(request.size))]
     if request.hostfile:
         hosts = ["--hostfile", str(request.hostfile.absolute())]
-    environment = [f"--env={name}={value}" for name, value in _ENVIRONMENT.items()]
+    environment = [f"--env={name}={value}" for name, value in CHILD_ENVIRONMENT.items()]
     child = [sys.executable, "-m", "memfit.probes.rank_child", json.dumps(setup)]
     launcher = [
         sys.executable,

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.errors import InputError, MemfitError
 from memfit.estimators.base.files import list_names, printable
 from memfit.estimators.checkpoint.config import CONFIG, read_model_config
+from memfit.probes.codeless import UnloadableError, codeless_view
 from memfit.probes.loading import one_line
 
 # Repeated when only a number of tokens is given.
@@ -74,11 +75,10 @@ def model_tokenizer(path: Path, config: Mapping[str, Any]) -> Any:
 
     eos = config.get("eos_token_id")
     try:
-        return load_tokenizer(path, {"trust_remote_code": False}, eos_token_ids=eos)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - transformers may raise anything
-        raise NoTokenizerError(
-            f"its tokenizer cannot be loaded ({type(error).__name__}: {one_line(error)})"
-        ) from None
+        with codeless_view(path) as view:
+            return load_tokenizer(view, {"trust_remote_code": False}, eos_token_ids=eos)
+    except (MemfitError, UnloadableError) as error:
+        raise NoTokenizerError(f"its tokenizer cannot be loaded ({error})") from None
 
 
 def _checked(path: Path, ids: list[int], vocabulary: int | None) -> list[int]:

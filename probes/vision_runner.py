@@ -11,16 +11,15 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.config import CONFIG
 from memfit.estimators.images.sizes import frame_files
+from memfit.estimators.trace.libraries import changed
+from memfit.probes.codeless import UnloadableError, codeless_view
 from memfit.probes.loading import codeless_config, memory_errors, one_line, weight_errors
 from memfit.probes.model_runner import ModelRunner
 from memfit.probes.run_monitor import OnPrompt, ReportFigures
 
 
 class VisionRunner(ModelRunner):
-    """A `ModelRunner` with a prompt of text and images.
-
-    The directory must hold no code: some of mlx-vlm's processors would run it.
-    """
+    """A `ModelRunner` with a prompt of text and images."""
 
     def __init__(
         self,
@@ -53,6 +52,10 @@ class VisionRunner(ModelRunner):
             self._inputs = _processed(self.path, self.config, text, self._images, self._videos)
         except MemfitError:
             raise
+        except UnloadableError as error:
+            raise InputError(
+                f"{printable(self.path)}: its processor cannot be loaded ({error})"
+            ) from None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a processor may raise anything
             given = printable(", ".join(self._images + self._videos))
             raise InputError(
@@ -62,11 +65,14 @@ class VisionRunner(ModelRunner):
         return self._tokens, ()
 
     def load_model(self) -> tuple[Any, dict[str, Any]]:
-        from mlx_vlm.utils import load_model
+        from mlx_vlm import utils
 
         config = codeless_config(self.path)
-        with self.errors(), weight_errors(self.path), memory_errors():
-            return load_model(self.path, lazy=False, trust_remote_code=False), config
+        # Without a path it imports no ``model_file``, also of a model that a class loads itself.
+        find = utils.get_model_and_args
+        stubs = {"get_model_and_args": lambda config, model_path=None: find(config)}
+        with self.errors(), weight_errors(self.path), memory_errors(), changed(utils, stubs):
+            return utils.load_model(self.path, lazy=False, trust_remote_code=False), config
 
     def model_input(self, workload: Workload) -> Any:
         """Return the processed prompt; its length cannot be changed."""
@@ -149,7 +155,8 @@ def _processed(
     )
     from mlx_vlm.utils import should_add_special_tokens as adds_special_tokens
 
-    processor = load_processor(path, trust_remote_code=False)
+    with codeless_view(path) as view:
+        processor = load_processor(view, trust_remote_code=False)
     image_processor = load_image_processor(path, trust_remote_code=False)
     if image_processor is not None:
         processor.image_processor = image_processor
