@@ -307,6 +307,9 @@ def speed(result: Estimate) -> Iterator[str]:
     if found.expected_tokens_per_second:
         least, median, most = found.expected_tokens_per_second
         text += f", expect about {median:.0f} ({least:.0f} to {most:.0f})"
+    elif found.range_tokens_per_second:
+        least, most = found.range_tokens_per_second
+        text += f", expect {least:.0f} to {most:.0f} (not measured on this chip)"
     yield text
 
 
