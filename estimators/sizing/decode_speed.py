@@ -14,6 +14,8 @@ from msgspec import UNSET
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.apple import chips
+from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import DecodeSpeed
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.weights.footprint import WeightFootprint
@@ -23,13 +25,23 @@ from memfit.estimators.weights.footprint import WeightFootprint
 _READ = (Part.ATTENTION, Part.MLP, Part.SHARED_EXPERTS, Part.ROUTER, Part.NORM)
 
 # Percent of the bound that published runs of mlx_lm reach: 10th percentile, median, 90th. Runs of
-# one sequence on an M5 Max with 128 GB, 4 to 8 bits, prompts of 128 to 8,192 tokens; a smaller chip
-# comes closer to its bound. Computed by benchmarks/decode_speed.py.
+# one sequence on an M5 Max with 128 GB, 4 to 8 bits, prompts of 128 to 8,192 tokens. Computed by
+# benchmarks/decode_speed.py.
 REACHED_PERCENT = {
     "dense": (43, 56, 79),
     "moe": (45, 49, 53),
     "hybrid dense": (69, 81, 84),
     "hybrid moe": (33, 39, 48),
+}
+MEASURED_ON = "m5-max"
+# Percent of any published run on any Mac: no run is above the second. Other chips have another
+# bandwidth for each kernel that they start, and few published runs: an M4 Max reaches 63 to 80 with
+# a dense model and 39 to 52 with a mixture, an M3 Pro 74 (mlx-lm's BENCHMARKS.md and #1569).
+OTHER_CHIPS_PERCENT = {
+    "dense": (43, 85),
+    "moe": (39, 85),
+    "hybrid dense": (43, 85),
+    "hybrid moe": (33, 85),
 }
 
 
@@ -54,17 +66,28 @@ def decode_speed(sized: SizedModel, workload: Workload) -> DecodeSpeed | None:
     if host:
         seconds += Fraction(on_host, host.bandwidth_bytes)
     most = ceil(10 * workload.batch / seconds)
-    reached = REACHED_PERCENT[kind(sized.model)] if sized.runtime_model.is_mlx_lm else None
+    group = kind(sized.model)
+    is_measured = sized.device is not None and _is_measured(sized.device)
+    reached: tuple[int, ...] = ()
+    if sized.runtime_model.is_mlx_lm and sized.device and sized.device.backend == "metal":
+        reached = REACHED_PERCENT[group] if is_measured else OTHER_CHIPS_PERCENT[group]
+    shares = tuple(most * percent // 100 / 10 for percent in reached)
     return DecodeSpeed(
         bytes_per_step=read,
         bandwidth_bytes_per_second=ceil(read / seconds),
         most_tokens_per_second=most / 10,
-        expected_tokens_per_second=(
-            tuple(most * percent // 100 / 10 for percent in reached) if reached else None
-        ),
+        expected_tokens_per_second=shares if is_measured and shares else None,
+        range_tokens_per_second=(shares[0], shares[-1]) if shares else None,
         host_bytes_per_step=on_host or UNSET,
         host_bandwidth_bytes_per_second=host.bandwidth_bytes if host and on_host else UNSET,
     )
+
+
+def _is_measured(device: Device) -> bool:
+    """Whether the published runs are of such a GPU: one with fewer cores has less bandwidth."""
+    chip = chips()[MEASURED_ON]
+    own = (device.gpu_class, device.generation, device.bandwidth_bytes)
+    return own == (chip.gpu_class, chip.generation, chip.bandwidth_bytes)
 
 
 def pipeline_speed(ranks: Sequence[SizedModel], workload: Workload) -> DecodeSpeed | None:
@@ -88,6 +111,7 @@ def pipeline_speed(ranks: Sequence[SizedModel], workload: Workload) -> DecodeSpe
         bandwidth_bytes_per_second=ceil((read + head_bytes) / seconds),
         most_tokens_per_second=ceil(10 * workload.batch / seconds) / 10,
         expected_tokens_per_second=None,
+        range_tokens_per_second=None,
     )
 
 

@@ -121,7 +121,7 @@ class RankedModel(Struct, frozen=True):
         if not all(speeds):
             return None
         slowest = min(filter(None, speeds), key=lambda speed: speed.most_tokens_per_second)
-        return replace(slowest, expected_tokens_per_second=None)
+        return replace(slowest, expected_tokens_per_second=None, range_tokens_per_second=None)
 
     def plan(self, workload: Workload, parallel: Parallel) -> RankPlan:
         """Return what every rank takes."""

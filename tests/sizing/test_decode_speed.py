@@ -54,6 +54,36 @@ def test_published_runs_stay_below_the_bound(
     assert measured < speed.most_tokens_per_second < 4 * measured
 
 
+# Of mlx_lm on other chips: mlx-lm's BENCHMARKS.md and pull request 1569, 2,048 tokens.
+@pytest.mark.parametrize(
+    ("device", "sample", "bits", "measured"),
+    [
+        ("m4-max-64", "qwen3-4b-4bit", 8, 86.907),
+        ("m4-max-64", "qwen3-4b-4bit", 4, 134.52),
+        ("m4-max-64", "qwen3-30b-a3b-4bit", 8, 83.16),
+        ("m4-max-64", "qwen3-30b-a3b-4bit", 4, 113.33),
+        ("m3-pro-18", "qwen3-4b-4bit", 4, 44.62),
+    ],
+)
+def test_a_chip_without_measured_runs_gets_a_range_and_no_single_figure(
+    device: str, sample: str, bits: int, measured: float
+) -> None:
+    speed = decode_speed(sized(sample, bits, device), Workload(prompt_tokens=2048))
+    assert speed
+    assert speed.expected_tokens_per_second is None
+    assert speed.range_tokens_per_second
+    least, most = speed.range_tokens_per_second
+    assert least <= measured <= most < speed.most_tokens_per_second
+
+
+def test_runs_on_an_m5_max_say_what_to_expect_of_it_alone() -> None:
+    for device in list_devices():
+        speed = decode_speed(sized("qwen3-4b-4bit", device=device.name), Workload(prompt_tokens=64))
+        is_measured = bool(speed and speed.expected_tokens_per_second)
+        assert is_measured == device.name.startswith("m5-max")
+        assert bool(speed and speed.range_tokens_per_second) == (device.backend == "metal")
+
+
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published measurements are not here")
 def test_no_published_run_exceeds_the_bound_and_the_shares_are_theirs() -> None:
     found = list(runs(PUBLISHED))

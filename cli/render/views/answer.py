@@ -341,6 +341,9 @@ def speed(result: Estimate) -> Iterator[str]:
     if found.expected_tokens_per_second:
         least, median, most = found.expected_tokens_per_second
         text += f", expect about {median:.0f} ({least:.0f} to {most:.0f})"
+    elif found.range_tokens_per_second:
+        least, most = found.range_tokens_per_second
+        text += f", expect {least:.0f} to {most:.0f} (not measured on this chip)"
     if found.host_bytes_per_step and found.host_bandwidth_bytes_per_second:
         rate = size(found.host_bandwidth_bytes_per_second, Units.GB, down=True)
         text += f" with a host of {rate}/s"

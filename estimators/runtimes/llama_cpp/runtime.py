@@ -407,6 +407,12 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             "the compute buffers have room for the logits of a whole micro-batch, as llama.cpp"
             f" reserves them for a library; for llama-server of this build {less} less"
         )
+        basis, percent = self.basis("workspace", workload)
+        if basis == "derived":
+            yield (
+                f"the compute buffers are within {percent} % of those of llama.cpp"
+                f" {self.runtime.version}; other builds were not compared"
+            )
 
     def _placed(self) -> str:
         placement = self.placement
