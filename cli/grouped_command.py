@@ -7,7 +7,7 @@ from typing import Any
 from typer.core import TyperCommand
 
 from memfit.cli.options.completion import undescribed
-from memfit.cli.options.foreign import with_sequences
+from memfit.cli.options.foreign import with_bits, with_sequences
 from memfit.cli.options.groups import OptionGroup
 
 _OPTION = re.compile(r"--[\w-]+")
@@ -35,9 +35,10 @@ class GroupedCommand(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read ``--parallel 4`` as llama.cpp does: sequences at once, -np."""
+        """Read ``--parallel 4`` as llama.cpp does, sequences at once, and ``-q 4`` as bits."""
         known = {name for parameter in self.params for name in parameter.opts}
-        return super().parse_args(ctx, with_sequences(args) if "-np" in known else args)
+        args = with_sequences(args) if "-np" in known else args
+        return super().parse_args(ctx, with_bits(args) if "-q" in known else args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Return the options that begin with a text."""

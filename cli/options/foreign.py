@@ -1,8 +1,10 @@
 """Options of other programs that memfit does not have, and what to write in their place."""
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+_BITS = r"[0-9](-?bits?)?|mxfp[48]|nvfp4"
 _LEAVE = "it changes no memory that memfit counts: leave it out"
 _SEQUENCES = "sequences at once are --batch, tokens computed at once --prefill-step"
 FOREIGN = {
@@ -36,6 +38,18 @@ def with_sequences(arguments: Sequence[str]) -> list[str]:
     return [
         "-np" if word == "--parallel" and value.isdecimal() else word
         for word, value in pairwise([*words, ""])
+    ]
+
+
+def with_bits(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with --quantize in place of a -q that has bits or a format.
+
+    >>> with_bits(["-q", "4", "-q", "model"])
+    ['--quantize', '4', '-q', 'model']
+    """
+    return [
+        "--quantize" if word == "-q" and re.fullmatch(_BITS, value) else word
+        for word, value in pairwise([*arguments, ""])
     ]
 
 

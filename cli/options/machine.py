@@ -61,6 +61,19 @@ class MachineOptions(OptionGroup, frozen=True, kw_only=True):
         host = detect_host()
         return host if host and host.backend != "cpu" else None
 
+    def listed(self) -> tuple[Device, ...]:
+        """Return the machines of a --device with several names, nothing where it has one.
+
+        Raises:
+            InputError: when one is unknown, or another option names a machine too.
+        """
+        names = [name.strip() for name in (self.device or "").split(",")]
+        if len(names) == 1:
+            return ()
+        if self.given > 1:
+            raise InputError("--device, --memory and --working-set each name a device: give one")
+        return tuple(map(self.named, names))
+
     def named(self, name: str) -> Device:
         """Return the machine with a name; ``host`` is this machine.
 

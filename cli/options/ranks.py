@@ -88,12 +88,7 @@ class RankedMachine(MachineOptions, frozen=True, kw_only=True):
         """Return a machine for each rank, nothing when at most one is named."""
         if self.hosts is not None:
             return self._of_hosts(self.hosts)
-        names = [name.strip() for name in (self.device or "").split(",")]
-        if len(names) == 1:
-            return ()
-        if self.given > 1:
-            raise InputError("--device, --memory and --working-set each name a device: give one")
-        return tuple(self.named(name) for name in names)
+        return self.listed()
 
     def _of_hosts(self, path: Path) -> tuple[Device | None, ...]:
         from memfit.estimators.machine.hosts import read_hosts
