@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from memfit.estimators.sizing.ranks import Ranks
 
     Place = tuple[Device | None, Ranks | None]
+    Prompted = str | PathLike[str] | Sequence[str | PathLike[str]] | None
 
 GROUPS = (EstimatedModel, EstimateRuntime, RankedMachine, WorkloadOptions)
 _OPTION = re.compile(r"--(?:no-)?([a-z][a-z-]*)")
@@ -81,8 +82,8 @@ class WorkloadSettings(TypedDict, total=False):
     kv_group_size: int | None
     quantized_kv_start: int | None
     max_kv_size: int | None
-    image: str | Sequence[str] | None
-    video: str | Sequence[str] | None
+    image: "Prompted"
+    video: "Prompted"
 
 
 class EstimateSettings(OpenSettings, MachineSettings, WorkloadSettings, total=False):
@@ -197,7 +198,13 @@ def _reference(model: str | PathLike[str]) -> str:
 
 
 def _text(value: Any, hint: Any) -> Any:
-    """Numbers as text, for an option that reads counts such as 32k, or several of them."""
+    """Numbers as text, for an option that reads counts such as 32k, or several of them.
+
+    One value is enough for an option that can be repeated.
+    """
+    if list[str] in get_args(hint):
+        several = value if isinstance(value, list | tuple) else [value]
+        return [os.fsdecode(each) if isinstance(each, PathLike) else each for each in several]
     is_text = hint is str or str in get_args(hint)
     if not is_text or isinstance(value, bool):
         return value

@@ -4,7 +4,9 @@ import errno
 import io
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise, takewhile
 from typing import Annotated, Any, ClassVar, NoReturn
 
 import typer
@@ -186,10 +188,16 @@ def _leave(code: Exit, *messages: str, slug: str) -> NoReturn:
     sys.exit(code)
 
 
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Whether options ask for JSON; what is inside an argument, or after "--", is none."""
+    options = list(takewhile(lambda word: word != "--", arguments))
+    named = {"--json", "--format=json"}.intersection(options)
+    return bool(named) or ("--format", "json") in pairwise(options)
+
+
 def _report(code: Exit, message: str, *, slug: str) -> None:
     """Print an error as JSON to standard output, where JSON was requested."""
-    arguments = sys.argv[1:]
-    if "--json" not in arguments and "--format json" not in " ".join(arguments).replace("=", " "):
+    if not _wants_json(sys.argv[1:]):
         return
     from memfit.cli.render.output import emit
     from memfit.cli.render.writers.json import to_json

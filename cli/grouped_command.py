@@ -7,7 +7,7 @@ from typing import Any
 from typer.core import TyperCommand
 
 from memfit.cli.options.completion import undescribed
-from memfit.cli.options.foreign import require_own, with_sequences
+from memfit.cli.options.foreign import require_own, with_bits, with_sequences
 from memfit.cli.options.groups import OptionGroup
 from memfit.cli.options.repeats import require_once, with_lists
 
@@ -36,7 +36,7 @@ class GroupedCommand(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read ``--parallel 4`` as llama.cpp does, sequences at once, and lists of machines.
+        """Read ``-np``, ``-q 4`` and lists of machines as people write them.
 
         Raises:
             InputError: for an option that is given more than once and is no list.
@@ -44,6 +44,7 @@ class GroupedCommand(TyperCommand):
         known = {name for parameter in self.params for name in parameter.opts}
         require_own(args, known)
         args = with_lists(with_sequences(args) if "-np" in known else args, known)
+        args = with_bits(args) if "-q" in known else args
         if not ctx.resilient_parsing:
             # Typer itself takes the last of them.
             _, _, given = self.make_parser(ctx).parse_args(args=list(args))

@@ -9,8 +9,8 @@ from memfit.cli.exits import Exit
 from memfit.cli.grouped_command import GroupedCommand
 from memfit.cli.lazy_group import Group
 from memfit.cli.options.completion import complete_device, complete_model
-from memfit.cli.options.groups import OptionGroup, grouped
-from memfit.cli.options.output import FORMAT, Verbose
+from memfit.cli.options.groups import OptionGroup, grouped, parsed
+from memfit.cli.options.output import FORMAT, Json, Verbose
 from memfit.cli.progress import reporting
 from memfit.cli.render.escape import say
 from memfit.estimators.base.errors import InputError, PolicyError
@@ -73,6 +73,7 @@ class GateOutput(OptionGroup, frozen=True, kw_only=True):
 
     panel = "Output options"
     format_: Annotated[GateFormat, FORMAT] = "table"
+    json_: Json = False
     files: Annotated[
         list[str] | None,
         typer.Option(
@@ -84,6 +85,11 @@ class GateOutput(OptionGroup, frozen=True, kw_only=True):
     ] = None
     verbose: Verbose = False
 
+    @property
+    def form(self) -> GateFormat:
+        """The format that --json or --format sets."""
+        return "json" if self.json_ else self.format_
+
 
 @gate.command(cls=GroupedCommand)
 @grouped
@@ -92,7 +98,7 @@ def check(upgrade: Upgrade, asked: CheckOptions, output: GateOutput) -> None:
 
     Targets are read from memfit.yaml, the baseline from memfit.lock.json in the same directory.
     With OLD and NEW, every target checks NEW, and the growth limits compare it with OLD.
-    `memfit gate init MODEL --device NAME` writes a first policy.
+    `memfit gate init MODEL --memory 32GB` writes a first policy.
     """
     # The library is imported here so that --help stays fast.
     from memfit.cli.render.gate_output import deliver_mistakes, deliver_report, parse_outputs
@@ -105,7 +111,7 @@ def check(upgrade: Upgrade, asked: CheckOptions, output: GateOutput) -> None:
         )
     if asked.policy == POLICY and not is_there(POLICY):
         raise InputError(
-            f"{POLICY}: no such file; memfit gate init MODEL --device NAME writes a first one, or"
+            f"{POLICY}: no such file; memfit gate init MODEL --memory 32GB writes a first one, or"
             " name a file with --policy"
         )
     files = parse_outputs(output.files or [], get_args(GateFormat))
@@ -113,9 +119,9 @@ def check(upgrade: Upgrade, asked: CheckOptions, output: GateOutput) -> None:
         with reporting(verbose=output.verbose) as progress:
             outcome = _answer(upgrade, asked, progress)
     except PolicyError as error:
-        deliver_mistakes(error, output.format_)
+        deliver_mistakes(error, output.form)
         raise
-    deliver_report(outcome.report, output.format_, files)
+    deliver_report(outcome.report, output.form, files)
     raise typer.Exit(_exit(outcome.report.verdict))
 
 
@@ -178,22 +184,30 @@ def init(
         ),
     ],
     device: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             help="A machine that must run it; repeat for more.", autocompletion=complete_device
         ),
-    ],
+    ] = None,
+    memory: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SIZE", help="A Mac that is sold with this memory; repeat for more."),
+    ] = None,
 ) -> None:
     """Write a first policy with comments to memfit.yaml."""
     from memfit.cli.render.output import write_whole
     from memfit.estimators.base.files import is_there
+    from memfit.estimators.base.units import parse_memory
     from memfit.estimators.gate.init_policy import init_policy
-    from memfit.estimators.machine.devices import find_device
+    from memfit.estimators.machine.devices import find_device, memory_device
     from memfit.estimators.sizing.catalog import Catalog
 
     if is_there(POLICY):
         raise InputError(f"{POLICY} exists already; edit it, or move it away first")
-    devices = tuple(find_device(name) for name in device)
+    sizes = [parsed("--memory", parse_memory, text) or 0 for text in memory or ()]
+    devices = (*map(find_device, device or ()), *map(memory_device, sizes))
+    if not devices:
+        raise InputError("name a machine that must run it: --device m4-max-64, or --memory 32GB")
     write_whole(POLICY, init_policy(Catalog(), model, devices))
     next_step = "next: memfit gate --update, then commit both files"
     say(f"wrote {POLICY}; {next_step}")

@@ -1,10 +1,12 @@
 """Options of other programs that memfit does not have, and what to write in their place."""
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from memfit.estimators.base.errors import InputError
 
+_BITS = r"[0-9](-?bits?)?|mxfp[48]|nvfp4"
 _LEAVE = "it changes no memory that memfit counts: leave it out"
 _SEQUENCES = "sequences at once are --batch, tokens computed at once --prefill-step"
 FOREIGN = {
@@ -56,6 +58,18 @@ def require_own(arguments: Sequence[str], known: Iterable[str]) -> None:
     for name in arguments:
         if name in FOREIGN and name not in own and name[:2] in own:
             raise InputError(f"no such option: {name}: {FOREIGN[name]}")
+
+
+def with_bits(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with --quantize in place of a -q that has bits or a format.
+
+    >>> with_bits(["-q", "4", "-q", "model"])
+    ['--quantize', '4', '-q', 'model']
+    """
+    return [
+        "--quantize" if word == "-q" and re.fullmatch(_BITS, value) else word
+        for word, value in pairwise([*arguments, ""])
+    ]
 
 
 def _apart(word: str) -> Sequence[str]:

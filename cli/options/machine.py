@@ -60,6 +60,22 @@ class MachineOptions(OptionGroup, frozen=True, kw_only=True):
         host = detect_host()
         return host if host and host.backend != "cpu" else None
 
+    def listed(self) -> tuple[Device, ...]:
+        """Return the machines of a --device or --memory with several, nothing where it has one.
+
+        Raises:
+            InputError: when one is unknown, or another option names a machine too.
+        """
+        for text, read in ((self.device, self.named), (self.memory, self._with_memory)):
+            names = [name.strip() for name in (text or "").split(",")]
+            if len(names) > 1 and self.given > 1:
+                raise InputError(
+                    "--device, --memory and --working-set each name a device: give one"
+                )
+            if len(names) > 1:
+                return tuple(map(read, names))
+        return ()
+
     def _with_memory(self, text: str) -> Device:
         """Return a Mac with this memory."""
         from memfit.estimators.machine.devices import memory_device

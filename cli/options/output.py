@@ -24,17 +24,20 @@ def _reject_format_and_json(ctx: typer.Context, json_: bool) -> bool:
     return json_
 
 
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", callback=_reject_format_and_json, help="Print JSON, as --format json does."
+    ),
+]
+
+
 class OutputOptions(OptionGroup, frozen=True, kw_only=True):
     """How and where a result is written."""
 
     panel = "Output options"
     format_: Annotated[Format, FORMAT] = "table"
-    json_: Annotated[
-        bool,
-        typer.Option(
-            "--json", callback=_reject_format_and_json, help="Print JSON, as --format json does."
-        ),
-    ] = False
+    json_: Json = False
     file: Annotated[
         Path | None,
         typer.Option(

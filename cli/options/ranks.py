@@ -92,15 +92,7 @@ class RankedMachine(MachineOptions, frozen=True, kw_only=True):
         """Return a machine for each rank, nothing when at most one is named."""
         if self.hosts is not None:
             return self._of_hosts(self.hosts)
-        for text, read in ((self.device, self.named), (self.memory, self._with_memory)):
-            names = [name.strip() for name in (text or "").split(",")]
-            if len(names) > 1 and self.given > 1:
-                raise InputError(
-                    "--device, --memory and --working-set each name a device: give one"
-                )
-            if len(names) > 1:
-                return tuple(map(read, names))
-        return ()
+        return self.listed()
 
     def _of_hosts(self, path: Path) -> tuple[Device | None, ...]:
         from memfit.estimators.machine.hosts import read_hosts

@@ -12,6 +12,7 @@ _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{0,3})"
 # Five digits are terabytes: a longer number without a unit is of bytes.
 _MEMORY = r"([0-9]{1,5}(?:\.[0-9]{1,9})?)\s*[Gg]?"
+_SERVER_SIZE = r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([MmGg])[Bb]?"
 _SHARE = r"[0-9](?:\.[0-9]{1,9})?"
 _COUNT = r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([kKmM]?)"
 _DURATION = r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{1,3})"
@@ -69,6 +70,21 @@ def parse_size(text: str) -> int:
             f"{text!r} is not a size; write it as {number}GB (10^9), {number}GiB (2^30) or bytes"
         )
     return int(Decimal(match[1]) * factor)
+
+
+def parse_server_size(text: str) -> int:
+    """Return the bytes of a size as mlx-lm's programs read it too: ``26G`` is 26 x 10^9.
+
+    Their units are M, G, MB and GB in any case, powers of ten (mlx_lm/utils.py, _parse_size).
+
+    Raises:
+        InputError: as `parse_size`.
+
+    >>> parse_server_size("26G"), parse_server_size("512mb"), parse_server_size("1GiB")
+    (26000000000, 512000000, 1073741824)
+    """
+    match = re.fullmatch(_SERVER_SIZE, text.strip())
+    return parse_size(f"{match[1]}{match[2].upper()}B" if match else text)
 
 
 def parse_memory(text: str) -> int:

@@ -7,12 +7,13 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.figures import figures_of
 from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.workload import PartialWorkload
 
@@ -27,11 +28,10 @@ _NO_BOUND = """\
 
 
 def init_policy(catalog: Catalog, model: str, devices: tuple[Device, ...]) -> str:
-    """Return the text of a policy with one target for each device of the tables.
+    """Return the text of a policy with one target for each device.
 
     Raises:
         MemfitError: when the model cannot be opened or sized.
-        InputError: for the name of a sample, which a policy cannot have.
         UnsupportedError: when its weights are only bounded.
     """
     blocks = (_block(catalog, model, device) for device in dict.fromkeys(devices))
@@ -51,7 +51,7 @@ def _block(catalog: Catalog, model: str, device: Device) -> str:
     return _template("target").substitute(
         name=_name(model, device),
         reference=_reference(sized.checkpoint, model),
-        device=device.name,
+        machine=_machine(device),
         prompt_tokens=prompt,
         max_tokens=MAX_TOKENS,
         context=_context_line(figures.context_tokens),
@@ -68,9 +68,15 @@ def _reference(checkpoint: Checkpoint, model: str) -> str:
         key, name = "hub", f"{pinned}{colon}{file}"
     elif os.path.lexists(os.path.expanduser(model)):
         key, name = "path", model if model[0] in "./~" else f"./{model}"
-    elif checkpoint.source == "sample":
-        raise InputError(f"{model}: a sample is no file of yours; name a path or hub:org/name")
     return f"{key}: {json.dumps(name, ensure_ascii=False)}"
+
+
+def _machine(device: Device) -> str:
+    """The line that names a machine: by its memory where no table has it."""
+    if device.source == "table":
+        return f"device: {device.name}"
+    gib, rest = divmod(device.memory_bytes, GIB)
+    return f"memory: {device.memory_bytes}" if rest else f"memory: {gib}GB"
 
 
 def _context_line(tokens: int | None) -> str:
@@ -85,7 +91,7 @@ def _name(model: str, device: Device) -> str:
     last = path.stem if path.suffix in (".yaml", ".yml", ".safetensors") else path.name
     last = path.parent.name if last == "config.json" else last
     plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", last).strip("-.")[:50]
-    return f"{plain or 'model'}-on-{device.name}"
+    return f"{plain or 'model'}-on-{_machine(device).partition(': ')[2]}"
 
 
 def _template(name: str) -> Template:

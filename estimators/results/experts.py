@@ -106,7 +106,8 @@ class ExpertsPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-experts/1"
     basis: Basis
     regimes: tuple[RegimeCapacity, ...]
     capacity: Count | None
-    """mlx-moe's capacity for the device; None when it is below the top k."""
+    """All experts where start-up and run fit with them, else mlx-moe's capacity for the device;
+    None when that is below the top k."""
     fitting_capacity: Count | None
     """Most experts with which start-up and run fit in 90 % of the working set."""
     fitting_run_capacity: Count | None

@@ -24,6 +24,8 @@ class RankChoice(Struct, frozen=True, kw_only=True):
     verdict: Verdict
     needed_bytes: Bytes
     weights_bytes: Bytes
+    on: tuple[str, ...] = ()
+    """The machines by rank, where several were named."""
     longest_context: Tokens | None
     """The longest prompt that fits on every rank; None: none does."""
     commands: tuple[str, ...]

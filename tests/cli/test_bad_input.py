@@ -165,3 +165,30 @@ def test_an_error_is_json_on_standard_output_where_json_was_requested(
     assert (wrong.json["slug"], wrong.code) == ("bad-input", 2)
     assert "--no-such-option" in wrong.err
     assert memfit("estimate", "no/such/path").out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_json"),
+    [
+        (("estimate", "a --format json"), False),
+        (("estimate", "a=--format=json"), False),
+        (("estimate", "--", "--json"), False),
+        (("estimate", "a", "--format", "json"), True),
+        (("estimate", "a", "--format=json"), True),
+        (("estimate", "a", "--json"), True),
+    ],
+)
+def test_errors_are_json_where_an_option_asks_for_it(
+    memfit: Memfit, arguments: tuple[str, ...], is_json: bool
+) -> None:
+    run = memfit(*arguments)
+    assert run.code == 2
+    assert run.out.startswith("{") == is_json
+
+
+@pytest.mark.parametrize("bits", ["4", "4bit", "mxfp4"])
+def test_q_takes_bits_as_quantize_does(memfit: Memfit, bits: str) -> None:
+    short = memfit("estimate", "llama-3.1-8b", "-q", bits, "--json").json
+    assert short == memfit("estimate", "llama-3.1-8b", "--quantize", bits, "--json").json
+    default = memfit("estimate", "-q", "llama-3.1-8b", "--json").json
+    assert default["components"]["weights"]["resident_bytes"] < 5 * 10**9

@@ -248,3 +248,18 @@ def test_a_workload_beyond_the_models_context_does_not_pass(memfit: Memfit, fold
 def test_a_target_has_one_model(memfit: Memfit, folder: Path, keys: dict[str, str]) -> None:
     write_policy(folder, chat={**target({"peak": "90%"}, path="model"), **keys})
     assert_one_line(memfit("gate"), 2, "give one of model, hub, path")
+
+
+def test_json_is_an_option_of_the_gate_as_of_every_command(
+    memfit: Memfit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert memfit("gate", "init", "qwen3-8b-4bit", "--memory", "32", "--memory", "64GB").code == 0
+    assert "memory: 32GB" in Path("memfit.yaml").read_text(encoding="utf-8")
+    assert memfit("gate", "--update").code == 0
+    run = memfit("gate", "--json")
+    assert [target["status"] for target in run.json["targets"]] == ["passed", "passed"]
+    assert run.out == memfit("gate", "--format", "json").out
+    assert memfit("gate", "--json", "--format", "json").code == 2
+    Path("memfit.yaml").unlink()
+    assert memfit("gate", "init", "qwen3-8b-4bit").code == 2

@@ -191,12 +191,17 @@ def test_kv_bits_rejected_for_longer_contexts_still_give_a_plan(memfit: Memfit) 
     assert (verdicts[4096], verdicts[8192]) == ("fits", "unknown")
 
 
-def test_a_context_above_the_limit_is_named_where_no_row_has_it(memfit: Memfit) -> None:
+def test_no_context_that_was_given_is_dropped_from_the_table(memfit: Memfit) -> None:
     sample = Path(__file__).parents[2] / "sample_configs" / "qwen3-4b-4bit.yaml"
     arguments = ("plan", "context", sample, "--memory", "32GB", "--contexts", "8k,64k")
-    notes = {note["code"]: note["message"] for note in memfit(*arguments, "--json").json["notes"]}
-    assert notes["not-in-table"] == "65536 tokens are not in the table: 40960 are the most"
-    assert notes["not-in-table"] in memfit(*arguments).out
+    plan = memfit(*arguments, "--json").json
+    assert {cell["context_tokens"] for cell in plan["matrix"]} == {8192, 65536}
+    notes = {note["code"]: note["message"] for note in plan["notes"]}
+    text = "65536 tokens are above 40960, the most that can be run"
+    assert notes["above-ceiling"] == text
+    assert text in " ".join(memfit(*arguments).out.split())
+    usual = memfit("plan", "context", sample, "--memory", "32GB", "--json").json
+    assert max(cell["context_tokens"] for cell in usual["matrix"]) == 32768
 
 
 def test_kv_bits_of_a_batch_are_noted_as_mlx_lm_runs_them(memfit: Memfit) -> None:

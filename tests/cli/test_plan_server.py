@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.cli.running import Memfit
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
@@ -41,3 +43,10 @@ def test_recorded_requests_set_the_lengths(memfit: Memfit) -> None:
     rows = [line.split(",") for line in TRAFFIC.read_text().splitlines()[1:]]
     assert run.json["requests"] == len(rows)
     assert run.json["longest_prompt_tokens"] == max(int(row[0]) for row in rows)
+
+
+@pytest.mark.parametrize("size", ["26G", "26g", "26GB", "26gb", "26Gb", "26000M", "26000000000"])
+def test_cache_sizes_are_read_as_mlx_lm_reads_them(memfit: Memfit, size: str) -> None:
+    arguments = ("plan", "server", "qwen3-8b-4bit", "--memory", "64GB", "--clients", "1")
+    plan = memfit(*arguments, "--prompt-cache-bytes", size, "--json").json
+    assert plan["settings"]["prompt_cache_bytes"] == 26 * 10**9

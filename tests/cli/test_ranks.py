@@ -254,3 +254,24 @@ def test_a_wrong_fleet_says_why(memfit: Memfit, tmp_path: Path) -> None:
     run = memfit("plan", "ranks", "--fleet", fleet)
     assert (run.code, run.err.count("\n")) == (2, 1)
     assert "machines: 0 of them" in run.err
+
+
+def test_plan_ranks_takes_a_list_of_machines(memfit: Memfit) -> None:
+    named = "m3-ultra-96,m4-max-36"
+    plan = memfit("plan", "ranks", "qwen3-next-80b-a3b-4bit", "--device", named, "--json").json
+    on = [choice["on"] for choice in plan["choices"]]
+    assert on == [["m3-ultra-96"], ["m4-max-36"], ["m3-ultra-96", "m4-max-36"]]
+    big, small, both = plan["choices"]
+    assert (big["verdict"], small["verdict"]) == ("fits", "exceeds")
+    # Split evenly, as the printed command does it.
+    assert both["commands"][-1].endswith(" --pipeline")
+    assert both["weights_bytes"] < big["weights_bytes"] * 6 // 10
+    assert plan["second_adds_tokens"] <= 0
+
+
+def test_equal_machines_in_a_list_are_as_their_number(memfit: Memfit) -> None:
+    model = ("plan", "ranks", "qwen3-next-80b-a3b-4bit", "--device")
+    listed = memfit(*model, "m4-max-36,m4-max-36", "--json").json
+    counted = memfit(*model, "m4-max-36", "--json").json
+    two = [choice for choice in counted["choices"] if choice["machines"] == 2]
+    assert [{**choice, "on": []} for choice in listed["choices"][1:]] == two

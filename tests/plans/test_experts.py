@@ -5,14 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from memfit.cli.render.document import Verdict
+from memfit.cli.render.views.experts import to_document
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import OsRegime
-from memfit.estimators.plans.experts.advice import worth
+from memfit.estimators.plans.experts.advice import measured_worth, worth
 from memfit.estimators.plans.experts.plan import (
     ExpertQuestion,
     RunMemory,
@@ -20,7 +23,7 @@ from memfit.estimators.plans.experts.plan import (
     plan_experts,
 )
 from memfit.estimators.plans.experts.routing import RoutingProfile
-from memfit.estimators.results.experts import ExpertsPlan
+from memfit.estimators.results.experts import ExpertsPlan, MeasuredCapacity
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.weights.expert_slots import Inventory, inventory, startup_bytes
@@ -265,6 +268,56 @@ def test_offloading_needs_many_experts_a_shared_one_and_concentrated_routing(
 def test_a_model_that_fits_whole_has_nothing_to_offload(next_80b: Inventory) -> None:
     plan = planned(next_80b, find_device("m4-max-128"))
     assert (plan.capacity, plan.worth.pays) == (512, False)
+
+
+def test_all_experts_are_kept_where_start_up_and_run_fit_with_them(next_80b: Inventory) -> None:
+    """mlx-moe's own rule keeps 448 of 512 on 64 GB, which leaves out what fits."""
+    plan = planned(next_80b, find_device("m4-max-64"))
+    assert (plan.capacity, plan.fitting_capacity, plan.worth.pays) == (512, 512, False)
+    assert {each.os_regime: each.capacity for each in plan.regimes}["macos-26"] == 448
+    [headline] = [
+        part.text for part in to_document(plan, Units.GB, plot=False) if isinstance(part, Verdict)
+    ]
+    assert headline.startswith("All 512 experts fit")
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "top_k", "caveat"),
+    [(24, 10, "writes garbled text"), (48, 10, None), (24, 70, "nearly every token reads others")],
+)
+def test_the_headline_has_the_caveats_of_the_capacity_that_it_advises(
+    next_80b: Inventory, gigabytes: int, top_k: int, caveat: str | None
+) -> None:
+    layers = tuple(replace(layer, top_k=top_k) for layer in next_80b.layers)
+    plan = planned(replace(next_80b, layers=layers), memory_device(gigabytes * 10**9))
+    [headline] = [
+        part.text for part in to_document(plan, Units.GB, plot=False) if isinstance(part, Verdict)
+    ]
+    assert (caveat or "; fits.") in headline
+    assert ("; but " in headline) == (caveat is not None)
+
+
+def test_what_was_measured_here_outranks_what_was_published(next_80b: Inventory) -> None:
+    often = (10,) * 490 + (1,) * 22
+    profile = RoutingProfile((often,) * 48, prompts=20)
+    measured = MeasuredCapacity(
+        capacity=136,
+        policy="load",
+        prompt_tokens=64,
+        startup_bytes=1,
+        peak_bytes=1,
+        decode_tokens_per_second=9.5,
+        misses_per_token=1.0,
+        measurement_id="a",
+    )
+    small = planned(next_80b, memory_device(24 * 10**9), profile=profile)
+    assert small.worth.pays is False
+    worth_it = measured_worth(replace(small, measured=(measured,)))
+    assert worth_it.pays is True
+    assert worth_it.reasons[0].startswith("measured here: 136 of 512 experts decode 9.5 tokens/s")
+    whole = planned(next_80b, find_device("m4-max-64"), profile=profile)
+    assert measured_worth(replace(whole, measured=(measured,))).pays is None
+    assert measured_worth(small) == small.worth
 
 
 def test_headers_and_config_give_the_same_experts(tmp_path: Path, next_80b: Inventory) -> None:

@@ -47,13 +47,12 @@ class ContextOptions(OptionGroup, frozen=True, kw_only=True):
         """
         from memfit.estimators.base.reading.request_trace import read_request_trace
         from memfit.estimators.plans.context.plan import (
-            CONTEXTS,
             MAX_REQUESTS,
             REQUESTS,
             ContextQuestion,
         )
 
-        lengths = parsed("--contexts", _counts, self.contexts) or CONTEXTS
+        lengths = parsed("--contexts", _counts, self.contexts) or ()
         at_once = parsed("--requests", _counts, self.requests) or REQUESTS
         if max(at_once) > MAX_REQUESTS:
             raise InputError(f"--requests {max(at_once)}: give at most {MAX_REQUESTS}")

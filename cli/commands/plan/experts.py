@@ -114,6 +114,7 @@ def _with_measurements(
 ) -> "ExpertsPlan":
     """Add what ``memfit tune experts`` measured here, that its profile was used, and notes."""
     from memfit.estimators.machine.host import detect_host
+    from memfit.estimators.plans.experts.advice import measured_worth
     from memfit.estimators.results.estimate import Note
     from memfit.estimators.sizing.estimate import ALONE, notes_on_versions
     from memfit.probes.experts.saved import saved_capacities
@@ -123,7 +124,8 @@ def _with_measurements(
     others = notes_on_versions(sized, run, units, of=ALONE)
     text = "the profile is of memfit tune experts; --profile FILE uses another"
     notes = (Note("info", "stored-profile", text),) if is_saved else ()
-    return replace(result, measured=measured, notes=(*notes, *result.notes, *others))
+    result = replace(result, measured=measured, notes=(*notes, *result.notes, *others))
+    return replace(result, worth=measured_worth(result))
 
 
 def _memory(sized: "SizedModel", workload: Workload) -> "RunMemory":

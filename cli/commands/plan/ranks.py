@@ -40,19 +40,23 @@ def ranks(
     """
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.plan_ranks import to_document
-    from memfit.estimators.plans.ranks.plan import plan_ranks
+    from memfit.estimators.plans.ranks.plan import plan_named, plan_ranks
     from memfit.estimators.sizing.workload import MARGIN_BYTES
 
     if asked.fleet is not None:
         _fleet(asked.fleet, versions, output)
-    device = machine.chosen()
+    devices = machine.listed()
+    device = devices[0] if devices else machine.chosen()
     if device is None:
         raise InputError("name a machine: --device m4-max-128, or --memory 128GB")
     sized = model.sized_for_mlx_lm(
         device, verbose=output.verbose, versions=versions, margin_bytes=MARGIN_BYTES
     )
     run = workload.partial().under(sized.runtime_model.runtime)
-    result = plan_ranks(sized, device, run, output.units)
+    if devices:
+        result = plan_named(sized, devices, run, output.units)
+    else:
+        result = plan_ranks(sized, device, run, output.units)
     output.write(Answer(result, to_document(result, output.units)))
     raise typer.Exit(Exit.YES if result.least_machines else Exit.NO)
 

@@ -13,7 +13,7 @@ from memfit.cli.options.ranks import RankedMachine
 from memfit.cli.options.runtime import VersionOptions
 from memfit.cli.options.workload import CONTEXT, IMAGES, WorkloadOptions
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.units import Units, parse_count, parse_size
+from memfit.estimators.base.units import Units, parse_count, parse_server_size
 
 if TYPE_CHECKING:
     from memfit.estimators.base.server_settings import ServerSettings
@@ -85,7 +85,9 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
                 raise InputError(f"{_option(name)} {value}: give from {least} to {most}")
         return ServerSettings(
             prefill_step=self.prefill_step_size,
-            prompt_cache_bytes=parsed("--prompt-cache-bytes", parse_size, self.prompt_cache_bytes),
+            prompt_cache_bytes=parsed(
+                "--prompt-cache-bytes", parse_server_size, self.prompt_cache_bytes
+            ),
             **given,
         )
 

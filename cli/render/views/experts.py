@@ -16,6 +16,7 @@ from memfit.cli.render.document import (
 from memfit.cli.render.views.answer import runtime_text
 from memfit.cli.render.views.tune_text import rate
 from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.results.estimate import Verdict
 from memfit.estimators.results.experts import CapacityRow, ExpertMisses, ExpertsPlan
 
 _MEMORY = (
@@ -43,7 +44,7 @@ def to_document(result: ExpertsPlan, units: Units, *, plot: bool) -> Document:
             Table(_MISSES, tuple(_missed(row, units) for row in result.rows), "Per token"),
         ),
         verdict=_verdict(result, units),
-        colour=VERDICT_COLOURS[result.chosen.verdict if result.chosen else "unknown"],
+        colour=VERDICT_COLOURS[_colour_of(result)],
         sections=(
             ("To set", tuple(_settings(result, units))),
             ("Measured here", tuple(_measured(result, units))),
@@ -52,6 +53,13 @@ def to_document(result: ExpertsPlan, units: Units, *, plot: bool) -> Document:
         ),
         charts=(_plot(result, units),) if plot else (),
     )
+
+
+def _colour_of(result: ExpertsPlan) -> Verdict:
+    row = result.chosen
+    if row is None:
+        return "unknown"
+    return "tight" if row.verdict == "fits" and any(_caveats(result, row)) else row.verdict
 
 
 def _facts(result: ExpertsPlan, units: Units) -> Iterator[str]:
@@ -114,12 +122,24 @@ def _verdict(result: ExpertsPlan, units: Units) -> str:
         return "No device: it is not known what fits."
     if row is None:
         return "Does not fit: there is no room for the experts of one token."
+    is_whole = row.capacity == result.experts
+    kept = f"{row.capacity} of {result.experts} experts in each layer"
     text = (
-        f"Keep {row.capacity} of {result.experts} experts in each layer:"
+        f"{f'All {row.capacity} experts fit' if is_whole else f'Keep {kept}'}:"
         f" {format_bytes(row.running_bytes, units)} during the run,"
-        f" {format_bytes(row.startup_bytes, units)} during start-up"
+        f" {format_bytes(row.startup_bytes, units)} during start-up; {VERDICT_WORDS[row.verdict]}"
     )
-    return f"{text}; {VERDICT_WORDS[row.verdict]}."
+    # What is measured here outranks what was published of the model.
+    if any(each.capacity == row.capacity for each in result.measured):
+        return f"{text}, measured here."
+    caveats = "; ".join(_caveats(result, row))
+    return f"{text}; but {caveats}." if caveats else f"{text}."
+
+
+def _caveats(result: ExpertsPlan, row: CapacityRow) -> Iterator[str]:
+    """Why the chosen capacity may be no good though it fits."""
+    codes = row.warnings if row.verdict != "exceeds" else ()
+    return (note.message for note in result.notes if note.code in codes)
 
 
 def _settings(result: ExpertsPlan, units: Units) -> Iterator[str]:

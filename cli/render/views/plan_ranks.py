@@ -1,7 +1,7 @@
 """Several machines for a model, and models on a fleet, as documents."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from memfit.cli.render.document import (
     VERDICT_COLOURS,
@@ -21,15 +21,15 @@ _MOST_COMMANDS = 2
 
 def to_document(result: RanksPlan, units: Units) -> Document:
     """Return a row for each number of machines, and the commands of the fewest that fit."""
-    name = machine(result.device)
+    named = result.choices[-1].on
+    name = " + ".join(named) if named else machine(result.device)
     asked = result.workload.prompt_tokens
     unit = "GB" if units is Units.GB else "GiB"
     headings = ("Machines", "Shared", "Weights", "Needs", "", "Longest prompt")
     rows = tuple(_row(choice, units) for choice in result.choices)
     least = result.least_machines
     found = [c for c in result.choices if c.machines == least and c.verdict in ("fits", "tight")]
-    verdict = f"{least} x {name}" if least else f"No number of {name} that was looked at"
-    verdict += f" {'is enough' if least == 1 else 'are enough' if least else 'is enough'}"
+    verdict = f"{_fewest(found, name)} {'are' if (least or 1) > 1 else 'is'} enough"
     return report(
         title=result.model.id,
         facts=(f"{name}, {asked} tokens, {runtime_text(result.runtime)}",),
@@ -45,9 +45,17 @@ def to_document(result: RanksPlan, units: Units) -> Document:
     )
 
 
+def _fewest(found: Sequence[RankChoice], name: str) -> str:
+    """The machines that are enough, where some are."""
+    if not found:
+        return f"No number of {name} that was looked at"
+    least = found[0]
+    return " + ".join(least.on) if least.on else f"{least.machines} x {name}"
+
+
 def _row(choice: RankChoice, units: Units) -> tuple[str | Toned, ...]:
     return (
-        str(choice.machines),
+        " + ".join(choice.on) or str(choice.machines),
         choice.parallel or "-",
         tenths(choice.weights_bytes, units),
         tenths(choice.needed_bytes, units),
@@ -60,11 +68,12 @@ def _second(result: RanksPlan) -> Iterator[str]:
     gained = result.second_adds_tokens
     if gained is None:
         return
-    one = next(choice for choice in result.choices if choice.machines == 1)
+    alone = [choice for choice in result.choices if choice.machines == 1]
+    one = max(alone, key=lambda choice: choice.longest_context or 0)
     both = [each for each in result.choices if each.machines == 2]
-    if all(each.longest_context is None for each in (one, *both)):
+    if all(each.verdict == "exceeds" for each in (one, *both)):
         yield "two are not enough either"
-    elif one.longest_context is None and gained:
+    elif one.verdict == "exceeds" and gained > 0:
         yield f"it makes the model fit, with prompts up to {tokens(gained)}"
     elif gained > 0:
         yield f"it makes prompts {tokens(gained)} longer"

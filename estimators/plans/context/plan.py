@@ -50,8 +50,8 @@ MAX_REQUESTS = 4096
 class ContextQuestion(Struct, frozen=True, kw_only=True):
     """What a plan answers, in addition to the workload."""
 
-    contexts: Sequence[int] = CONTEXTS
-    """Tokens of each request, the rows of the matrix."""
+    contexts: Sequence[int] = ()
+    """Tokens of each request, the rows of the matrix; empty: the usual ones that can be run."""
     requests: Sequence[int] = REQUESTS
     """Requests at once, the columns of the matrix."""
     ceiling: int | None = None
@@ -113,7 +113,7 @@ class _Plan(Struct, frozen=True):
             largest_batch=self._at_once(workload.prompt_tokens) if device else None,
             traffic=self._traffic(longest) if self.asked.traffic else None,
             assumptions=tuple(runtime_model.allocation_rules()),
-            notes=(*self._notes(), *self._left_out(ceilings)),
+            notes=(*self._notes(), *self._above(ceilings)),
             images=image_advice(sized, workload) or UNSET,
         )
 
@@ -164,9 +164,8 @@ class _Plan(Struct, frozen=True):
         return ContextFit(need, device.working_set_bytes, device.memory_bytes, headroom)
 
     def _matrix(self, ceilings: Ceilings) -> Iterator[MatrixCell]:
-        for tokens in self.asked.contexts:
-            if tokens > ceilings.effective:
-                continue
+        usual = [tokens for tokens in CONTEXTS if tokens <= ceilings.effective]
+        for tokens in self.asked.contexts or usual:
             for requests in self.asked.requests:
                 workload = replace(self.workload.prompt_only(tokens), batch=requests)
                 try:
@@ -180,12 +179,11 @@ class _Plan(Struct, frozen=True):
         verdict, _ = judge(self.sized.requirement(workload), self.sized.device)
         return tightened(verdict, run_limits(self.sized.runtime_model, workload))
 
-    def _left_out(self, ceilings: Ceilings) -> Iterator[Note]:
-        asked = self.asked.contexts
-        for tokens in asked if asked != ContextQuestion().contexts else ():
+    def _above(self, ceilings: Ceilings) -> Iterator[Note]:
+        for tokens in self.asked.contexts:
             if tokens > ceilings.effective:
-                text = f"{tokens} tokens are not in the table: {ceilings.effective} are the most"
-                yield Note("warning", "not-in-table", text)
+                text = f"{tokens} tokens are above {ceilings.effective}, the most that can be run"
+                yield Note("warning", "above-ceiling", text)
 
     def _at_once(self, tokens: int) -> int:
         """The most requests of ``tokens`` each that fit at once; 0 where not even one does."""

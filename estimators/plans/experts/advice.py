@@ -9,7 +9,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.plans.experts.routing import RoutingProfile
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.results.experts import CapacityRow, Worth
+from memfit.estimators.results.experts import CapacityRow, ExpertsPlan, Worth
 from memfit.estimators.weights.expert_slots import Inventory
 
 # mlx-moe warns when the peak is above this share of the working set.
@@ -17,6 +17,8 @@ PRESSURE = (95, 100)
 # mlx-moe README, "Which Models Benefit?".
 LEAST_RATIO = 10
 LEAST_COVERED = (3, 4)  # of the experts, in models without a shared expert
+# The slots of one token and of the next: no expert is kept for longer.
+NEAR_TOP_K = 2
 MOST_UNIVERSAL = (1, 2)  # published: 15 % and 44 % work, 95 % and 100 % do not
 
 
@@ -79,6 +81,29 @@ def worth(experts: Inventory, profile: RoutingProfile | None, capacity: int | No
     return Worth(concentrated, tuple(reasons))
 
 
+def measured_worth(plan: ExpertsPlan) -> Worth:
+    """Return whether it pays off by what was measured here, which outranks what was published.
+
+    Where the whole model does not fit, a part that ran pays, as for memfit tune experts. Where it
+    fits, its speed decides, which is not stored.
+    """
+    fastest = max(
+        (each for each in plan.measured if each.decode_tokens_per_second),
+        key=lambda each: each.decode_tokens_per_second or 0,
+        default=None,
+    )
+    if fastest is None or fastest.capacity == plan.experts:
+        return plan.worth
+    fits_whole = plan.fitting_capacity == plan.experts
+    text = (
+        f"measured here: {fastest.capacity} of {plan.experts} experts decode"
+        f" {fastest.decode_tokens_per_second:.1f} tokens/s"
+    )
+    text += "; memfit tune experts compares it with all" if fits_whole else ", and all do not fit"
+    published = (f"published or computed: {reason}" for reason in plan.worth.reasons)
+    return Worth(None if fits_whole else True, (text, *published))
+
+
 def _universal(profile: RoutingProfile | None) -> Fraction | None:
     if profile is None or profile.prompts is None:
         return None
@@ -96,6 +121,8 @@ def warnings_of(
     """Yield the codes of the warnings for a capacity; `notes` has their texts."""
     known = _published(experts, model_type)
     covered, whole = LEAST_COVERED
+    if capacity <= NEAR_TOP_K * experts.top_k and capacity < experts.experts:
+        yield "near-top-k"
     if known and capacity < known.least:
         yield "quality"
     if not experts.layers[0].shared and capacity * whole < experts.experts * covered:
@@ -113,6 +140,8 @@ def warnings_of(
 
 
 _NOTES = {
+    "near-top-k": "a token takes {top_k} experts of each layer: with no more than twice as many,"
+    " nearly every token reads others from the disk, or goes without",
     "quality": "published: below {known.least} experts per layer this model writes garbled text",
     "no-shared-expert": "published: models without a shared expert write garbled text below three"
     " quarters of their experts",
@@ -135,7 +164,7 @@ def notes(
     codes = {code for row in rows for code in row.warnings}
     for code, text in _NOTES.items():
         if code in codes:
-            yield Note("warning", code, text.format(known=known))
+            yield Note("warning", code, text.format(known=known, top_k=experts.top_k))
     if room is not None and room < experts.top_k:
         text = f"there is room for {room} experts per layer, and a token needs {experts.top_k}"
         yield Note("warning", "too-few", text)

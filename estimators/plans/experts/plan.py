@@ -80,7 +80,10 @@ def plan_experts(
         InputError: for a capacity that the model does not have.
     """
     found = device_capacity(experts, device.working_set_bytes) if device else None
+    whole = _fitting(experts, question.run, device, starting=True)
     capacity = found if found is not None and found >= experts.top_k else None
+    if whole == experts.experts:  # mlx-moe's 71 % are for what does not fit
+        capacity = whole
     wanted = question.capacities or _spread(experts)
     rows = tuple(
         _row(experts, question, device, model_type, each)
@@ -102,7 +105,7 @@ def plan_experts(
         basis=experts.basis,
         regimes=tuple(_regimes(experts, device)) if device else (),
         capacity=capacity,
-        fitting_capacity=_fitting(experts, question.run, device, starting=True),
+        fitting_capacity=whole,
         fitting_run_capacity=_fitting(experts, question.run, device, starting=False),
         wired_limit_bytes=_wired(chosen, device),
         rows=rows,

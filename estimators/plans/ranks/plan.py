@@ -1,6 +1,8 @@
 """``memfit plan ranks``: how many machines a model needs, and what each more of them allows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.ranks import Parallel
@@ -30,17 +32,47 @@ def plan_ranks(
     Raises:
         UnsupportedError: when the runtime cannot run the workload.
     """
-    alone = ranked(sized, None)
-    choices, impossible = [_choice(alone, 1, workload)], list[Impossible]()
-    for found in _several(sized, SIZES, workload):
-        if isinstance(found, Impossible):
+    ways = (Ranks(size, parallel) for size in SIZES for parallel in WAYS)
+    alone = [_choice(ranked(sized, None), None, workload)]
+    return _plan(sized, device, workload, alone, ways, units)
+
+
+def plan_named(
+    sized: SizedModel, devices: Sequence[Device], workload: Workload, units: Units = Units.GB
+) -> RanksPlan:
+    """Return what a model needs on each of these machines, and on all of them together.
+
+    Raises:
+        UnsupportedError: when the runtime cannot run the workload.
+    """
+    ways = (Ranks(len(devices), parallel, devices=tuple(devices)) for parallel in WAYS)
+    alone = [
+        replace(_choice(ranked(sized.on(device), None), None, workload), on=(device.name,))
+        for device in dict.fromkeys(devices)
+    ]
+    return _plan(sized, devices[0], workload, alone, ways, units)
+
+
+def _plan(
+    sized: SizedModel,
+    device: Device,
+    workload: Workload,
+    alone: Sequence[RankChoice],
+    ways: Iterable[Ranks],
+    units: Units,
+) -> RanksPlan:
+    """The plan for each machine ``alone``, then for the ``ways`` to run on several."""
+    choices, impossible = [*alone], list[Impossible]()
+    for ranks in ways:
+        assert ranks.parallel is not None
+        try:
+            choices.append(_choice(ranked(sized, ranks), ranks, workload))
+        except (InputError, UnsupportedError) as error:
+            found = Impossible(machines=ranks.size, parallel=ranks.parallel, reason=str(error))
             impossible.append(found)
-        else:
-            machines, shared = found
-            choices.append(_choice(shared, machines, workload))
     fitting = [each.machines for each in choices if each.verdict in ("fits", "tight")]
     two = [each.longest_context or 0 for each in choices if each.machines == 2]
-    gained = max(two) - (choices[0].longest_context or 0) if two else None
+    gained = max(two) - max(each.longest_context or 0 for each in alone) if two else None
     return RanksPlan(
         model=model_summary(sized),
         runtime=runtime_summary(sized.runtime_model.runtime),
@@ -54,18 +86,7 @@ def plan_ranks(
     )
 
 
-def _several(
-    sized: SizedModel, sizes: Sequence[int], workload: Workload
-) -> Iterator[tuple[int, RankedModel] | Impossible]:
-    for size in sizes:
-        for parallel in WAYS:
-            try:
-                yield size, ranked(sized, Ranks(size, parallel))
-            except (InputError, UnsupportedError) as error:
-                yield Impossible(machines=size, parallel=parallel, reason=str(error))
-
-
-def _choice(shared: RankedModel, machines: int, workload: Workload) -> RankChoice:
+def _choice(shared: RankedModel, ranks: Ranks | None, workload: Workload) -> RankChoice:
     tightest = shared.tightest(workload)
     need = tightest.requirement(workload)
     distinct = {id(each): each for each in shared.ranks}.values()
@@ -73,8 +94,9 @@ def _choice(shared: RankedModel, machines: int, workload: Workload) -> RankChoic
     fitting = [tokens for tokens in contexts if tokens]
     runtime_model, server = tightest.runtime_model, server_flags(tightest, workload)
     return RankChoice(
-        machines=machines,
+        machines=ranks.size if ranks else 1,
         parallel=shared.parallel,
+        on=tuple(device.name for device in ranks.devices if device) if ranks else (),
         verdict=tightened(judge(need, tightest.device)[0], run_limits(runtime_model, workload)),
         needed_bytes=need.peak_bytes,
         weights_bytes=tightest.resident_bytes,
