@@ -293,8 +293,10 @@ class PartialExperts(Struct, frozen=True, kw_only=True):
     """Peak while mlx-moe's loader reads one file after another."""
     pays: bool | None
     """Whether it pays off by mlx-moe's published rules; None where that depends on the routing."""
-    reason: str
-    """Why it does or does not, and what else is known of this number."""
+    warned: bool
+    """Whether the first of the reasons warns of this number."""
+    reasons: tuple[str, ...]
+    """What is published of this number, then why it pays or does not."""
 
 
 class Recommended(Struct, frozen=True, kw_only=True):

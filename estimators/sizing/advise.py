@@ -5,7 +5,14 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import Action, Advice, Grid, Recommendation, Recommended
+from memfit.estimators.results.estimate import (
+    Action,
+    Advice,
+    Grid,
+    PartialExperts,
+    Recommendation,
+    Recommended,
+)
 from memfit.estimators.sizing.actions import actions, best_action, find_answer
 from memfit.estimators.sizing.grid import (
     NO_GRID,
@@ -17,6 +24,7 @@ from memfit.estimators.sizing.grid import (
 )
 from memfit.estimators.sizing.joint import JointSearch
 from memfit.estimators.sizing.macs import macs
+from memfit.estimators.sizing.partial_experts import partial_experts
 from memfit.estimators.sizing.recommend import (
     NOT_RECOMMENDED,
     memory_advice,
@@ -33,6 +41,7 @@ class Advised(Struct, frozen=True):
     actions: tuple[Action, ...]
     best_action: int | None
     recommended: Recommended
+    partial_experts: PartialExperts | None
     grid: Grid
 
 
@@ -56,9 +65,10 @@ def advise(sized: SizedModel, workload: Workload, units: Units) -> Advised:
     found = actions(search, answer)
     best = best_action(found)
     chosen = None if best is None else found[best]
-    if chosen and "memory_bytes" not in chosen.settings:
+    if is_here := chosen is not None and "memory_bytes" not in chosen.settings:
         grid = with_server(grid, looked_at, chosen)
-    return Advised(advice, found, best, recommended(search, chosen), grid)
+    partial = None if is_here else partial_experts(looked_at)
+    return Advised(advice, found, best, recommended(search, chosen, partial), partial, grid)
 
 
 def search_of(sized: SizedModel, workload: Workload) -> JointSearch:
@@ -99,6 +109,7 @@ NO_ADVICE = Advised(
     (),
     None,
     NOT_RECOMMENDED,
+    None,
     NO_GRID,
 )
 """Where nothing is searched."""

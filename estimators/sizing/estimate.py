@@ -87,6 +87,7 @@ def estimate(
         pool=_pool(sized, workload) or UNSET,
         memories=runtime_model.memories(workload) or UNSET,
         files=tuple(_files(sized, workload, need)) or UNSET,
+        partial_experts=advice.partial_experts or UNSET,
         images=(_image_advice(sized, workload) if advises else None) or UNSET,
     )
 

@@ -9,7 +9,9 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import PartialExperts
 from memfit.estimators.runtimes.budget import Need, judge
-from memfit.estimators.runtimes.expert_capacity import device_capacity, whole_slots
+from memfit.estimators.runtimes.expert_capacity import expert_capacity, whole_slots
+from memfit.estimators.sizing.expert_rules import TEXTS, published, warnings_of, worth
+from memfit.estimators.sizing.joint import JointSearch
 from memfit.estimators.sizing.search import first_fitting
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.weights.expert_slots import Inventory, inventory, startup_bytes
@@ -59,13 +61,25 @@ def running_bytes(experts: Inventory, run: RunMemory, capacities: Sequence[int])
     return weights + experts.lookup_bytes + run.kv_bytes + run.state_bytes + run.workspace_bytes
 
 
+def device_capacity(experts: Inventory, working_set_bytes: int) -> int:
+    """Return the experts of each layer for a working set, by mlx-moe's rule."""
+    return expert_capacity(
+        working_set_bytes=working_set_bytes,
+        other_bytes=experts.non_expert_bytes,
+        expert_bytes=experts.expert_bytes,
+        experts=experts.experts,
+    ).experts
+
+
 def most_experts(
-    experts: Inventory, run: RunMemory, device: Device, *, starting: bool
+    experts: Inventory, run: RunMemory, device: Device | None, *, starting: bool
 ) -> int | None:
     """Return the most experts of each layer with which the run fits, None when too few do.
 
     With ``starting`` its start-up fits too.
     """
+    if device is None:
+        return None
 
     def fits(capacity: int) -> bool:
         capacities = [capacity] * len(experts.layers)
@@ -81,16 +95,19 @@ def most_experts(
     return None if found is None else whole_slots(found)
 
 
-def partial_experts(sized: SizedModel, workload: Workload) -> PartialExperts | None:
-    """Return the experts that the device of a model can keep, by mlx-moe's rule and no more.
+def partial_experts(search: JointSearch) -> PartialExperts | None:
+    """Return the experts that the machine of a search can keep, of weights in the fewest bits.
 
-    None where all fit or too few do, and for a model that no part of the experts is planned for.
+    By mlx-moe's rule, and no more than fit with the request. None where all fit or too few do, and
+    for a model that no part of the experts is planned for.
     """
-    device = sized.device
-    if device is None or device.backend != "metal" or not sized.runtime_model.is_mlx_lm:
-        return None
+    bits = search.weight_bits[-1] if search.weight_bits else None
     try:
-        experts, run = experts_of(sized), run_memory(sized, workload)
+        sized = search.model(bits)
+        device = sized.device
+        if device is None or device.backend != "metal" or not sized.runtime_model.is_mlx_lm:
+            return None
+        experts, run = experts_of(sized), run_memory(sized, search.workload)
     except UnsupportedError:
         return None
     fitting = most_experts(experts, run, device, starting=True)
@@ -99,10 +116,21 @@ def partial_experts(sized: SizedModel, workload: Workload) -> PartialExperts | N
     capacity = min(fitting, device_capacity(experts, device.working_set_bytes))
     if capacity < experts.top_k:
         return None
-    capacities = [capacity] * len(experts.layers)
+    capacities, model_type = [capacity] * len(experts.layers), sized.model.model_type
+    running, starting = running_bytes(experts, run, capacities), startup_bytes(experts, capacities)
+    warned = tuple(warnings_of(experts, device, model_type, capacity, max(running, starting)))
+    pays = worth(experts, None, capacity)
+    known = published(experts, model_type)
     return PartialExperts(
         experts=capacity,
         of=experts.experts,
-        running_bytes=running_bytes(experts, run, capacities),
-        startup_bytes=startup_bytes(experts, capacities),
+        weight_bits=bits,
+        running_bytes=running,
+        startup_bytes=starting,
+        pays=pays.pays,
+        warned=bool(warned),
+        reasons=(
+            *(TEXTS[code].format(known=known, top_k=experts.top_k) for code in warned),
+            *pays.reasons,
+        ),
     )

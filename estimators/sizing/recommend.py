@@ -15,6 +15,7 @@ from memfit.estimators.machine.wired_limit import RISK, wired_limit
 from memfit.estimators.results.estimate import (
     Action,
     Advice,
+    PartialExperts,
     Recommendation,
     Recommended,
     ServerRun,
@@ -70,10 +71,15 @@ def recommend(
     )
 
 
-def recommended(search: JointSearch, best: Action | None) -> Recommended:
-    """Return what to set for the best action on the machine of the search."""
+def recommended(
+    search: JointSearch, best: Action | None, partial: PartialExperts | None
+) -> Recommended:
+    """Return what to set for the best action on the machine of the search.
+
+    Where there is none, these are the experts of a ``partial`` model.
+    """
     if best is None or "memory_bytes" in best.settings:
-        return NOT_RECOMMENDED
+        return replace(NOT_RECOMMENDED, expert_capacity=partial.experts if partial else None)
     sized = search.model(best.settings.get("weight_bits"))
     is_divided = best.host_bytes is not UNSET
     if best.server or not best.context_tokens or is_divided:

@@ -15,16 +15,13 @@ from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import OsRegime
-from memfit.estimators.plans.experts.advice import measured_worth, worth
-from memfit.estimators.plans.experts.plan import (
-    ExpertQuestion,
-    RunMemory,
-    device_capacity,
-    plan_experts,
-)
+from memfit.estimators.plans.experts.advice import measured_worth, universal_share
+from memfit.estimators.plans.experts.plan import ExpertQuestion, plan_experts
 from memfit.estimators.plans.experts.routing import RoutingProfile
 from memfit.estimators.results.experts import ExpertsPlan, MeasuredCapacity
 from memfit.estimators.runtimes.registry import get_runtime
+from memfit.estimators.sizing.expert_rules import worth
+from memfit.estimators.sizing.partial_experts import RunMemory, device_capacity
 from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.weights.expert_slots import Inventory, inventory, startup_bytes
 from tests.models import QWEN3_NEXT_80B, quantised_tensors, write_checkpoint, write_config
@@ -262,7 +259,7 @@ def test_offloading_needs_many_experts_a_shared_one_and_concentrated_routing(
         often = experts.experts * universal // 100
         counts = (10,) * often + (1,) * (experts.experts - often)
         profile = RoutingProfile((counts,) * len(experts.layers), prompts=20)
-    assert worth(experts, profile, experts.top_k).pays is pays
+    assert worth(experts, universal_share(profile), experts.top_k).pays is pays
 
 
 def test_a_model_that_fits_whole_has_nothing_to_offload(next_80b: Inventory) -> None:

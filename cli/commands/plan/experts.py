@@ -19,7 +19,6 @@ from memfit.estimators.base.workload import Workload
 
 if TYPE_CHECKING:
     from memfit.estimators.base.units import Units
-    from memfit.estimators.plans.experts.plan import RunMemory
     from memfit.estimators.plans.experts.routing import RoutingProfile
     from memfit.estimators.results.experts import ExpertsPlan
     from memfit.estimators.sizing.sized_model import SizedModel
@@ -72,19 +71,18 @@ def experts(
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.experts import to_document
     from memfit.estimators.plans.experts.plan import ExpertQuestion, plan_experts
-    from memfit.estimators.weights.expert_slots import inventory
+    from memfit.estimators.sizing.partial_experts import experts_of, run_memory
 
     capacities, speed = asked.values()
     tokens, _ = workload.tokens()
     run = Workload(prompt_tokens=tokens, kv_bits=workload.kv_bits or None, quantized_kv_start=0)
     device = machine.chosen()
     sized = model.sized_for_mlx_lm(device, verbose=output.verbose, versions=versions)
-    tensors = None if model.quantization() else sized.checkpoint.tensors
-    kept = inventory(sized.model, tensors, sized.footprint)
+    kept = experts_of(sized)
     profile = _profile(asked.profile, sized, kept.layers)
     result = plan_experts(
         kept,
-        ExpertQuestion(_memory(sized, run), capacities, profile, speed),
+        ExpertQuestion(run_memory(sized, run), capacities, profile, speed),
         model=sized.checkpoint.id,
         model_type=sized.model.model_type,
         runtime=sized.runtime_model.runtime,
@@ -126,17 +124,3 @@ def _with_measurements(
     notes = (Note("info", "stored-profile", text),) if is_saved else ()
     result = replace(result, measured=measured, notes=(*notes, *result.notes, *others))
     return replace(result, worth=measured_worth(result))
-
-
-def _memory(sized: "SizedModel", workload: Workload) -> "RunMemory":
-    from memfit.estimators.plans.experts.plan import RunMemory
-
-    figures = sized.figures_for(workload)
-    workspace_bytes = figures.moment.workspace_bytes
-    return RunMemory(
-        workload.prompt_tokens,
-        figures.kv.nbytes,
-        figures.ssm_bytes,
-        workspace_bytes,
-        sized.model.max_context,
-    )

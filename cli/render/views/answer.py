@@ -1,5 +1,6 @@
 """The first screen of an estimate: the verdict, the grid, and what to type."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from memfit.cli.render.document import VERDICT_COLOURS, VERDICT_WORDS, Table, Toned
@@ -290,7 +291,7 @@ def recommended(found: Recommended, units: Units) -> str:
         parts.append(f"context {tokens(count) if count >= 10240 else count}")
     if found.wired_limit_bytes:
         parts.append(f"wired limit {size(found.wired_limit_bytes, units)}")
-    if found.expert_capacity:
+    if found.expert_capacity and parts:
         parts.append(f"all {found.expert_capacity} experts")
     return ", ".join(parts)
 
@@ -354,13 +355,13 @@ def doing(result: Estimate, units: Units) -> tuple[str, tuple[str, ...], tuple[s
     """A heading, the commands to paste, and what else there is to know of them."""
     chosen = result.best
     if chosen is None:
-        return "", (), tuple(_other_ways(result, None))
+        return "", (), tuple(_other_ways(result, None, units))
     heading = "Run it" if not chosen.settings else "Do this"
     if result.device and "memory_bytes" in chosen.settings:
         heading += f" on a Mac with {gigabytes(chosen.settings['memory_bytes'])}"
     if chosen.verdict == "unknown" and chosen.host_memory_bytes:
         heading += f" on a host with {size(chosen.host_memory_bytes, units)}"
-    return heading, chosen.commands, tuple(_other_ways(result, chosen))
+    return heading, chosen.commands, tuple(_other_ways(result, chosen, units))
 
 
 _COSTS = {"none": "nothing", "speed": "speed", "quality": "quality", "hardware": "a machine"}
@@ -414,7 +415,8 @@ def _change(action: Action) -> str:
     return ", ".join(filter(None, found)) or "none"
 
 
-def _other_ways(result: Estimate, chosen: Action | None) -> Iterator[str]:
+def _other_ways(result: Estimate, chosen: Action | None, units: Units) -> Iterator[str]:
+    yield from _partial(result, units)
     yield from _served(result, chosen)
     kept = chosen.settings.items() if chosen else ()
     longer = [
@@ -434,6 +436,36 @@ def _other_ways(result: Estimate, chosen: Action | None) -> Iterator[str]:
     is_fitted = chosen and chosen.verdict == "fits" and chosen.cost != "hardware"
     if limit.state == "change" and not is_fitted:
         yield f"Or: {limit.reason}."
+
+
+def _partial(result: Estimate, units: Units) -> Iterator[str]:
+    """The part of the experts that fits this machine, whether it pays, and what plans it."""
+    found, device = result.partial_experts, result.device
+    if not found or device is None:
+        return
+    if found.warned:
+        pays = f"but {found.reasons[0]}"
+    elif found.pays is None:
+        pays = "which pays if its routing is concentrated"
+    else:
+        pays = "which pays" if found.pays else "which does not pay by what is published"
+    quantize = f" --quantize {found.weight_bits}" if found.weight_bits else ""
+    yield (
+        f"Or keep {found.experts} of {found.of} experts: {size(found.running_bytes, units)},"
+        f" {size(found.startup_bytes, units)} at start-up, {pays}:"
+        f" memfit plan experts {shlex.quote(result.model.id)}{quantize} {named(device)}"
+    )
+
+
+def named(device: DeviceSummary) -> str:
+    """The option that names a machine to memfit."""
+    if device.source == "detected":
+        return "--device host"
+    if device.source == "table":
+        return f"--device {device.name}"
+    if device.name == "Mac with a given working set":
+        return f"--working-set {device.working_set_bytes}"
+    return f"--memory {gigabytes(device.memory_bytes).replace(' ', '')}"
 
 
 def _served(result: Estimate, chosen: Action | None) -> Iterator[str]:

@@ -14,7 +14,7 @@ from memfit.estimators.machine.apple import chips
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import runs
 from memfit.estimators.machine.working_set import OsRegime, stock_working_set
-from memfit.estimators.plans.experts.advice import notes, warnings_of, worth
+from memfit.estimators.plans.experts.advice import notes, universal_share
 from memfit.estimators.plans.experts.routing import (
     RoutingProfile,
     adaptive_capacities,
@@ -28,11 +28,17 @@ from memfit.estimators.results.experts import (
     RegimeCapacity,
 )
 from memfit.estimators.runtimes.budget import Need, judge
-from memfit.estimators.runtimes.expert_capacity import BUDGET, expert_capacity, whole_slots
+from memfit.estimators.runtimes.expert_capacity import BUDGET
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.estimate import device_summary, limit_notes
-from memfit.estimators.sizing.search import first_fitting
+from memfit.estimators.sizing.expert_rules import warnings_of, worth
+from memfit.estimators.sizing.partial_experts import (
+    RunMemory,
+    device_capacity,
+    most_experts,
+    running_bytes,
+)
 from memfit.estimators.weights.expert_slots import (
     Inventory,
     layered_startup_bytes,
@@ -41,17 +47,6 @@ from memfit.estimators.weights.expert_slots import (
 )
 
 _TABLE_PARTS = 8
-
-
-class RunMemory(Struct, frozen=True):
-    """Memory of a run in addition to weights, at ``context_tokens``."""
-
-    context_tokens: int
-    kv_bytes: int
-    state_bytes: int
-    workspace_bytes: int
-    max_context: int | None = None
-    """The model's own limit."""
 
 
 class ExpertQuestion(Struct, frozen=True):
@@ -80,7 +75,7 @@ def plan_experts(
         InputError: for a capacity that the model does not have.
     """
     found = device_capacity(experts, device.working_set_bytes) if device else None
-    whole = _fitting(experts, question.run, device, starting=True)
+    whole = most_experts(experts, question.run, device, starting=True)
     capacity = found if found is not None and found >= experts.top_k else None
     if whole == experts.experts:  # mlx-moe's 71 % are for what does not fit
         capacity = whole
@@ -106,52 +101,16 @@ def plan_experts(
         regimes=tuple(_regimes(experts, device)) if device else (),
         capacity=capacity,
         fitting_capacity=whole,
-        fitting_run_capacity=_fitting(experts, question.run, device, starting=False),
+        fitting_run_capacity=most_experts(experts, question.run, device, starting=False),
         wired_limit_bytes=_wired(chosen, device),
         rows=rows,
         adaptive=_adaptive(experts, question, chosen),
-        worth=worth(experts, question.profile, capacity),
+        worth=worth(experts, universal_share(question.profile), capacity),
         notes=(
             *limit_notes(question.run.max_context, question.run.context_tokens),
             *notes(experts, rows, model_type, room=found, profile=question.profile),
         ),
     )
-
-
-def device_capacity(experts: Inventory, working_set_bytes: int) -> int:
-    """Return the experts of each layer for a working set, by mlx-moe's rule."""
-    return expert_capacity(
-        working_set_bytes=working_set_bytes,
-        other_bytes=experts.non_expert_bytes,
-        expert_bytes=experts.expert_bytes,
-        experts=experts.experts,
-    ).experts
-
-
-def _fitting(
-    experts: Inventory, run: RunMemory, device: Device | None, *, starting: bool
-) -> int | None:
-    """The most experts with which the run fits, and with ``starting`` also start-up."""
-    if device is None:
-        return None
-
-    def fits(capacity: int) -> bool:
-        capacities = [capacity] * len(experts.layers)
-        need = _running(experts, run, capacities)
-        if starting:
-            need = max(need, startup_bytes(experts, capacities))
-        return judge(Need(need, 0), device)[0] == "fits"
-
-    if fits(experts.experts):
-        return experts.experts
-    fewer = range(experts.experts - 1, experts.top_k - 1, -1)
-    found = first_fitting(fewer, fits, monotone=True)
-    return None if found is None else whole_slots(found)
-
-
-def _running(experts: Inventory, run: RunMemory, capacities: Sequence[int]) -> int:
-    weights = experts.non_expert_bytes + experts.held_bytes(capacities)
-    return weights + experts.lookup_bytes + run.kv_bytes + run.state_bytes + run.workspace_bytes
 
 
 def _spread(experts: Inventory) -> tuple[int, ...]:
@@ -171,7 +130,7 @@ def _row(
     require_capacity(capacity, experts.experts, experts.top_k)
     run, capacities = question.run, [capacity] * len(experts.layers)
     held = experts.held_bytes(capacities)
-    running = _running(experts, run, capacities)
+    running = running_bytes(experts, run, capacities)
     startup = startup_bytes(experts, capacities)
     need = max(running, startup)
     pinned, found = _slots(question.profile, capacity)
