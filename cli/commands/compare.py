@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from memfit.estimators.compare.axes import MatrixAxis, Scenario
     from memfit.estimators.compare.compare import ComparedModel
     from memfit.estimators.results.comparison import Comparison
+    from memfit.estimators.runtimes.runtime import Runtime
     from memfit.estimators.sizing.catalog import Catalog
 
 
@@ -208,10 +209,13 @@ def _under_each(
         wanted = list(runtime_names())
     if len(set(wanted)) < len(wanted):
         raise InputError(f"--runtimes {names[:60]}: a runtime is given twice")
-    return [
-        replace(model, label=name, runtime=runtime.versioned(named_runtime(name), strict=False))
-        for name in wanted
-    ]
+    return [replace(model, label=name, runtime=_with_capacity(name, runtime)) for name in wanted]
+
+
+def _with_capacity(name: str, options: RuntimeOptions) -> "Runtime":
+    """A runtime on the given versions; experts are kept by one that can leave some out."""
+    runtime = options.versioned(named_runtime(name), strict=False)
+    return options.with_capacity(runtime) if name == "mlx-moe" else runtime
 
 
 def _any_will_do(runtimes: str | None, result: "Comparison") -> bool:

@@ -78,6 +78,9 @@ class RuntimeOptions(VersionOptions, frozen=True, kw_only=True):
         str | None,
         Option(metavar="SHARE", help="Share of the GPU's memory that vllm takes. Default: 0.92."),
     ] = None
+    capacity: Annotated[
+        str | None, Option(metavar="N", help="Experts of each layer that mlx-moe keeps in memory.")
+    ] = None
     margin: Annotated[str, Option(help="Memory to keep free above the peak.")] = (
         f"{MARGIN_BYTES // 10**6}MB"
     )
@@ -97,7 +100,17 @@ class RuntimeOptions(VersionOptions, frozen=True, kw_only=True):
         """
         from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME
 
-        return self.with_share(self.versioned(named_runtime(self.runtime or DEFAULT_RUNTIME)))
+        runtime = self.versioned(named_runtime(self.runtime or DEFAULT_RUNTIME))
+        return self.with_capacity(self.with_share(runtime))
+
+    def with_capacity(self, runtime: "Runtime") -> "Runtime":
+        """Return a runtime with the experts of --capacity, if they are given.
+
+        Raises:
+            InputError: when it is no count, or the runtime has no such setting.
+        """
+        setting = partial(runtime.with_setting, "--capacity")
+        return parsed("--capacity", setting, self.capacity) or runtime
 
     def with_share(self, runtime: "Runtime") -> "Runtime":
         """Return a runtime with the share of --gpu-memory-utilization, if it is given.
@@ -212,6 +225,7 @@ class ServedRuntime(RuntimeOptions, frozen=True, kw_only=True):
         Raises:
             InputError: when it has no such setting, or its text cannot be read.
         """
+        runtime = self.with_capacity(runtime)
         for option, text in self._settings().items():
             runtime = parsed(option, partial(runtime.with_setting, option), text) or runtime
         return runtime

@@ -31,6 +31,7 @@ from memfit.estimators.results.estimate import (
     RunCall,
 )
 from memfit.estimators.runtimes.budget import HostNeed, recommended_bytes
+from memfit.estimators.runtimes.expert_capacity import ExpertCapacity
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.workspace.peak import PeakMoment
@@ -228,6 +229,11 @@ class RuntimeModel(Struct, frozen=True):
     def load_bytes(self) -> int:
         """The most bytes in use while the weights are loaded."""
         return self.resident_bytes
+
+    @property
+    def kept_experts(self) -> ExpertCapacity | None:
+        """The experts of each layer that it keeps in memory, None where that is all of them."""
+        return None
 
     @property
     def communication_bytes(self) -> int:

@@ -2,19 +2,45 @@
 
 from collections.abc import Iterator, Mapping
 
+from msgspec.structs import replace
+
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.quantities import Positive
+from memfit.estimators.base.units import Units, format_bytes, parse_count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.runtimes.expert_capacity import BUDGET, expert_capacity, whole_slots
+from memfit.estimators.runtimes.expert_capacity import (
+    BUDGET,
+    ExpertCapacity,
+    expert_capacity,
+    whole_slots,
+)
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.runtimes.runtime import Budget, Runtime
-from memfit.estimators.weights.expert_slots import LOOKUP_BYTES, inventory, startup_bytes
+from memfit.estimators.weights.expert_slots import (
+    LOOKUP_BYTES,
+    inventory,
+    require_capacity,
+    startup_bytes,
+)
 
-MLX_MOE = Runtime(
+
+class MlxMoeRuntime(Runtime, frozen=True, kw_only=True):
+    """mlx-moe with the experts that it is told to keep."""
+
+    capacity: Positive | None = None
+    """Experts of each layer; None: as many as fit."""
+
+    def with_setting(self, option: str, text: str) -> Runtime:
+        if option != "--capacity":
+            return Runtime.with_setting(self, option, text)
+        return replace(self, capacity=parse_count(text))
+
+
+MLX_MOE = MlxMoeRuntime(
     name="mlx-moe",
     version="307be150",
     prefill_step=2048,  # it runs mlx_lm.stream_generate
@@ -36,6 +62,8 @@ MLX_MOE = Runtime(
 class MlxMoe(MlxLm, frozen=True):
     """mlx-moe, for a model with the same number of experts in every layer that has them."""
 
+    runtime: MlxMoeRuntime
+
     experts: int = 0
     """Of one layer."""
     layers: int = 0
@@ -56,7 +84,17 @@ class MlxMoe(MlxLm, frozen=True):
                 f"{subject.checkpoint.id}: mlx-moe needs the same number of experts in every layer"
                 " that has them"
             )
+        assert isinstance(runtime, MlxMoeRuntime)
+        if runtime.capacity is not None:
+            top_k = max(block.top_k for block in subject.model.experts().values())
+            require_capacity(runtime.capacity, counts[0], top_k)
         return cls(runtime, subject, counts[0], len(counts))
+
+    @property
+    def kept_experts(self) -> ExpertCapacity:
+        """The experts of each layer in memory."""
+        kept, _ = self._capacities()
+        return ExpertCapacity(kept, self.experts, self._bytes_of(kept))
 
     @property
     def resident_bytes(self) -> int:
@@ -117,6 +155,8 @@ class MlxMoe(MlxLm, frozen=True):
     def _capacities(self) -> tuple[int, int]:
         """The capacity by integers, and by mlx-moe's code (select_capacity)."""
         device = self.subject.device
+        if self.runtime.capacity is not None:
+            return self.runtime.capacity, self.runtime.capacity
         if device is None:
             return self.experts, self.experts
         other = self.subject.footprint.loaded_bytes - self._expert_bytes

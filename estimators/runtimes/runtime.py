@@ -18,7 +18,7 @@ Limited = Literal["working_set", "working_set_for_cache", "memory", "cache"]
 
 
 # The runtime of a setting that is not llama.cpp's, and what another has in its place.
-_OWNERS = {"--kv-cache-dtype": ("vllm", ", or --kv-bits 8")}
+_OWNERS = {"--kv-cache-dtype": ("vllm", ", or --kv-bits 8"), "--capacity": ("mlx-moe", "")}
 
 
 class Budget(Struct, frozen=True):

@@ -125,9 +125,11 @@ def _recommended(
 def capacity_of(sized: SizedModel) -> ExpertCapacity | None:
     """Return the experts to keep of each layer on the model's device.
 
-    None without a device, under a runtime other than mlx-lm, and for a model without experts or
-    with different numbers of them.
+    Under mlx-moe they are those that it keeps. None without a device, under another runtime than
+    these and mlx-lm, and for a model without experts or with different numbers of them.
     """
+    if kept := sized.runtime_model.kept_experts:
+        return kept
     device = sized.device
     if device is None or not sized.runtime_model.is_mlx_lm:
         return None
