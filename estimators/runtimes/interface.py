@@ -236,6 +236,11 @@ class RuntimeModel(Struct, frozen=True):
         return None
 
     @property
+    def most_load_bytes(self) -> int:
+        """What the load takes at most, 0 where the speeds of disk and GPU do not decide it."""
+        return 0
+
+    @property
     def communication_bytes(self) -> int:
         """Bytes outside of MLX's allocator for the exchange with other ranks."""
         return 0

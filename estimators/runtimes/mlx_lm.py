@@ -35,7 +35,7 @@ from memfit.estimators.runtimes.mlx_lm_commands import (
 )
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.weights.ranks import rank_footprint
-from memfit.estimators.workspace.load import cut_load, load_extra
+from memfit.estimators.workspace.load import CutLoad, cut_load, load_extra
 from memfit.estimators.workspace.peak import (
     ERROR_PERCENT,
     PeakMoment,
@@ -147,10 +147,19 @@ class MlxLm(RuntimeModel, frozen=True):
     def load_bytes(self) -> int:
         footprint, backend = self.subject.footprint, self.subject.backend
         made = footprint.conversions if self.sanitizes else ()
-        loaded = self.resident_bytes
-        if footprint.cut:
-            loaded = max(loaded, cut_load(footprint.cut, self.subject.device or ANY_MAC))
+        loaded = max(self.resident_bytes, self._cut_load.expected)
         return loaded + load_extra(made, backend=backend)
+
+    @property
+    def most_load_bytes(self) -> int:
+        """The most that the load of a rank that reads whole arrays takes, 0 for all others."""
+        load = self._cut_load
+        return self.load_bytes + load.most - load.expected if load.most else 0
+
+    @property
+    def _cut_load(self) -> CutLoad:
+        cut = self.subject.footprint.cut
+        return cut_load(cut, self.subject.device or ANY_MAC) if cut else CutLoad(0, 0)
 
     def parallel(self, asked: Parallel | None) -> Parallel:
         """Return how mlx-lm's sharded_load runs the class."""

@@ -281,9 +281,13 @@ class MlxLmTrace(MlxLm, frozen=True):
 
     @property
     def load_bytes(self) -> int:
-        """The peak of the load; by formula where its graph cannot be recorded."""
+        """The peak of the load; by formula where its graph cannot be recorded.
+
+        Of a rank that reads whole arrays the trace has one order of reads and copies, the formula
+        the largest of several.
+        """
         traced = self.trace.load_bytes(self.subject.device or ANY_MAC, self.runtime.versions)
-        return super().load_bytes if traced is None else traced
+        return super().load_bytes if traced is None else max(traced, self._cut_load.expected)
 
     def parallel(self, asked: Parallel | None) -> Parallel:
         if self.trace.is_described:
@@ -344,8 +348,9 @@ class MlxLmTrace(MlxLm, frozen=True):
     def formula_view(self) -> MlxLm:
         """Return mlx-lm by formula, with a workspace between traced prompts where none has it."""
         # The load does not depend on the workload, so it stays by trace.
-        extra = max(0, self.load_bytes - self.resident_bytes)
-        footprint = replace(self.subject.footprint, conversions=(Conversion(0, extra),), cut=())
+        cut = max(self.resident_bytes, self._cut_load.expected)
+        made = (Conversion(0, max(0, self.load_bytes - cut)),)
+        footprint = replace(self.subject.footprint, conversions=made)
         return MlxLm(self.runtime, replace(self.subject, footprint=footprint))
 
     def phases_view(self, phases: frozenset[CallPhase]) -> "MlxLmTrace":

@@ -111,8 +111,8 @@ def _peak_range(
 ) -> tuple[int, int]:
     if sized.workspace_basis(workload)[0] == "bound":
         return peak_bytes - figures.moment.workspace_bytes, peak_bytes
-    error = sized.error_bytes(workload)
-    return peak_bytes - error, peak_bytes + error
+    lowest = peak_bytes - sized.workspace_error_bytes(workload)
+    return lowest, peak_bytes + sized.error_bytes(workload)
 
 
 def with_plots(result: Estimate, sized: SizedModel) -> Estimate:

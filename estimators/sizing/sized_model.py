@@ -219,7 +219,12 @@ class SizedModel(Struct):
         return self.runtime_model.basis("workspace", workload)
 
     def error_bytes(self, workload: Workload) -> int:
-        """Return by how much the peak may be wrong: the stated error of its workspace."""
+        """Return by how much the peak may be too low: the error of its workspace, or a load."""
+        above_peak = self.runtime_model.most_load_bytes - self.figures_for(workload).moment.nbytes
+        return max(self.workspace_error_bytes(workload), above_peak)
+
+    def workspace_error_bytes(self, workload: Workload) -> int:
+        """Return the stated error of the workspace."""
         workspace = self.figures_for(workload).moment.workspace_bytes
         return ceil_div(workspace * self.workspace_basis(workload)[1], 100)
 

@@ -43,6 +43,8 @@ class CutArray(NamedTuple):
     kept_bytes: int
     """As many, where it is not cut."""
     kept_elements: int
+    layer: str = ""
+    """The part of its name up to the number of its layer."""
 
 
 def conversions(
@@ -50,19 +52,19 @@ def conversions(
 ) -> tuple[Conversion, ...]:
     """Return what is made of the ``kept`` tensors of files, to become the ``loaded`` ones."""
     by_name = {group.name: group for group in loaded}
-    arrays = Counter(_layer(name) for name in by_name)
+    arrays = Counter(layer_of(name) for name in by_name)
     return tuple(
         made._replace(layer=layer, layer_arrays=max(1, arrays[layer]))
         for group in kept
         if (made := _conversion(group, by_name.get(group.name)))
-        for layer in (_layer(group.name),)
+        for layer in (layer_of(group.name),)
     )
 
 
-def _layer(name: str) -> str:
+def layer_of(name: str) -> str:
     """Return a name up to its first number.
 
-    >>> _layer("model.layers.12.mlp.experts.*.w1.weight")
+    >>> layer_of("model.layers.12.mlp.experts.*.w1.weight")
     'model.layers.12'
     """
     found = re.match(r".*?\.\d+(?=\.)", name)

@@ -13,7 +13,7 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.weights.derived import QuantizationPlan, tensor_bytes
 from memfit.estimators.weights.footprint import WeightFootprint
-from memfit.estimators.weights.loading import CutArray
+from memfit.estimators.weights.loading import CutArray, layer_of
 from memfit.estimators.weights.parts import part_of
 
 # MLX packs integers of few bits into words of this many bytes (mlx ops.cpp, quantize).
@@ -51,7 +51,7 @@ def rank_footprint(
     # MLX evaluates the last arrays of a module tree first (mlx transforms.cpp, eval_impl).
     parts.sort(key=lambda each: -order.get(each[0].path, 0))
     cut = tuple(
-        CutArray(array.nbytes, part, part // array.itemsize)
+        CutArray(array.nbytes, part, part // array.itemsize, layer_of(f"{array.path}."))
         for array, part in parts
         for _ in range(array.copies)
     )

@@ -5,7 +5,9 @@ load_model). The arrays that it starts from are in use until the device has made
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import groupby
 from typing import NamedTuple
 
 from memfit.estimators.base.units import ceil_div
@@ -14,6 +16,7 @@ from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.scheduler import (
     CPU_DISPATCHES_PER_TASK,
     MAX_ACTIVE_TASKS,
+    BatchQueue,
     ReadQueue,
     TaskQueue,
     WorkQueue,
@@ -33,22 +36,70 @@ _LIMITS = command_buffer_limits("s")
 _GPU_TEMPORARIES = (MAX_ACTIVE_TASKS + 1) * (_LIMITS.max_mebi_elements << 20) * 4
 
 
-def cut_load(cut: Sequence[CutArray], device: Device) -> int:
-    """Return the most bytes in use while a rank reads whole arrays and copies its part of each.
+class CutLoad(NamedTuple):
+    """The most bytes in use while a rank reads whole arrays and copies its part of each."""
 
-    MLX reads as many as wait on its tape, then copies these (mlx transforms.cpp, eval_impl).
+    expected: int
+    """With reads and copies done in their order: what is under way is limited in number."""
+    most: int
+    """With files that are in the system's cache: reads take no time, and the GPU falls behind by
+    all the batches that MLX lets it."""
+
+
+@lru_cache(maxsize=8)
+def cut_load(cut: tuple[CutArray, ...], device: Device) -> CutLoad:
+    """Return the load of a tensor-parallel rank.
+
+    MLX reads as many arrays as wait on its tape, then copies these (mlx transforms.cpp, eval_impl).
+    It waits for the GPU and for reads by counting tasks: which of them are done first depends on
+    disk and GPU. Which arrays of a layer are on the tape together is not known, so that the largest
+    of several orders counts. On the CPU reads and copies are one queue.
     """
-    is_gpu = device.backend != "cpu"
-    batches = ReadQueue[int](gpu_limits(device)) if is_gpu else None
-    queue: WorkQueue[int] = batches or TaskQueue[int]()
+    if device.backend == "cpu":
+        tasks = TaskQueue[int]()
+        expected = _walk(cut, 0, device, tasks, partial(tasks.submit, 0, 1, 0))
+        return CutLoad(expected, expected)
+    limits = gpu_limits(device)
+    expected = most = 0
+    for order in _orders(cut):
+        for start in range(_WIDTH):
+            reads = ReadQueue[int](limits)
+            expected = max(expected, _walk(order, start, device, reads, reads.read))
+            most = max(most, _walk(order, start, device, BatchQueue[int](limits), _at_once))
+    return CutLoad(expected, max(expected, most))
+
+
+def _at_once() -> Iterable[int]:
+    return ()
+
+
+def _orders(cut: Sequence[CutArray]) -> Iterator[Sequence[CutArray]]:
+    """Yield the arrays in orders that leave each in its layer."""
+    layers = [list(layer) for _, layer in groupby(cut, key=lambda array: array.layer)]
+    yield cut
+    for sign in (1, -1):
+        yield [
+            array
+            for layer in layers
+            for array in sorted(layer, key=lambda array: sign * array.read_bytes)
+        ]
+
+
+def _walk(
+    cut: Sequence[CutArray],
+    start: int,
+    device: Device,
+    queue: WorkQueue[int],
+    read: Callable[[], Iterable[int]],
+) -> int:
+    """Return the most in use where the first arrays on the tape are ``start``, later ones more."""
     active = most = 0
-    for start in range(0, len(cut), _WIDTH):
-        group = cut[start : start + _WIDTH]
+    for first in range(start - _WIDTH, len(cut), _WIDTH):
+        group = cut[max(0, first) : first + _WIDTH]
         for array in group:
-            active += allocated(array.read_bytes, device.backend)
-            active -= sum(batches.read() if batches else queue.submit(0, 1, 0))
+            active += allocated(array.read_bytes, device.backend) - sum(read())
         copied = [array for array in group if array.kept_bytes < array.read_bytes]
-        if not is_gpu:
+        if device.backend == "cpu":
             for _ in copied:
                 active -= sum(queue.submit(0, 0, 0))
         most = max(most, active)
