@@ -467,4 +467,5 @@ def _moment(traced: "TracedPeak") -> PeakMoment:
         prefill_bytes=traced.prefill_bytes,
         decode_bytes=traced.decode_bytes,
         call_bytes={call.phase: max(call.curve) for call in traced.calls if call.curve},
+        batch_bytes=traced.batch_bytes,
     )

@@ -224,9 +224,13 @@ class SizedModel(Struct):
         return max(self.workspace_error_bytes(workload), above_peak)
 
     def workspace_error_bytes(self, workload: Workload) -> int:
-        """Return the stated error of the workspace."""
-        workspace = self.figures_for(workload).moment.workspace_bytes
-        return ceil_div(workspace * self.workspace_basis(workload)[1], 100)
+        """Return by how much the peak may be wrong: the stated error of its workspace.
+
+        At least a batch of work, which may have run already or not yet when the peak is reached.
+        """
+        moment, percent = self.figures_for(workload).moment, self.workspace_basis(workload)[1]
+        stated = ceil_div(moment.workspace_bytes * percent, 100)
+        return max(stated, moment.batch_bytes) if percent else stated
 
     def on(self, device: Device | None) -> "SizedModel":
         """Return the same model on another device; nothing is read again."""

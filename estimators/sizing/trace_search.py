@@ -195,9 +195,9 @@ class TraceSearch(Struct):
             return False
         _, percent = self.formula.workspace_basis(self.workload)
         view = peak_view(self.sized, self.formula, self.workload)
-        traced = view.figures_for(self.workload).moment.workspace_bytes
-        derived = self._workspace(self.workload)
-        if abs(traced - derived) * 100 > derived * percent:
+        moment, derived = view.figures_for(self.workload).moment, self._workspace(self.workload)
+        apart = max(abs(moment.workspace_bytes - derived), moment.batch_bytes)
+        if apart * 100 > derived * percent:
             return False
         return self._judged(self._largest_need(self.workload.prompt_only(tokens)))
 

@@ -53,6 +53,8 @@ class TracedPeak(Struct, frozen=True):
     workspace_bytes: int
     """What is neither weights nor the caches as the run leaves them."""
     largest_buffer_bytes: int
+    batch_bytes: int
+    """What one batch of work keeps in use, of the call with the moment."""
     alive: tuple[tuple[str, int], ...]
     """What was in use, by name; the most bytes first."""
     calls: tuple[FollowedCall, ...]
@@ -70,6 +72,8 @@ class Highest(Struct, frozen=True):
     nbytes: int
     operation: str
     largest: int
+    batch: int
+    """The most bytes that were free when one batch of its work had run."""
     alive: tuple[tuple[str, int], ...]
     curve: tuple[int, ...]
 
@@ -123,6 +127,7 @@ def peak(
         operation=top.operation,
         workspace_bytes=max(0, top.nbytes - kept),
         largest_buffer_bytes=max(largest_weight, largest_kept, *(m.largest for m in moments)),
+        batch_bytes=top.batch,
         alive=(("weights", weights), *top.alive),
         calls=tuple(_followed(moment, weights) for moment in moments),
         prefill_bytes=weights + max((m.nbytes for m in moments if _in_prefill(m)), default=0),
@@ -270,6 +275,7 @@ class Replay:
         """Evaluate a call; what it leaves in the caches is there for the next."""
         memory = self._memory
         self._labels = labels or {}
+        self._stream.largest_batch = 0
         call, order, views, unmade = placed
         curve = [self._evaluate(call, position, views) for position in order]
         for sources in self._unmade.values():
@@ -286,7 +292,7 @@ class Replay:
         if sample:
             self._samples.append([views[i] for i in sample])
             _name_buffers(self._samples[-1], _SAMPLES)
-        return highest(call, memory, tuple(curve))
+        return highest(call, memory, tuple(curve), self._stream.largest_batch)
 
     def _evaluate(self, call: Call, position: int, views: list[View]) -> int:
         node, memory, op = call.nodes[position], self._memory, self._operation
@@ -491,7 +497,7 @@ def free(view: View, memory: Allocator) -> None:
         view.buffer = None
 
 
-def highest(call: Call, memory: Allocator, curve: tuple[int, ...]) -> Highest:
+def highest(call: Call, memory: Allocator, curve: tuple[int, ...], batch: int = 0) -> Highest:
     at = memory.peak_clock
     alive: Counter[str] = Counter()
     for buffer in memory.buffers:
@@ -500,4 +506,4 @@ def highest(call: Call, memory: Allocator, curve: tuple[int, ...]) -> Highest:
             alive[buffer.operation] += buffer.nbytes
     largest = max((buffer.nbytes for buffer in memory.buffers), default=0)
     named = tuple(alive.most_common())
-    return Highest(call, memory.peak, memory.peak_operation, largest, named, curve)
+    return Highest(call, memory.peak, memory.peak_operation, largest, batch, named, curve)

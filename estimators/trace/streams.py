@@ -20,6 +20,8 @@ class Stream:
         self._queue: WorkQueue[list[Allocation]] = TaskQueue(after_others=after_others)
         self._reads: ReadQueue[list[Allocation]] | None = None
         self._elements: Callable[[Operation], int] = _read
+        self.largest_batch = 0
+        """The most bytes that were free when one batch of work had run."""
         if device.backend != "cpu":
             # Without reads it is a queue of batches alone.
             self._queue = self._reads = batches = ReadQueue[list[Allocation]](gpu_limits(device))
@@ -33,7 +35,11 @@ class Stream:
             return
         # Without a kernel nothing is encoded, and no buffer is bound to the batch.
         elements = self._elements(op) if op.kernels else 0
-        _release(self._queue.submit(held, op.kernels, elements), memory)
+        done = self._queue.submit(held, op.kernels, elements)
+        if done:
+            active = memory.active
+            _release(done, memory)
+            self.largest_batch = max(self.largest_batch, active - memory.active)
 
     def drain(self, memory: Allocator) -> None:
         _release(self._queue.drain(), memory)

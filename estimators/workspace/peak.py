@@ -46,6 +46,8 @@ class PeakMoment(Struct, frozen=True):
     """The most in use after that."""
     call_bytes: Mapping[CallPhase, int] = {}
     """The most in use during each call, where it is known by call."""
+    batch_bytes: int = 0
+    """What a batch of work keeps in use, by trace: one more or less may be under way."""
 
     def raised(self, more: int) -> "PeakMoment":
         """Return the moment with ``more`` bytes, which are in use all the time."""
