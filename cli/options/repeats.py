@@ -25,12 +25,10 @@ def with_lists(arguments: Sequence[str], known: Iterable[str]) -> list[str]:
                 values.append(value if sign else found[place + 1])
                 places.append(range(place, place + 2 - len(sign)))
         if len(places) > 1:
-            first, *others = places
-            gone = {place for span in (first, *others) for place in span}
-            kept = [(place, word) for place, word in enumerate(found) if place not in gone]
-            before = [word for place, word in kept if place < first.start]
-            after = [word for place, word in kept if place > first.start]
-            found = [*before, option, ",".join(values), *after]
+            gone = {place for span in places for place in span}
+            first = places[0].start
+            rest = [word for place, word in enumerate(found) if place > first and place not in gone]
+            found = [*found[:first], option, ",".join(values), *rest]
     return found
 
 

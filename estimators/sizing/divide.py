@@ -32,11 +32,12 @@ def divided(search: JointSearch) -> Iterator[Action]:
 
     Where the size of the host is not known, the verdict of the action is not either.
     """
-    device = search.sized.device
-    if device is None or not device.has_host:
+    sized, device = search.sized, search.sized.device
+    # A rank is a part of a model already; the command of a draft model is not described.
+    if device is None or not device.has_host or sized.runtime_model.subject.rank or sized.draft:
         return
     try:
-        found = _most_on_gpu(*_under(search.sized, search.workload))
+        found = _most_on_gpu(*_under(sized, search.workload))
     except UnsupportedError:  # the runtime does not run this model, or not this request
         return
     if found is None:

@@ -149,12 +149,13 @@ class RankedModel(Struct, frozen=True):
 
     def _alone(self, workload: Workload) -> Iterator[AloneFigures]:
         """Yield what each kind of machine takes that runs the whole model alone."""
-        devices = dict.fromkeys(sized.device for sized in self.ranks) if self.whole else {}
-        for device in filter(None, devices):
-            sized = self.whole.formula_view().on(device) if self.whole else None
-            need = sized.requirement(workload) if sized else None
-            verdict = judge(need, device)[0] if need else "unknown"
-            if need and verdict in ("fits", "tight"):
+        if self.whole is None:
+            return
+        whole = self.whole.formula_view()
+        for device in filter(None, dict.fromkeys(sized.device for sized in self.ranks)):
+            need = whole.on(device).requirement(workload)
+            verdict, _ = judge(need, device)
+            if verdict in ("fits", "tight"):
                 yield AloneFigures(
                     device=device.name,
                     working_set_bytes=device.working_set_bytes,

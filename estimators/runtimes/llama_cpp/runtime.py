@@ -192,8 +192,10 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             held_tokens=kept.held_tokens,
             allocated_tokens=kept.cells,
         )
-        host_bytes = self._share(Place.HOST, context, tokens, compute).total_bytes
-        return MemoryFigures(kv, states, moment, host_bytes if self.is_split else 0)
+        if not self.is_split:
+            return MemoryFigures(kv, states, moment)
+        on_host = self._share(Place.HOST, context, tokens, compute)
+        return MemoryFigures(kv, states, moment, on_host.total_bytes)
 
     def memories(self, workload: Workload) -> tuple[MemoryShare, ...]:
         if not self.is_split:
