@@ -16,7 +16,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.processor import image_plan
 from memfit.estimators.plans.server.batch_schedule import Request
-from memfit.estimators.plans.server.plan import check_lengths, need_of
+from memfit.estimators.plans.server.plan import check_lengths
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan, ServerSettings
 from memfit.estimators.runtimes.budget import judge
@@ -25,6 +25,7 @@ from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.sizing.actions import converting
 from memfit.estimators.sizing.estimate import assumption_notes, device_summary
 from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting, halves
+from memfit.estimators.sizing.server_memory import need_of
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.workspace.vision import array_bytes, embedded_bytes, has_formula, vision_work
 

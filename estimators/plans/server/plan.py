@@ -6,23 +6,17 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import STEP, Growth
-from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.units import Units, ceil_div, format_bytes, round_up
+from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.kv_cache import buffer_token_bytes
-from memfit.estimators.mlx.recurrent_state import state_bytes, view_bytes
 from memfit.estimators.plans.server.batch_schedule import (
-    NAMED_BUFFERS,
     BatchSchedule,
-    Buffer,
     Moment,
     Request,
 )
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan, ServerSettings
-from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import server_command
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.sizing.actions import converting
@@ -33,6 +27,8 @@ from memfit.estimators.sizing.estimate import (
     notes_on_versions,
 )
 from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting, halves
+from memfit.estimators.sizing.server_bound import ServerBound
+from memfit.estimators.sizing.server_memory import ServerMemory, need_of, one_at_a_time
 from memfit.estimators.sizing.sized_model import SizedModel
 
 MAX_SIMULATED = 2000
@@ -111,18 +107,6 @@ def _commands(sized: SizedModel, workload: Workload, settings: ServerSettings) -
     return converting(sized, lambda model: [server_command(model, workload, settings)])
 
 
-def one_at_a_time(sized: SizedModel, workload: Workload) -> str | None:
-    """Return why the server runs one request at a time, None where it batches (server.py)."""
-    if workload.kv_bits is not None:
-        return "KV bits switch batching off"
-    if sized.draft:
-        return "a draft model switches batching off"
-    # Their classes have no merge() (server.py, ModelProvider._load).
-    if any(b.growth in (Growth.CHUNKED, Growth.ROWS) for b in sized.model.kv_buffers()):
-        return "a cache in chunks or compressed rows cannot be batched"
-    return None
-
-
 def cheaper(settings: ServerSettings) -> Iterator[ServerSettings]:
     """Yield settings that take less, those that cost the least speed first."""
     most, kept = settings.decode_concurrency, settings.prompt_cache_size
@@ -142,7 +126,7 @@ def cheaper(settings: ServerSettings) -> Iterator[ServerSettings]:
 
 
 class _Evaluation:
-    """Settings of one question; figures of equal moments are computed once."""
+    """Settings of one question."""
 
     def __init__(
         self,
@@ -154,12 +138,13 @@ class _Evaluation:
         is_sequential: bool,
         is_recorded: bool,
     ) -> None:
-        self._sized, self._workload, self._requests = sized, workload, requests
+        self._sized, self._requests = sized, requests
         self._clients, self._is_sequential = clients, is_sequential
-        self._buffers = sized.model.kv_buffer_counts
         self._is_recorded = is_recorded
-        self._cache_bytes = cache(self._cache_bytes_of)
-        self._prefill_bytes = cache(self._prefill_bytes_of)
+        self._memory = ServerMemory(sized, workload)
+        longest = max(requests, key=lambda each: each.prompt_tokens + each.max_tokens)
+        lengths = {"prompt_tokens": longest.prompt_tokens, "max_tokens": longest.max_tokens}
+        self._bound = ServerBound(sized, replace(workload, **lengths), clients)
         self.run = cache(self._run)
 
     def fits(self, settings: ServerSettings) -> bool:
@@ -183,15 +168,16 @@ class _Evaluation:
             settings,
             clients=self._clients,
             at_once=0 if self._is_recorded else self._requests[0].prompt_tokens,
-            windows=self._windows(),
-            has_states=any(self._sized.model.states()),
+            windows=self._memory.windows,
+            has_states=self._memory.has_states,
         )
 
     def _run(self, settings: ServerSettings) -> tuple[ServerMoment, int, int]:
         """The worst moment, bytes when all requests have ended, and requests that waited."""
         if self._is_sequential:
             waited = len(self._requests) - 1 if self._clients > 1 else 0
-            return *self._alone(settings), waited
+            moment = self._bound.moment(settings)
+            return moment, moment.weights_bytes + moment.cache_bytes, waited
         schedule = self._schedule(settings)
         moments, step = tuple(schedule.moments()), settings.prefill_step
         # Many moments are equal: each is computed once.
@@ -203,103 +189,19 @@ class _Evaluation:
         return worst, last.weights_bytes + last.cache_bytes, schedule.waited
 
     def bound(self, settings: ServerSettings) -> int | None:
-        """What no order of arrivals can exceed, None where requests run one at a time.
-
-        Every entry of the prompt cache, and each of the variables that `BatchSchedule` names, then
-        has a batch of its own, as long as the longest request.
-        """
-        if self._is_sequential:
-            return None
-        step = settings.prefill_step
-        rows = min(settings.rows + settings.prompt_concurrency, self._clients)
-        prompt = max(each.prompt_tokens for each in self._requests) + step
-        tokens = max(each.prompt_tokens + each.max_tokens for each in self._requests) + step
-        windows = tuple((limit, limit - 1 + step) for limit in self._windows())
-        buffer = Buffer(rows, windows, tokens, round_up(tokens, STEP) + STEP, viewed=step)
-        count = settings.prompt_cache_size + NAMED_BUFFERS
-        moment = Moment((buffer,) * count, min(rows, settings.prompt_concurrency), prompt, rows)
-        return self._moment(moment, step).peak_bytes
-
-    def _windows(self) -> set[int]:
-        return {buffer.limit for buffer in self._buffers if buffer.limit}
+        """What no order of arrivals can exceed, None where requests run one at a time."""
+        return None if self._is_sequential else self._bound.moment(settings).peak_bytes
 
     def _moment(self, moment: Moment, step: int) -> ServerMoment:
-        held = sum(map(self._cache_bytes, moment.buffers))
-        rows, prefill = moment.prefilled_rows, (0, 0)
-        if rows:
-            prefill = self._prefill_bytes(rows, moment.prefilled_tokens, step)
-        # GenerationBatch keeps the log-probabilities of two steps (generate.py, _step); a step
-        # computes them from logits and their difference.
-        model = self._sized.model
-        logits = dtypes.nbytes(moment.running * model.vocab_size, model.dtype)
-        return self._answer(held, prefill, moment, logits * (2 if rows else 4))
-
-    def _answer(
-        self, held: int, prefill: tuple[int, int], moment: Moment, logits: int = 0
-    ) -> ServerMoment:
-        sized = self._sized
-        nbytes, error = prefill
-        return ServerMoment(
-            peak_bytes=sized.resident_bytes + held + logits + nbytes + sized.margin_bytes,
-            weights_bytes=sized.resident_bytes,
-            cache_bytes=held,
-            logits_bytes=logits,
-            prefill_bytes=nbytes,
-            prefill_error_bytes=error,
-            margin_bytes=sized.margin_bytes,
-            prefilled_prompts=moment.prefilled_rows,
-            decoding_requests=moment.running,
-            stored_caches=moment.stored,
+        rows = moment.prefilled_rows
+        return self._memory.answer(
+            sum(map(self._memory.cache_bytes, moment.buffers)),
+            prefill=self._memory.prefill(rows, moment.prefilled_tokens, step) if rows else (0, 0),
+            logits=self._memory.logits_bytes(moment.running, prefilling=rows > 0),
+            prompts=rows,
+            decoding=moment.running,
+            stored=moment.stored,
         )
-
-    def _alone(self, settings: ServerSettings) -> tuple[ServerMoment, int]:
-        """One request runs, and its cache is stored as it is (server.py, _serve_single)."""
-        longest = max(self._requests, key=lambda each: each.prompt_tokens + each.max_tokens)
-        workload = replace(
-            self._workload,
-            prompt_tokens=longest.prompt_tokens,
-            max_tokens=longest.max_tokens,
-            prefill_step=settings.prefill_step,
-        )
-        sized, figures = self._sized, self._sized.figures_for(workload)
-        stored = min(settings.prompt_cache_size, len(self._requests))
-        kept = stored * (figures.kv.nbytes + figures.ssm_bytes)
-        run = figures.moment.nbytes + sized.draft_bytes(workload) - sized.resident_bytes
-        error = sized.error_bytes(workload)
-        moment = self._answer(kept, (run, error), Moment((), 1, longest.prompt_tokens, 0, stored))
-        return moment, sized.resident_bytes + kept
-
-    def _cache_bytes_of(self, buffer: Buffer) -> int:
-        model, windows = self._sized.model, dict(buffer.windows)
-        one = state_bytes(model, 1) + view_bytes(model, buffer.viewed)
-        for kv, layers in self._buffers.items():
-            # The step by which a cache grows is in the tokens of the buffer.
-            tokens = windows[kv.limit] if kv.limit else kv.held_tokens(buffer.capacity)
-            one += layers * tokens * buffer_token_bytes(model, kv, self._workload, tokens)
-        return buffer.rows * one
-
-    def _prefill_bytes_of(self, rows: int, tokens: int, step: int) -> tuple[int, int]:
-        """What a chunk takes with its caches, and the error of that."""
-        found = self._chunk_bytes(rows, tokens, step)
-        # A single prompt has the caches of a batch too, which mask padding.
-        if rows == 1:
-            nbytes, error = self._chunk_bytes(2, tokens, step)
-            found = max(found, (ceil_div(nbytes, 2), ceil_div(error, 2)))
-        return found
-
-    def _chunk_bytes(self, rows: int, tokens: int, step: int) -> tuple[int, int]:
-        workload = replace(self._batch(rows, tokens + 1), prefill_step=step)
-        moment = self._sized.figures_for(workload).moment
-        most = moment.nbytes if moment.prefill_bytes is None else moment.prefill_bytes
-        return most - self._sized.resident_bytes, self._sized.error_bytes(workload)
-
-    def _batch(self, rows: int, tokens: int) -> Workload:
-        return replace(self._workload, prompt_tokens=tokens, max_tokens=0, batch=rows)
-
-
-def need_of(moment: ServerMoment) -> Need:
-    """Return what a moment needs, with its error."""
-    return Need(moment.peak_bytes, 0, error_bytes=moment.prefill_error_bytes)
 
 
 def check_lengths(sized: SizedModel, requests: Iterable[Request]) -> None:

@@ -1,0 +1,228 @@
+"""The most that mlx_lm.server takes, whatever the order of its requests.
+
+docs/server.md derives it from mlx-lm 0.32.2: generate.py (BatchGenerator), models/cache.py
+(LRUPromptCache and the caches of batches), server.py (ResponseGenerator._generate). Nothing is
+simulated: a few moments are compared that contain every one the server can be in.
+"""
+
+from collections.abc import Iterator
+from functools import cache, cached_property
+
+from memfit.estimators.arch.caches import STEP
+from memfit.estimators.base.units import ceil_div, round_down, round_up
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.batch_buffer import Buffer
+from memfit.estimators.results.server import ServerMoment, ServerSettings
+from memfit.estimators.sizing.server_memory import ServerMemory, one_at_a_time
+from memfit.estimators.sizing.sized_model import SizedModel
+
+
+def server_need(
+    sized: SizedModel, workload: Workload, settings: ServerSettings, *, clients: int = 1
+) -> ServerMoment:
+    """Return the largest moment of a server whose requests are at most as long as ``workload``.
+
+    ``clients`` requests are open at a time, each with up to ``prompt_tokens`` and ``max_tokens``.
+    Its ``peak_bytes`` are what no order of them exceeds, with weights and margin.
+
+    Raises:
+        UnsupportedError: when mlx-lm cannot run the workload.
+    """
+    return ServerBound(sized, workload, clients).moment(settings)
+
+
+class ServerBound:
+    """The bound for one model and one kind of requests, for any flags."""
+
+    def __init__(self, sized: SizedModel, workload: Workload, clients: int) -> None:
+        """Take the longest request, and how many are open at a time."""
+        self._memory = ServerMemory(sized, workload)
+        self._workload, self._clients = workload, clients
+        self._is_sequential = one_at_a_time(sized, workload) is not None
+
+    def moment(self, settings: ServerSettings) -> ServerMoment:
+        """Return the largest moment that these flags allow."""
+        prompt, reply = self._workload.prompt_tokens, max(1, self._workload.max_tokens)
+        if self._is_sequential:
+            return self._memory.alone(settings, prompt, reply, settings.prompt_cache_size)
+        limits = _Limits(self._memory, settings, self._clients, prompt, reply)
+        return max(limits.moments(), key=lambda moment: moment.peak_bytes)
+
+
+class _Limits:
+    """The largest buffers of a server, and the moments in which the most of them exist.
+
+    A client is *away* unless its request decodes: it prompts, waits or is idle.
+    """
+
+    def __init__(
+        self, memory: ServerMemory, settings: ServerSettings, clients: int, prompt: int, reply: int
+    ) -> None:
+        self.memory, self.settings, self.clients = memory, settings, clients
+        self.prompt, self.longest = prompt, prompt + reply
+        self._entries = settings.prompt_cache_size
+        self._prompts = min(clients, settings.prompt_concurrency)
+        # Requests that decode or are prefilled: BatchGenerator._next admits no more prompts.
+        self._together = min(clients, settings.rows + settings.prompt_concurrency - 1)
+        # The last token of a prompt is decoded.
+        self._chunk = min(settings.prefill_step, prompt - 1)
+        self._prefill = cache(self._prefill_bytes)
+
+    @cached_property
+    def _slack(self) -> int:
+        """Tokens that a batch of prompts has room for beyond those written.
+
+        A batch whose rows leave while others join keeps its room (BatchKVCache.filter), and grows
+        by whole steps as soon as a chunk is longer than that.
+        """
+        most = max(STEP, round_up(self._chunk, STEP)) - 1
+        return most if self._prompts > 1 else min(most, 2 * STEP - 2)
+
+    @cached_property
+    def _index(self) -> int:
+        """Tokens written to a batch of prompts: a row that ends first is padded to whole chunks."""
+        prefix, step = self.prompt - 1, self.settings.prefill_step
+        return round_up(prefix, step) if self._prompts > 1 and prefix > step else prefix
+
+    @cached_property
+    def _trims(self) -> bool:
+        """Whether a stored reply takes the place of its own prefixes (can_trim_prompt_cache)."""
+        memory = self.memory
+        return not memory.has_states and all(limit > self.longest for limit in memory.windows)
+
+    def _decoded(self, rows: int) -> int:
+        """Bytes of a decoding batch."""
+        longest = self.longest
+        room = max(longest + STEP - 1, self.prompt + self._slack)
+        # Rows that leave a batch do not shorten its windows (BatchRotatingKVCache.filter).
+        tokens = longest + STEP - 1 if self._together == 1 else None
+        windows = self._windows(0, tokens)
+        return self.memory.cache_bytes(Buffer(rows, windows, longest, room, longest, 1))
+
+    def _prefilled(self, rows: int) -> int:
+        """Bytes of a batch of prompts after a chunk."""
+        chunk, index = self._chunk, self._index
+        if not index:
+            return 0
+        windows = self._windows(chunk - 1, index if self._prompts == 1 else None)
+        return self.memory.cache_bytes(
+            Buffer(rows, windows, index, index + self._slack, index, chunk)
+        )
+
+    def _windows(self, more: int, tokens: int | None) -> tuple[tuple[int, int], ...]:
+        limits = sorted(self.memory.windows)
+        return tuple((each, min(each + more, tokens or each + more)) for each in limits)
+
+    def _prefill_bytes(self, rows: int) -> tuple[int, int]:
+        """Bytes of a chunk of prompts with their caches, and the error of that.
+
+        It does not grow with every token: the last two of a prompt, and whole chunks are compared.
+        """
+        if self.prompt == 1:
+            return 0, 0
+        step, index = self.settings.prefill_step, self._index
+        ends = {max(1, self.prompt - 2), self.prompt - 1, index, round_down(index, step) or index}
+        return max(self._chunk_to(rows, end) for end in ends)
+
+    def _chunk_to(self, rows: int, end: int) -> tuple[int, int]:
+        step = self.settings.prefill_step
+        nbytes, error = self.memory.prefill(rows, end, step)
+        empty = Buffer(rows, self._windows(0, 0))
+        counted = self.memory.cache_bytes(empty.grown(end, step))
+        return nbytes + max(0, self._prefilled(rows) - counted), error
+
+    def _kept(self, away: int) -> int:
+        """The most that the entries of the prompt cache keep: a batch each.
+
+        The last reply of an away client left a batch without those that were away before it. Of
+        the oldest ones nothing is known.
+        """
+        count, clients = self._entries, self.clients
+        if self._trims:
+            # A prefix is an entry until its own reply ends.
+            fewest = max(0, count - clients)
+            prefixes = [
+                self._prefilled(min(self._prompts, clients - each)) for each in range(count)
+            ]
+        else:
+            fewest = max(0, count - (count + clients) // 2)
+            prefixes = [self._prefilled(self._prompts)] * count
+        most = 0
+        for replies in range(fewest, count + 1):
+            gone = range(max(0, away - replies), away)
+            rows = [clients - each for each in gone] + [clients] * (replies - len(gone))
+            batches = sum(self._decoded(min(self._together, each)) for each in rows)
+            most = max(most, batches + sum(prefixes[: count - replies]))
+        return most
+
+    def moments(self) -> Iterator[ServerMoment]:
+        """Yield a moment of each kind, the largest of its kind among them."""
+        for prompts in range(self._prompts + 1):
+            yield from self._decoding(prompts)
+            yield from self._prefilling(prompts)
+
+    def _decoding(self, prompts: int) -> Iterator[ServerMoment]:
+        """A step of the decoding batch beside prompts between two chunks."""
+        for last, idle in self._last():
+            rows = min(self._together - prompts, self.clients - prompts - idle)
+            if rows < 0:
+                continue
+            held = last + self._prefilled(prompts) + self._ended(rows) + self._decoded(rows)
+            # One layer after the other grows.
+            grown = held + ceil_div(self._decoded(rows), self.memory.layers)
+            yield self._moment(self._kept(prompts + idle) + grown, prompts, rows)
+            if rows > 1 and (not last or idle == self._entries):
+                joined = self._kept_at_join(prompts, has_last=last > 0) + self._decoded(rows)
+                yield self._moment(held + joined, prompts, rows)
+
+    def _kept_at_join(self, prompts: int, *, has_last: bool) -> int:
+        """What entries keep when rows have joined, away when the last reply was stored.
+
+        Where the prefix of the last of them is no entry any more, all entries were stored in the
+        two calls since, while it was not decoding.
+        """
+        if has_last:
+            return min(2, self._entries) * self._decoded(self._together - 1)
+        return self._kept(prompts + 1)
+
+    def _ended(self, rows: int) -> int:
+        """The batch of replies that ended, in a variable; with a prompt cache it is an entry."""
+        return 0 if self._entries else self._decoded(min(self._together, rows + 1))
+
+    def _last(self) -> Iterator[tuple[int, int]]:
+        """Bytes of the last stored prefix in a variable, and clients that are idle then.
+
+        A request that arrives drops it (server.py, ``del cache``). It is an entry too until its
+        own reply ended or as many replies as there are entries.
+        """
+        yield 0, 0
+        last = self._prefilled(self._prompts)
+        if self._trims and self._entries:
+            yield last, 1
+        yield last, self._entries
+
+    def _prefilling(self, prompts: int) -> Iterator[ServerMoment]:
+        """A chunk, beside rows that just left for the decoding batch and replies that end."""
+        chunk = self._prefill(prompts) if prompts else (0, 0)
+        for last, idle in self._last():
+            rows = min(self._together, self.clients - prompts - idle)
+            # The row whose prefix is in the variable has left before.
+            for moved in range(min(self._prompts - prompts, rows) + 1):
+                if moved and last and idle < self._entries:
+                    break
+                before = self._prefilled(prompts + moved) if prompts + moved > 1 else 0
+                held = last + before + self._decoded(rows) + self._ended(rows)
+                yield self._moment(self._kept(prompts + moved + idle) + held, prompts, rows, chunk)
+
+    def _moment(
+        self, held: int, prompts: int, decoding: int, chunk: tuple[int, int] = (0, 0)
+    ) -> ServerMoment:
+        is_prefilling = chunk != (0, 0)
+        return self.memory.answer(
+            held,
+            prefill=chunk,
+            logits=self.memory.logits_bytes(decoding + prompts, prefilling=is_prefilling),
+            prompts=prompts if is_prefilling else 0,
+            decoding=decoding,
+            stored=self._entries,
+        )
