@@ -12,7 +12,7 @@ from memfit.estimators.results.result import Result
 
 
 class ServerMoment(Struct, frozen=True, kw_only=True):
-    """The moment that takes the most memory."""
+    """The moment that takes the most memory of those compared."""
 
     peak_bytes: Bytes
     """Everything, with the margin."""
@@ -34,7 +34,17 @@ class ServerMoment(Struct, frozen=True, kw_only=True):
     """Entries of the prompt cache."""
 
 
-class ServerPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-server/1"):
+class ServerMix(Struct, frozen=True, kw_only=True):
+    """What one usual mix of requests takes."""
+
+    name: str
+    requests: Count
+    peak_bytes: Bytes
+    waited: Count
+    """Requests that found no room when they arrived."""
+
+
+class ServerPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-server/2"):
     """The answer of ``memfit plan server``."""
 
     server: Literal["mlx_lm.server", "mlx_vlm.server"] = "mlx_lm.server"
@@ -44,7 +54,7 @@ class ServerPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-server/1"):
     settings: ServerSettings
     kv_bits: int | None
     requests: Count
-    """Requests that were simulated."""
+    """Requests of the largest mix."""
     clients: Count
     """Requests that are open at a time."""
     longest_prompt_tokens: Tokens
@@ -53,17 +63,23 @@ class ServerPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-server/1"):
     """Of every request; None: text only."""
     sequential: str | None
     """Why requests run one at a time; None: they are batched."""
-    worst: ServerMoment
-    bound_bytes: Bytes | None
-    """What no order of arrivals can exceed; None for recorded traffic, and one at a time."""
+    bound: ServerMoment
+    """The largest moment that any order and mix of requests within these lengths can lead to."""
+    usual: ServerMoment | None
+    """The largest moment of the mixes; None where there are none: one at a time, and images."""
+    mixes: tuple[ServerMix, ...]
+    """Usual mixes within these lengths, or the recorded requests."""
     idle_bytes: Bytes
     """What stays in memory when every request has ended: weights and the prompt cache."""
     verdict: Verdict
+    """``fits``: the bound fits; ``tight``: only the mixes do, or less than a tenth stays free."""
     waited: Count
     """Requests that found no room when they arrived."""
     fitting: ServerSettings | None
-    """The settings nearest to those asked for that fit; None: not needed, or there are none."""
-    fitting_worst: ServerMoment | None
+    """The nearest settings whose bound fits; None: not needed, or there are none."""
+    fitting_bound: ServerMoment | None
+    fitting_mixes: tuple[ServerMix, ...]
+    """The same mixes with these settings."""
     commands: tuple[str, ...]
     """What starts a server that fits: a conversion where one was asked for, then the server."""
     notes: tuple[Note, ...]

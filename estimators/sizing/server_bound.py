@@ -37,16 +37,16 @@ class ServerBound:
 
     def __init__(self, sized: SizedModel, workload: Workload, clients: int) -> None:
         """Take the longest request, and how many are open at a time."""
-        self._memory = ServerMemory(sized, workload)
-        self._workload, self._clients = workload, clients
-        self._is_sequential = one_at_a_time(sized, workload) is not None
+        self.memory = ServerMemory(sized, workload)
+        self._workload, self.clients = workload, clients
+        self.is_sequential = one_at_a_time(sized, workload) is not None
 
     def moment(self, settings: ServerSettings) -> ServerMoment:
         """Return the largest moment that these flags allow."""
         prompt, reply = self._workload.prompt_tokens, max(1, self._workload.max_tokens)
-        if self._is_sequential:
-            return self._memory.alone(settings, prompt, reply, settings.prompt_cache_size)
-        limits = _Limits(self._memory, settings, self._clients, prompt, reply)
+        if self.is_sequential:
+            return self.memory.alone(settings, prompt, reply, settings.prompt_cache_size)
+        limits = _Limits(self.memory, settings, self.clients, prompt, reply)
         return max(limits.moments(), key=lambda moment: moment.peak_bytes)
 
 
@@ -102,13 +102,12 @@ class _Limits:
 
     def _prefilled(self, rows: int) -> int:
         """Bytes of a batch of prompts after a chunk."""
+        return self.memory.cache_bytes(self._batch(rows)) if self._index else 0
+
+    def _batch(self, rows: int) -> Buffer:
         chunk, index = self._chunk, self._index
-        if not index:
-            return 0
         windows = self._windows(chunk - 1, index if self._prompts == 1 else None)
-        return self.memory.cache_bytes(
-            Buffer(rows, windows, index, index + self._slack, index, chunk)
-        )
+        return Buffer(rows, windows, index, index + self._slack, index, chunk)
 
     def _windows(self, more: int, tokens: int | None) -> tuple[tuple[int, int], ...]:
         limits = sorted(self.memory.windows)
@@ -123,14 +122,7 @@ class _Limits:
             return 0, 0
         step, index = self.settings.prefill_step, self._index
         ends = {max(1, self.prompt - 2), self.prompt - 1, index, round_down(index, step) or index}
-        return max(self._chunk_to(rows, end) for end in ends)
-
-    def _chunk_to(self, rows: int, end: int) -> tuple[int, int]:
-        step = self.settings.prefill_step
-        nbytes, error = self.memory.prefill(rows, end, step)
-        empty = Buffer(rows, self._windows(0, 0))
-        counted = self.memory.cache_bytes(empty.grown(end, step))
-        return nbytes + max(0, self._prefilled(rows) - counted), error
+        return max(self.memory.chunk(self._batch(rows), step, end) for end in ends)
 
     def _kept(self, away: int) -> int:
         """The most that the entries of the prompt cache keep: a batch each.

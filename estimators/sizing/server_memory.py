@@ -67,6 +67,18 @@ class ServerMemory:
         model = self.sized.model
         return dtypes.nbytes(rows * model.vocab_size, model.dtype) * (2 if prefilling else 4)
 
+    def chunk(self, prompts: Buffer, step: int, end: int | None = None) -> tuple[int, int]:
+        """Return the bytes of a chunk of ``prompts`` with their caches, and the error of that.
+
+        The chunk ends at the last token written, or at another ``end``.
+        """
+        end = prompts.index if end is None else end
+        nbytes, error = self.prefill(prompts.rows, end, step)
+        empty = Buffer(prompts.rows, tuple((limit, 0) for limit, _ in prompts.windows))
+        # The caches may have more room than those of prompts that begin together.
+        counted = self.cache_bytes(empty.grown(end, step))
+        return nbytes + max(0, self.cache_bytes(prompts) - counted), error
+
     def _prefill(self, rows: int, tokens: int, step: int) -> tuple[int, int]:
         """Return the bytes of the chunks of prompts with their caches, and the error of that."""
         found = self._chunk_bytes(rows, tokens, step)

@@ -45,14 +45,14 @@ def test_a_smaller_step_fits_before_fewer_requests_do() -> None:
     run = with_image_tokens(sized.checkpoint, run)
     plan = plan_image_server(sized, run, ServerSettings(), clients=40)
     assert (plan.verdict, plan.server) == ("exceeds", "mlx_vlm.server")
-    assert plan.worst.prefilled_prompts + plan.worst.decoding_requests == 32
+    assert plan.bound.prefilled_prompts + plan.bound.decoding_requests == 32
     assert plan.fitting is not None
-    assert plan.fitting_worst is not None
+    assert plan.fitting_bound is not None
     assert (plan.fitting.prefill_step, plan.fitting.max_num_seqs) == (512, 40)
     assert "--prefill-step-size 512 --max-num-seqs 40 " in plan.commands[-1]
     # 196 tokens of features of 5120 numbers in bf16, of as many requests as the cache has room for.
     once = plan_image_server(sized, run, ServerSettings(vision_cache_size=1), clients=40)
-    kept = plan.worst.images_bytes - once.worst.images_bytes
+    kept = plan.bound.images_bytes - once.bound.images_bytes
     assert kept == 19 * (run.image_tokens - 2) * 5120 * 2
     with pytest.raises(UnsupportedError, match="leave out KV bits"):
         plan_image_server(sized, replace(run, kv_bits=8), ServerSettings(), clients=2)
@@ -150,6 +150,6 @@ def test_the_real_server_takes_at_most_the_bound() -> None:
     sized = sized_for_images(Checkpoint("m", "local", config, "m"), detect_host(), method="trace")
     run = Workload(prompt_tokens=100, max_tokens=20, images=IMAGE)
     run = with_image_tokens(sized.checkpoint, run)
-    worst = plan_image_server(sized, run, ServerSettings(), clients=3).worst
-    bound = worst.peak_bytes - worst.weights_bytes
+    largest = plan_image_server(sized, run, ServerSettings(), clients=3).bound
+    bound = largest.peak_bytes - largest.weights_bytes
     assert 0.75 * bound < _served(config, IMAGE, 100, 3) < 1.02 * bound

@@ -13,7 +13,7 @@ class Plans(LazyGroup):
     package = "memfit.cli.commands.plan"
     summaries: ClassVar = {
         "context": "Show the contexts that fit, and how many requests at once.",
-        "server": "Show the worst moment of mlx_lm.server, and the flags that fit.",
+        "server": "Show the most that mlx_lm.server takes, and the flags that fit.",
         "train": "Show the memory of mlx_lm.lora, and which settings fit.",
         "ranks": "Show what more machines allow, or place models on a fleet.",
         "request": "Say how many tokens a request gets, and the answer of a server.",

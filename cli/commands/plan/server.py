@@ -1,4 +1,4 @@
-"""``memfit plan server``: a server's worst moment, and the flags that fit."""
+"""``memfit plan server``: what a server takes at most, and the flags that fit."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +18,7 @@ from memfit.estimators.base.units import Units, parse_count, parse_server_size
 if TYPE_CHECKING:
     from memfit.estimators.base.server_settings import ServerSettings
     from memfit.estimators.base.workload import Workload
-    from memfit.estimators.plans.server.batch_schedule import Request
+    from memfit.estimators.plans.server.arrivals import Request
     from memfit.estimators.results.server import ServerPlan
     from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -91,18 +91,19 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
             **given,
         )
 
-    def recorded(self) -> "tuple[Request, ...]":
-        """Return the requests of the file.
+    def recorded(self) -> "tuple[tuple[Request, ...], tuple[tuple[float, float], ...]]":
+        """Return the requests of the file, and their times where it has them.
 
         Raises:
             InputError: when it cannot be read.
         """
         from memfit.estimators.base.reading.request_trace import read_request_trace
-        from memfit.estimators.plans.server.batch_schedule import Request
+        from memfit.estimators.plans.server.arrivals import Request
 
         rows = read_request_trace(self.traffic) if self.traffic else ()
         # The server generates at least one token.
-        return tuple(Request(row.prompt_tokens, max(1, row.completion_tokens)) for row in rows)
+        requests = (Request(row.prompt_tokens, max(1, row.completion_tokens)) for row in rows)
+        return tuple(requests), tuple(row.seconds for row in rows if row.seconds)
 
 
 def _option(name: str) -> str:
@@ -120,7 +121,7 @@ def server(
     versions: VersionOptions,
     output: PlanOutput,
 ) -> None:
-    """Show the worst moment of mlx_lm.server, and the flags that fit.
+    """Show the most that mlx_lm.server takes, and the flags that fit.
 
     With --image it is mlx_vlm.server, with an upper bound.
     """
@@ -154,7 +155,7 @@ def _planned(
     sized: "SizedModel",
     run: "Workload",
     settings: "ServerSettings",
-    traffic: "tuple[Request, ...]",
+    recorded: "tuple[tuple[Request, ...], tuple[tuple[float, float], ...]]",
     clients: int | None,
     units: Units,
 ) -> "ServerPlan":
@@ -164,5 +165,9 @@ def _planned(
     if run.images:
         clients = clients or settings.max_num_seqs or PREFILLED
         return plan_image_server(sized, run, settings, clients=clients)
-    clients = clients or 2 * settings.rows
-    return plan_server(sized, run, settings, clients=clients, traffic=traffic, units=units)
+    traffic, times = recorded
+    # Times say how many requests were open.
+    clients = clients or (1 if times else 2 * settings.rows)
+    return plan_server(
+        sized, run, settings, clients=clients, traffic=traffic, times=times, units=units
+    )

@@ -16,30 +16,36 @@ from memfit.cli.render.document import (
 )
 from memfit.cli.render.views.answer import runtime_text
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.results.server import ServerMoment, ServerPlan
+from memfit.estimators.results.server import ServerMix, ServerMoment, ServerPlan
 
-_VERDICTS = {
-    "fits": "Fits at the worst moment",
-    "tight": "Tight at the worst moment",
-    "exceeds": "Does not fit at the worst moment",
-    "unknown": "No device to compare with: --device m4-max-64 or --memory 32GB names one",
-}
+_NO_DEVICE = "No device to compare with: --device m4-max-64 or --memory 32GB names one"
 
 
 def to_document(result: ServerPlan, units: Units, *, plot: bool) -> Document:
-    """Return the document; ``plot`` adds a chart of the worst moments."""
+    """Return the document; ``plot`` adds a chart of the bound and the mixes."""
     return (
         Heading(result.model),
         Text(tuple(_facts(result, units)), style="dim", mark="-"),
-        Table(
-            ("Worst moment", "Size"), tuple(_rows(result.worst, units)), align="lr", has_total=True
-        ),
+        Table(("At most", "Size"), tuple(_rows(result.bound, units)), align="lr", has_total=True),
+        *([_mixes(result, units)] if result.mixes else ()),
         Verdict(_verdict(result, units), VERDICT_COLOURS[result.verdict]),
         Commands(result.commands, "Do this"),
         Text(tuple(_advice(result, units)), mark="-", gap=not result.commands),
         section("Notes", tuple(note.message for note in result.notes)),
         *([_chart(result, units)] if plot else ()),
     )
+
+
+def _mixes(result: ServerPlan, units: Units) -> Table:
+    rows = tuple(
+        (mix.name, format_bytes(mix.peak_bytes, units), f"{_share(mix)} %") for mix in result.mixes
+    )
+    return Table(("Usual within these lengths", "Size", "Wait"), rows, align="lrr")
+
+
+def _share(mix: ServerMix) -> int:
+    """The percentage of its requests that wait for a place, rounded up."""
+    return -(-100 * mix.waited // mix.requests)
 
 
 def _facts(result: ServerPlan, units: Units) -> Iterator[str]:
@@ -76,39 +82,69 @@ def _rows(moment: ServerMoment, units: Units) -> Iterator[tuple[str, str]]:
 
 
 def _chart(result: ServerPlan, units: Units) -> BarChart:
-    """The worst moment, and the one with the flags that fit."""
+    """The bound and the usual, and the bound with the flags that fit."""
     budget = result.device.working_set_bytes if result.device else None
-    moments = {"as it is": result.worst, "with the flags that fit": result.fitting_worst}
+    moments = {
+        "at most": result.bound,
+        "usual": result.usual,
+        "with the flags that fit": result.fitting_bound,
+    }
     bars = [
-        needed_bar(name, (worst.weights_bytes, worst.cache_bytes), worst.peak_bytes, budget)
-        for name, worst in moments.items()
-        if worst
+        needed_bar(name, (moment.weights_bytes, moment.cache_bytes), moment.peak_bytes, budget)
+        for name, moment in moments.items()
+        if moment
     ]
     limit = working_set(budget, units)
     kinds = ("weights", "caches", "prefill and margin")
-    return BarChart(title="The worst moment", kinds=kinds, bars=bars, units=units, limit=limit)
+    return BarChart(title="The server", kinds=kinds, bars=bars, units=units, limit=limit)
 
 
 def _verdict(result: ServerPlan, units: Units) -> str:
-    text = _VERDICTS[result.verdict]
-    if result.device:
-        peak = format_bytes(result.worst.peak_bytes, units)
-        text += f": {peak} of {format_bytes(result.device.working_set_bytes, units)}"
-    if result.waited:
-        share = -(-100 * result.waited // result.requests)
-        text += f"; {share} % of {result.requests} requests wait for a place"
-    return text
+    if not result.device:
+        return _NO_DEVICE
+    limit = format_bytes(result.device.working_set_bytes, units)
+    most = format_bytes(result.bound.peak_bytes, units)
+    if result.usual is None:
+        words = {"fits": "Fits", "tight": "Tight", "exceeds": "Does not fit"}
+        return f"{words.get(result.verdict, result.verdict)}: at most {most} of {limit}"
+    usual = format_bytes(result.usual.peak_bytes, units)
+    kind = "recorded requests" if result.mixes[0].name == "recorded requests" else "usual mixes"
+    if result.verdict == "fits":
+        return f"Fits in any order: at most {most} of {limit}; {kind} take {usual}"
+    if result.verdict == "exceeds":
+        return f"Does not fit: {kind} take {usual} of {limit}, other orders up to {most}"
+    if result.bound.peak_bytes > result.device.working_set_bytes:
+        return f"Tight: {kind} fit with {usual} of {limit}, other orders take up to {most}"
+    return f"Tight in any order: at most {most} of {limit}; {kind} take {usual}"
 
 
 def _advice(result: ServerPlan, units: Units) -> Iterator[str]:
-    if result.fitting_worst and result.commands:
-        peak = format_bytes(result.fitting_worst.peak_bytes, units)
-        yield f"With these flags it takes {peak} at the worst moment."
-    if result.bound_bytes:
-        bound = format_bytes(result.bound_bytes, units)
-        yield (
-            "The requests are equal, and end one after the other: no order of such requests takes"
-            f" more than {bound}. --traffic has yours."
-        )
+    if result.fitting and result.fitting_bound and result.commands:
+        bound = format_bytes(result.fitting_bound.peak_bytes, units)
+        yield f"With these flags no order of such requests takes more than {bound}."
+        yield from _price(result)
     if result.verdict in ("exceeds", "tight") and not result.fitting:
-        yield "No flags of the server make it fit: shorten prompts, quantise, or use more memory."
+        yield (
+            "No flags of the server make every order fit: shorten prompts, quantise, or use more"
+            " memory."
+        )
+
+
+def _price(result: ServerPlan) -> Iterator[str]:
+    """What the proposed flags cost."""
+    assert result.fitting
+    kept, before = result.fitting.prompt_cache_size, result.settings.prompt_cache_size
+    if result.fitting_mixes:
+        waiting = max(map(_share, result.fitting_mixes))
+        now = max(map(_share, result.mixes))
+        if waiting > now:
+            yield f"Up to {waiting} % of the requests wait for a place ({now} % with yours)."
+    if kept == 0 < before:
+        yield (
+            "Without a prompt cache every turn of a conversation computes its whole prompt again."
+        )
+    elif kept < before:
+        yield (
+            f"{kept} of {before} caches are kept: a conversation that is no longer among them"
+            " computes its prompt again."
+        )

@@ -16,8 +16,10 @@ MAX_TRACE_BYTES = 256 * 2**20
 MAX_REQUESTS = 10_000_000
 MAX_ROW_VALUES = 10_000
 MAX_NAME_CHARACTERS = 4096
+MAX_SECONDS = 2**40
 JSON_LINES = (".jsonl", ".ndjson")
 TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens")
+TIME_COLUMNS = ("arrival_seconds", "duration_seconds")
 Row = dict[str, Any]
 
 
@@ -28,6 +30,8 @@ class TraceRequest(NamedTuple):
     completion_tokens: int
     agent: str = ""
     """Empty in a trace without agents."""
+    seconds: tuple[float, float] | None = None
+    """When it arrived, and when its reply ended; None in a trace without times."""
 
     @property
     def total_tokens(self) -> int:
@@ -38,7 +42,8 @@ class TraceRequest(NamedTuple):
 def read_request_trace(path: Path, *, agents: bool = False) -> tuple[TraceRequest, ...]:
     """Return the requests of a file in their order; other columns and keys are ignored.
 
-    ``agents`` requires the column ``agent``. The ending of the name tells CSV from JSON Lines.
+    ``agents`` requires the column ``agent``. Times are read where every row has them; requests are
+    then sorted by arrival. The ending of the name tells CSV from JSON Lines.
 
     Raises:
         InputError: when the file cannot be read, has no request, or a row is not one; the
@@ -57,6 +62,12 @@ def read_request_trace(path: Path, *, agents: bool = False) -> tuple[TraceReques
         requests.append(_request(row, f"{printable(path)}:{line}", agents=agents))
     if not requests:
         raise InputError(f"{printable(path)}: no requests")
+    times = [each.seconds for each in requests if each.seconds]
+    if times and len(times) < len(requests):
+        named = " and ".join(TIME_COLUMNS)
+        raise InputError(f"{printable(path)}: give {named} in every row, or in none")
+    if times:
+        requests.sort(key=lambda each: each.seconds or (0.0, 0.0))
     return tuple(requests)
 
 
@@ -94,7 +105,30 @@ def _request(row: Row, where: str, *, agents: bool) -> TraceRequest:
     prompt, completion = (_tokens(row.get(key), f"{where}: {key}") for key in TOKEN_COLUMNS)
     if prompt == 0:
         raise InputError(f"{where}: prompt_tokens: a prompt has at least one token")
-    return TraceRequest(prompt, completion, _agent(row.get("agent"), where) if agents else "")
+    agent = _agent(row.get("agent"), where) if agents else ""
+    return TraceRequest(prompt, completion, agent, _times(row, where))
+
+
+def _times(row: Row, where: str) -> tuple[float, float] | None:
+    given = [row.get(key) for key in TIME_COLUMNS]
+    if all(value in (None, "") for value in given):
+        return None
+    start, duration = (
+        _seconds(value, f"{where}: {key}") for key, value in zip(TIME_COLUMNS, given, strict=True)
+    )
+    return start, start + duration
+
+
+def _seconds(value: Any, where: str) -> float:
+    number = None
+    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            number = None
+    if number is None or not 0 <= number <= MAX_SECONDS:
+        raise InputError(f"{where}: {printable(value)!r} is not a number of seconds")
+    return number
 
 
 def _agent(value: Any, where: str) -> str:

@@ -1,1 +1,1 @@
-"""What mlx_lm.server takes at its worst moment, for its flags and the requests it gets."""
+"""What mlx_lm.server takes, for its flags and the requests it gets."""

@@ -1,4 +1,4 @@
-"""mlx_lm.server under load, call by call: which KV buffers exist at the same time.
+"""mlx_lm.server under load, call by call: which buffers of caches exist at the same time.
 
 Sources, mlx-lm 0.32.2: generate.py (BatchGenerator._next, PromptProcessingBatch, GenerationBatch),
 models/cache.py (BatchKVCache, LRUPromptCache), server.py (ResponseGenerator._generate).
@@ -16,17 +16,7 @@ from msgspec import Struct
 
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.mlx.batch_buffer import Buffer
-
-NAMED_BUFFERS = 6
-"""The most buffers apart from those of the prompt cache: the last prefix, responses, two parts of
-the decoding batch, the prompts and what they joined (`BatchSchedule`)."""
-
-
-class Request(Struct, frozen=True):
-    """One request: tokens of its prompt, and tokens it generates."""
-
-    prompt_tokens: int
-    max_tokens: int
+from memfit.estimators.plans.server.arrivals import Arrivals, Request
 
 
 class Moment(Struct, frozen=True):
@@ -34,53 +24,64 @@ class Moment(Struct, frozen=True):
 
     buffers: tuple[Buffer, ...]
     """All but the one that is being prefilled."""
-    prefilled_rows: int = 0
-    prefilled_tokens: int = 0
-    """Where the chunk ends."""
+    prefilled: Buffer | None = None
+    """The batch of prompts after the chunk."""
     running: int = 0
     """Requests that decode."""
     stored: int = 0
     """Entries of the prompt cache."""
 
 
+class _Entry:
+    """A stored cache: the batch it is a slice of, or its own row once it was evaluated."""
+
+    def __init__(self, buffer: Buffer, tokens: int) -> None:
+        self.buffer, self.tokens, self.is_evaluated = buffer, tokens, False
+
+    def row(self) -> Buffer:
+        """Return the row alone (cache.py, extract)."""
+        windows = tuple((limit, min(room, self.tokens)) for limit, room in self.buffer.windows)
+        return Buffer(1, windows, self.tokens, self.tokens, self.tokens, self.buffer.viewed)
+
+
 class _Row:
     """A request in a batch."""
 
     def __init__(self, number: int, request: Request) -> None:
-        self.number, self.max_tokens = number, request.max_tokens
+        self.number, self.request, self.max_tokens = number, request, request.max_tokens
         # The last token of a prompt starts the generation (BatchGenerator.insert_segments).
         self.prefix, self.done, self.generated = request.prompt_tokens - 1, 0, 0
-        self.is_stored = False
+        self.is_decoding = self.is_stored = False
+        self.hit: _Entry | None = None
+        self.replaced: tuple[int | None, str] | None = None
+        """The entry of which its own is a continuation."""
 
     @property
     def tokens(self) -> int:
-        return self.done + self.generated
+        """Tokens in its cache: the last one of the prompt is written with the first step."""
+        return self.done + self.is_decoding + self.generated
 
 
 class BatchSchedule:
-    """Requests through the batch generator, in their order, from clients that never pause."""
+    """Requests through the batch generator, in their order."""
 
     def __init__(
         self,
         requests: Iterable[Request],
         settings: ServerSettings,
+        arrivals: Arrivals,
         *,
-        clients: int,
         windows: Collection[int] = (),
         has_states: bool = False,
-        at_once: int = 0,
     ) -> None:
-        """Take how many requests are open at a time, which arrive together, and the caches.
-
-        ``at_once`` tokens of each prompt need no calls of their own: they may be in the prompt
-        cache.
-        """
-        self._settings, self._step = settings, settings.prefill_step
-        self._chunk = max(self._step, at_once)
-        self._windows = tuple((limit, 0) for limit in windows)
+        """Take the requests, when each is taken out of the queue, and the kinds of caches."""
+        self._settings, self._step, self._arrivals = settings, settings.prefill_step, arrivals
+        self._limits = tuple(windows)
         # A cache that can be trimmed takes the place of its own prefixes (LRUPromptCache).
         self._longest_trimmed = min(windows, default=2**62) - 1 if not has_states else 0
         self._coming = deque(_Row(*each) for each in enumerate(requests))
+        self._rows = tuple(self._coming)
+        self._call = 0
         self._waiting: deque[_Row] = deque()
         self._prompts: list[_Row] = []
         self._decoding: list[_Row] = []
@@ -88,48 +89,75 @@ class BatchSchedule:
         self._decode_buffer: Buffer | None = None
         # Rows that leave or join are copied by the next call: until then these are in memory.
         self._decode_parts: tuple[Buffer, ...] = ()
-        self._stored: dict[tuple[int, str], Buffer] = {}
+        self._has_joined = False
+        self._stored: dict[tuple[int | None, str], _Entry] = {}
         self._last_prefix: Buffer | None = None  # a variable of the server's loop
         self._finished: list[tuple[_Row, Buffer]] = []
         self._responses: tuple[Buffer, ...] = ()  # the loop's variable until the next call ends
         # Prompts join the rows that are ready to decode, which leave at once: a chunk is computed
         # from a part of that buffer.
-        self._joined: Buffer | None = None
+        self._extended: Buffer | None = None
+        self._evaluated: list[tuple[_Entry, Buffer]] = []
         self.waited = 0
         """Requests that found no room when they arrived."""
-        self._arrive(clients)
 
     def moments(self) -> Iterator[Moment]:
         """Yield the moments in which the most can be in memory, until every request has ended."""
-        while self._waiting or self._prompts or self._decoding:
+        self._arrive()
+        while self._is_busy:
             yield from self._decode()
             yield from self._start_decoding()
             yield from self._prefill()
+            self._call += 1
             self._store()
             yield self._moment()
+            self._arrive()
 
-    def _empty(self, rows: int) -> Buffer:
-        return Buffer(rows, self._windows)
+    def idle(self) -> Moment:
+        """Return what is in memory now that every request has ended."""
+        return self._moment()
 
-    def _arrive(self, count: int) -> None:
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._waiting or self._prompts or self._decoding)
+
+    def _generated(self, number: int) -> int:
+        return self._rows[number].generated
+
+    def _arrive(self) -> None:
+        count = self._arrivals.take(self._call, is_busy=self._is_busy, generated=self._generated)
         for _ in range(min(count, len(self._coming))):
             open_ = len(self._decoding) + len(self._prompts) + len(self._waiting)
             self.waited += open_ >= self._settings.rows
-            self._waiting.append(self._coming.popleft())
+            row = self._coming.popleft()
+            self._look_up(row)
+            self._waiting.append(row)
+            self._last_prefix = None  # server.py: del cache
+
+    def _look_up(self, row: _Row) -> None:
+        """Find the stored cache that a request begins with (LRUPromptCache)."""
+        for kind in ("whole", "prefix"):
+            key = (row.request.continues, kind)
+            if row.hit is None and key in self._stored:
+                row.hit = self._stored[key]
+                row.done = min(row.prefix, row.request.cached_tokens, row.hit.tokens)
+                row.replaced = key if row.done >= row.hit.tokens else None
 
     def _decode(self) -> Iterator[Moment]:
         """Generate until something else happens: a call, or all calls until a request ends."""
         if not self._decoding or not self._decode_buffer:
             return
-        calls = min(row.max_tokens - row.generated for row in self._decoding)
-        full = len(self._decoding) >= self._settings.rows
-        if self._prompts or (self._waiting and not full):
-            calls = 1
-        # A buffer that the prompt cache keeps is copied before it is written again.
-        self._decode_buffer = self._decode_buffer.decoded(calls)
-        self._decode_parts = (self._decode_buffer,)
-        for row in self._decoding:
-            row.generated += calls
+        calls = self._calls()
+        if self._has_joined:
+            # The parts are copied in this call.
+            parts, self._has_joined = self._decode_parts, False
+            self._decode_by(1)
+            yield self._moment(*parts)
+            calls -= 1
+            self._call += 1 if calls else 0
+        if calls:
+            self._decode_by(calls)
+            self._call += calls - 1
         yield self._moment()
         ended = [row for row in self._decoding if row.generated >= row.max_tokens]
         if ended:
@@ -141,86 +169,125 @@ class BatchSchedule:
             # Nothing refers to the buffer of a batch without rows but what was stored of it.
             self._decode_parts = self._decode_parts if left else ()
 
+    def _calls(self) -> int:
+        """Calls in which nothing but decoding happens."""
+        calls = min(row.max_tokens - row.generated for row in self._decoding)
+        full = len(self._decoding) >= self._settings.rows
+        if self._prompts or (self._waiting and not full):
+            return 1
+        quiet = self._arrivals.quiet(self._call, self._generated) if self._coming else None
+        return calls if quiet is None else min(calls, quiet)
+
+    def _decode_by(self, calls: int) -> None:
+        # A buffer that the prompt cache keeps is copied before it is written again.
+        assert self._decode_buffer
+        self._decode_buffer = self._decode_buffer.decoded(calls)
+        self._decode_parts = (self._decode_buffer,)
+        for row in self._decoding:
+            row.generated += calls
+
     def _start_decoding(self) -> Iterator[Moment]:
         """Admit prompts, and move those that are prefilled to the decoding batch."""
-        settings = self._settings
-        if len(self._decoding) >= settings.rows:
+        self._extended = None
+        if len(self._decoding) >= self._settings.rows:
             return
-        room = min(
-            settings.prompt_concurrency - len(self._prompts),
-            settings.rows - len(self._decoding),
-            len(self._waiting),
-        )
-        admitted = [self._waiting.popleft() for _ in range(room)]
-        self._joined = None
-        if admitted and self._prompt_buffer:
-            self._prompt_buffer = self._empty(len(admitted)).joined(self._prompt_buffer)
-            self._joined = self._prompt_buffer
-        self._prompts += admitted
+        self._admit()
         ready = [row for row in self._prompts if row.done == row.prefix]
         if not ready:
             return
         self._prompts = [row for row in self._prompts if row.done < row.prefix]
-        buffer = self._prompt_buffer or self._empty(len(ready))
+        buffer = self._prompt_buffer or self._merged(ready)
         moved = buffer.kept(len(ready), max(row.prefix for row in ready))
         if self._prompts:
             longest = max(row.done for row in self._prompts)
             self._prompt_buffer = buffer.kept(len(self._prompts), longest)
         else:
             self._prompt_buffer = None
+        self._has_joined = bool(self._decoding)
+        for row in ready:
+            row.is_decoding = True
         self._decoding += ready
         # Its first step is computed at once (GenerationBatch.__init__).
         moved = moved.grown(1)
         self._decode_parts += (moved,)
         self._decode_buffer = moved.joined(self._decode_buffer)
-        yield self._moment()
+        yield self._moment(*((self._extended,) if self._extended else ()))
+
+    def _admit(self) -> None:
+        settings = self._settings
+        room = min(
+            settings.prompt_concurrency - len(self._prompts),
+            settings.rows - len(self._decoding),
+            len(self._waiting),
+        )
+        admitted = [self._waiting.popleft() for _ in range(room)]
+        if not admitted:
+            return
+        new = self._merged(admitted)
+        if self._prompt_buffer:
+            self._extended = new.joined(self._prompt_buffer)
+        self._prompt_buffer = self._extended or (new if new.index else None)
+        self._prompts += admitted
+        for row in admitted:
+            if row.hit and not row.hit.is_evaluated:
+                row.hit.is_evaluated = True
+                self._evaluated.append((row.hit, row.hit.row()))
+
+    def _merged(self, rows: Collection[_Row]) -> Buffer:
+        """The batch of rows before their first chunk, which begin with stored caches or without."""
+        tokens = max(row.done for row in rows)
+        windows = tuple((limit, min(limit, tokens)) for limit in self._limits)
+        return Buffer(len(rows), windows, tokens, tokens, tokens)
 
     def _prefill(self) -> Iterator[Moment]:
         """Prefill the next chunk of every prompt."""
         if not self._prompts or len(self._decoding) >= self._settings.rows:
             return
-        step = self._chunk
-        chunk = min(step, max(row.prefix - row.done for row in self._prompts))
-        before = self._prompt_buffer or self._empty(len(self._prompts))
+        chunk = min(self._step, max(row.prefix - row.done for row in self._prompts))
+        before = self._prompt_buffer or self._merged(self._prompts)
         self._prompt_buffer = None
         padded = any(row.prefix - row.done < chunk for row in self._prompts)
         grown = before.grown(chunk, self._step, padded=padded)
-        yield self._moment(*((self._joined,) if self._joined else ()), prefilled=grown)
+        yield self._moment(*((self._extended,) if self._extended else ()), prefilled=grown)
         self._prompt_buffer = grown
         for row in self._prompts:
-            row.done = min(row.prefix, row.done + step)
+            row.done = min(row.prefix, row.done + self._step)
 
     def _store(self) -> None:
         """Put prefixes, then whole conversations into the prompt cache."""
+        for entry, row in self._evaluated:
+            entry.buffer = row
+        self._evaluated = []
         for row in self._prompts:
             # Once: a row can wait here for a place in the decoding batch while it is evicted.
             if row.done == row.prefix and not row.is_stored:
                 row.is_stored = True
-                buffer = self._prompt_buffer or self._empty(1)
+                buffer = self._prompt_buffer or self._merged([row])
                 self._last_prefix = buffer
-                self._insert((row.number, "prefix"), buffer)
+                self._insert(row, "prefix", buffer)
         for row, buffer in self._finished:
-            if row.tokens <= self._longest_trimmed:
-                self._stored.pop((row.number, "prefix"), None)
-            self._insert((row.number, "whole"), buffer)
+            self._insert(row, "whole", buffer)
         self._responses = tuple(buffer for _, buffer in self._finished)
-        self._arrive(len(self._finished))
+        self._arrivals.end(self._call, len(self._finished))
         self._finished = []
 
-    def _insert(self, key: tuple[int, str], buffer: Buffer) -> None:
-        self._stored[key] = buffer
+    def _insert(self, row: _Row, kind: str, buffer: Buffer) -> None:
+        self._stored[row.number, kind] = _Entry(buffer, row.tokens)
+        if row.tokens <= self._longest_trimmed:
+            if kind == "whole":
+                self._stored.pop((row.number, "prefix"), None)
+            if row.replaced:
+                self._stored.pop(row.replaced, None)
         if len(self._stored) > self._settings.prompt_cache_size:
             del self._stored[next(iter(self._stored))]
 
     def _moment(self, *more: Buffer, prefilled: Buffer | None = None) -> Moment:
         named = (self._last_prefix, *self._responses, *self._decode_parts, self._prompt_buffer)
         ended = (buffer for _, buffer in self._finished)
-        held = (*self._stored.values(), *ended, *named, *more)
+        entries = (entry.buffer for entry in self._stored.values())
+        # A hit refers to its entry until its first chunk, whether that is evicted or not.
+        hits = (row.hit.buffer for row in self._waiting if row.hit)
+        copied = (buffer for each, row in self._evaluated for buffer in (each.buffer, row))
+        held = (*entries, *hits, *copied, *ended, *named, *more)
         once = {id(buffer): buffer for buffer in held if buffer}
-        return Moment(
-            tuple(once.values()),
-            prefilled.rows if prefilled else 0,
-            prefilled.index if prefilled else 0,
-            len(self._decoding),
-            len(self._stored),
-        )
+        return Moment(tuple(once.values()), prefilled, len(self._decoding), len(self._stored))

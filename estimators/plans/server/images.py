@@ -16,7 +16,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.processor import image_plan
-from memfit.estimators.plans.server.batch_schedule import Request
+from memfit.estimators.plans.server.arrivals import Request
 from memfit.estimators.plans.server.plan import check_lengths
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan
@@ -57,8 +57,8 @@ def plan_image_server(
     evaluation = _Evaluation(sized, workload, clients)
     most = min(settings.max_num_seqs or clients, clients)
     settings = replace(settings, max_num_seqs=most, prompt_cache_size=0)
-    worst = evaluation.worst(settings)
-    verdict, _ = judge(need_of(worst), sized.device)
+    largest = evaluation.largest(settings)
+    verdict, _ = judge(need_of(largest), sized.device)
     better = None
     if sized.device and verdict in ("exceeds", "tight"):
         better = first_fitting(tuple(evaluation.cheaper(settings)), evaluation.fits)
@@ -76,13 +76,15 @@ def plan_image_server(
         longest_generation_tokens=workload.max_tokens,
         images=workload.images or None,
         sequential=None,
-        worst=worst,
-        bound_bytes=None,
+        bound=largest,
+        usual=None,
+        mixes=(),
         idle_bytes=evaluation.idle(settings),
         verdict=verdict,
         waited=clients - (settings.max_num_seqs or clients),
         fitting=better,
-        fitting_worst=evaluation.worst(better) if better else None,
+        fitting_bound=evaluation.largest(better) if better else None,
+        fitting_mixes=(),
         commands=tuple(_commands(sized, chosen)) if chosen else (),
         notes=tuple(_notes(sized)),
     )
@@ -109,11 +111,11 @@ class _Evaluation:
         if str(checkpoint.config.get("model_type")) in CACHES_FEATURES:
             count = sum(image.feature_count for image in plan.images)
             self._features = dtypes.nbytes(count * model.hidden_size, model.dtype)
-        self.worst = cache(self._worst)
+        self.largest = cache(self._largest)
 
     def fits(self, settings: ServerSettings) -> bool:
         """Whether every moment leaves a tenth of the working set free."""
-        return judge(need_of(self.worst(settings)), self._sized.device)[0] == "fits"
+        return judge(need_of(self.largest(settings)), self._sized.device)[0] == "fits"
 
     def cheaper(self, settings: ServerSettings) -> Iterator[ServerSettings]:
         """Yield settings that take less, those that cost the least speed first."""
@@ -138,7 +140,7 @@ class _Evaluation:
     def _cached(self, settings: ServerSettings) -> int:
         return settings.vision_cache_size * self._features
 
-    def _worst(self, settings: ServerSettings) -> ServerMoment:
+    def _largest(self, settings: ServerSettings) -> ServerMoment:
         most = settings.max_num_seqs or self._clients
         moments = [self._decoding(settings, min(most, DECODED))]
         prefilled = min(most, PREFILLED)

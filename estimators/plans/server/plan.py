@@ -1,8 +1,7 @@
 """The memory of mlx_lm.server for its flags, and the flags that fit."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
-from itertools import islice
+from itertools import accumulate, islice
 
 from msgspec.structs import replace
 
@@ -10,13 +9,11 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.plans.server.batch_schedule import (
-    BatchSchedule,
-    Moment,
-    Request,
-)
-from memfit.estimators.results.estimate import Note
-from memfit.estimators.results.server import ServerMoment, ServerPlan
+from memfit.estimators.plans.server.arrivals import AtTimes, ClosedLoop, Request
+from memfit.estimators.plans.server.mixes import usual_mixes
+from memfit.estimators.plans.server.simulation import Simulated, simulated
+from memfit.estimators.results.estimate import Note, Verdict
+from memfit.estimators.results.server import ServerMix, ServerMoment, ServerPlan
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import launched, server_command
 from memfit.estimators.runtimes.registry import runtime_summary
@@ -28,9 +25,9 @@ from memfit.estimators.sizing.estimate import (
     device_summary,
     notes_on_versions,
 )
-from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting, halves
 from memfit.estimators.sizing.server_bound import ServerBound
-from memfit.estimators.sizing.server_memory import ServerMemory, need_of, one_at_a_time
+from memfit.estimators.sizing.server_flags import fitting_flags
+from memfit.estimators.sizing.server_memory import need_of, one_at_a_time
 from memfit.estimators.sizing.sized_model import SizedModel
 
 MAX_SIMULATED = 2000
@@ -43,71 +40,115 @@ def plan_server(
     *,
     clients: int,
     traffic: Sequence[Request] = (),
+    times: Sequence[tuple[float, float]] = (),
     units: Units = Units.GB,
 ) -> ServerPlan:
-    """Return what the server takes when ``clients`` always have a request open.
+    """Return what the server takes at most, and with usual mixes, with ``clients`` requests open.
 
-    ``workload`` is every request where there is no ``traffic``.
+    Every request is at most as long as ``workload`` or, where there is traffic, as its longest
+    prompt and its longest reply; the traffic then takes the place of the mixes. ``times`` are when
+    each of its requests arrived and when its reply ended, in seconds.
 
     Raises:
         InputError: when a request of the traffic is longer than the model's context.
         UnsupportedError: when mlx-lm cannot run the workload.
     """
-    requests = tuple(traffic[:MAX_SIMULATED]) or alike(workload, settings, clients)
+    recorded = tuple(traffic[:MAX_SIMULATED])
+    requests = recorded or (Request(workload.prompt_tokens, max(1, workload.max_tokens)),)
     check_lengths(sized, requests)
-    sequential = one_at_a_time(sized, workload)
-    evaluation = _Evaluation(
-        sized,
-        workload,
-        requests,
-        clients,
-        is_sequential=bool(sequential),
-        is_recorded=bool(traffic),
-    )
-    worst, idle, waited = evaluation.run(settings)
-    verdict, _ = judge(need_of(worst), sized.device)
-    longest = replace(
-        workload,
-        prompt_tokens=max(each.prompt_tokens for each in requests),
-        max_tokens=max(each.max_tokens for each in requests),
-    )
+    clients = max(clients, _open_together(times))
+    prompt = max(each.prompt_tokens for each in requests)
+    reply = max(each.max_tokens for each in requests)
+    longest = replace(workload, prompt_tokens=prompt, max_tokens=reply)
+    bound = ServerBound(sized, longest, clients)
+    mixes = _Mixes(bound, prompt, reply, recorded, times[:MAX_SIMULATED])
+    largest, usual = bound.moment(settings), mixes.with_flags(settings)
+    verdict = _verdict(largest, usual, sized)
     better = None
     if sized.device and verdict in ("exceeds", "tight"):
-        better = first_fitting(tuple(cheaper(settings)), evaluation.fits)
+        better = fitting_flags(bound, settings, sized.device)
     chosen = better or (settings if verdict in ("fits", "unknown") else None)
+    sequential = one_at_a_time(sized, workload)
+    most = max(usual, key=lambda mix: mix[0].peak_bytes, default=None)
     return ServerPlan(
         model=sized.checkpoint.id,
         runtime=runtime_summary(sized.runtime_model.runtime),
         device=device_summary(sized.device) if sized.device else None,
         settings=settings,
         kv_bits=workload.kv_bits,
-        requests=len(requests),
+        requests=most[0].requests if most else len(requests),
         clients=clients,
-        longest_prompt_tokens=longest.prompt_tokens,
-        longest_generation_tokens=longest.max_tokens,
+        longest_prompt_tokens=prompt,
+        longest_generation_tokens=reply,
         sequential=sequential,
-        worst=worst,
-        bound_bytes=None if traffic else evaluation.bound(settings),
-        idle_bytes=idle,
+        bound=largest,
+        usual=most[1].largest if most else None,
+        mixes=tuple(mix for mix, _ in usual),
+        idle_bytes=max(
+            (run.idle_bytes for _, run in usual),
+            default=largest.weights_bytes + largest.cache_bytes,
+        ),
         verdict=tightened(verdict, run_limits(sized.runtime_model, longest, serving=True)),
-        waited=waited,
+        waited=max((mix.waited for mix, _ in usual), default=0),
         fitting=better,
-        fitting_worst=evaluation.run(better)[0] if better else None,
+        fitting_bound=bound.moment(better) if better else None,
+        fitting_mixes=tuple(mix for mix, _ in mixes.with_flags(better)) if better else (),
         commands=tuple(_commands(sized, workload, chosen)) if chosen else (),
         notes=(
-            *_notes(sized, settings, sequential, worst, units, len(traffic)),
+            *_notes(sized, settings, sequential, units),
+            *_notes_on_traffic(len(traffic), has_times=bool(times)),
             *notes_on_versions(sized, longest, units, of=ALONE),
         ),
     )
 
 
-def alike(workload: Workload, settings: ServerSettings, clients: int) -> tuple[Request, ...]:
-    """Return requests of one prompt length that end in different calls, which takes the most."""
-    count = 2 * clients + settings.prompt_cache_size
-    return tuple(
-        Request(workload.prompt_tokens, max(1, workload.max_tokens - number % settings.rows))
-        for number in range(min(count, MAX_SIMULATED))
+class _Mixes:
+    """The mixes of one question, for any flags."""
+
+    def __init__(
+        self,
+        bound: ServerBound,
+        prompt: int,
+        reply: int,
+        recorded: Sequence[Request],
+        times: Sequence[tuple[float, float]],
+    ) -> None:
+        self._bound, self._lengths = bound, (prompt, reply)
+        self._recorded, self._times = recorded, times
+
+    def with_flags(self, settings: ServerSettings) -> tuple[tuple[ServerMix, Simulated], ...]:
+        """Return what each mix takes, nothing where requests run one at a time."""
+        if self._bound.is_sequential:
+            return ()
+        memory, clients = self._bound.memory, self._bound.clients
+        if not self._recorded:
+            return usual_mixes(memory, *self._lengths, settings, clients)
+        arrivals = AtTimes(self._recorded, self._times) if self._times else ClosedLoop(clients)
+        run = simulated(memory, self._recorded, settings, arrivals)
+        mix = ServerMix(
+            name="recorded requests",
+            requests=len(self._recorded),
+            peak_bytes=run.largest.peak_bytes,
+            waited=run.waited,
+        )
+        return ((mix, run),)
+
+
+def _verdict(
+    bound: ServerMoment, usual: Sequence[tuple[ServerMix, Simulated]], sized: SizedModel
+) -> Verdict:
+    """Judge the bound; what only it makes too large is tight."""
+    verdict, _ = judge(need_of(bound), sized.device)
+    needs = [judge(need_of(run.largest), sized.device)[0] for _, run in usual]
+    return "tight" if verdict == "exceeds" and needs and "exceeds" not in needs else verdict
+
+
+def _open_together(times: Sequence[tuple[float, float]]) -> int:
+    """Return the most requests that were open at a time."""
+    events = sorted(
+        (time, change) for each in times for time, change in zip(each, (1, -1), strict=True)
     )
+    return max(accumulate(change for _, change in events), default=0)
 
 
 def _commands(sized: SizedModel, workload: Workload, settings: ServerSettings) -> Iterator[str]:
@@ -117,103 +158,6 @@ def _commands(sized: SizedModel, workload: Workload, settings: ServerSettings) -
     yield from converting(
         sized, lambda model: [launched(server_command(model, workload, settings), rank)]
     )
-
-
-def cheaper(settings: ServerSettings) -> Iterator[ServerSettings]:
-    """Yield settings that take less, those that cost the least speed first."""
-    most, kept = settings.decode_concurrency, settings.prompt_cache_size
-    for decode in (most, *halves(most, 1)):
-        together = min(settings.prompt_concurrency, decode)
-        for stored in (kept, *halves(kept, 0)):
-            for prompts in (together, *halves(together, 1)):
-                for step in PREFILL_STEPS:
-                    if step <= settings.prefill_step:
-                        yield replace(
-                            settings,
-                            prefill_step=step,
-                            prompt_concurrency=prompts,
-                            decode_concurrency=decode,
-                            prompt_cache_size=stored,
-                        )
-
-
-class _Evaluation:
-    """Settings of one question."""
-
-    def __init__(
-        self,
-        sized: SizedModel,
-        workload: Workload,
-        requests: Sequence[Request],
-        clients: int,
-        *,
-        is_sequential: bool,
-        is_recorded: bool,
-    ) -> None:
-        self._sized, self._requests = sized, requests
-        self._clients, self._is_sequential = clients, is_sequential
-        self._is_recorded = is_recorded
-        self._memory = ServerMemory(sized, workload)
-        longest = max(requests, key=lambda each: each.prompt_tokens + each.max_tokens)
-        lengths = {"prompt_tokens": longest.prompt_tokens, "max_tokens": longest.max_tokens}
-        self._bound = ServerBound(sized, replace(workload, **lengths), clients)
-        self.run = cache(self._run)
-
-    def fits(self, settings: ServerSettings) -> bool:
-        """Whether every moment leaves a tenth of the working set free."""
-        if self._is_sequential:
-            return self._is_roomy(self.run(settings)[0])
-        # Most settings of a search do not fit, which an early moment shows.
-        moments, seen = self._schedule(settings).moments(), set[Moment]()
-        for each in moments:
-            if each not in seen and not self._is_roomy(self._moment(each, settings.prefill_step)):
-                return False
-            seen.add(each)
-        return True
-
-    def _is_roomy(self, moment: ServerMoment) -> bool:
-        return judge(need_of(moment), self._sized.device)[0] == "fits"
-
-    def _schedule(self, settings: ServerSettings) -> BatchSchedule:
-        return BatchSchedule(
-            self._requests,
-            settings,
-            clients=self._clients,
-            at_once=0 if self._is_recorded else self._requests[0].prompt_tokens,
-            windows=self._memory.windows,
-            has_states=self._memory.has_states,
-        )
-
-    def _run(self, settings: ServerSettings) -> tuple[ServerMoment, int, int]:
-        """The worst moment, bytes when all requests have ended, and requests that waited."""
-        if self._is_sequential:
-            waited = len(self._requests) - 1 if self._clients > 1 else 0
-            moment = self._bound.moment(settings)
-            return moment, moment.weights_bytes + moment.cache_bytes, waited
-        schedule = self._schedule(settings)
-        moments, step = tuple(schedule.moments()), settings.prefill_step
-        # Many moments are equal: each is computed once.
-        worst = max(
-            (self._moment(each, step) for each in dict.fromkeys(moments)),
-            key=lambda moment: moment.peak_bytes,
-        )
-        last = self._moment(moments[-1], step)
-        return worst, last.weights_bytes + last.cache_bytes, schedule.waited
-
-    def bound(self, settings: ServerSettings) -> int | None:
-        """What no order of arrivals can exceed, None where requests run one at a time."""
-        return None if self._is_sequential else self._bound.moment(settings).peak_bytes
-
-    def _moment(self, moment: Moment, step: int) -> ServerMoment:
-        rows = moment.prefilled_rows
-        return self._memory.answer(
-            sum(map(self._memory.cache_bytes, moment.buffers)),
-            prefill=self._memory.prefill(rows, moment.prefilled_tokens, step) if rows else (0, 0),
-            logits=self._memory.logits_bytes(moment.running, prefilling=rows > 0),
-            prompts=rows,
-            decoding=moment.running,
-            stored=moment.stored,
-        )
 
 
 def check_lengths(sized: SizedModel, requests: Iterable[Request]) -> None:
@@ -232,17 +176,12 @@ def check_lengths(sized: SizedModel, requests: Iterable[Request]) -> None:
 
 
 def _notes(
-    sized: SizedModel,
-    settings: ServerSettings,
-    sequential: str | None,
-    worst: ServerMoment,
-    units: Units,
-    traffic: int,
+    sized: SizedModel, settings: ServerSettings, sequential: str | None, units: Units
 ) -> Iterator[Note]:
     yield from assumption_notes(sized)
     if sequential:
         yield Note("info", "server-sequential", f"{sequential}: requests run one at a time")
-    elif worst.stored_caches:
+    elif settings.prompt_cache_size:
         yield Note(
             "warning",
             "server-prompt-cache",
@@ -257,6 +196,16 @@ def _notes(
             f"--prompt-cache-bytes {size} is not counted on: the server applies it only when a"
             " request joins a running batch, and to sizes that leave out what entries keep",
         )
-    if traffic > MAX_SIMULATED:
-        text = f"the first {MAX_SIMULATED} of {traffic} requests are simulated"
+
+
+def _notes_on_traffic(count: int, *, has_times: bool) -> Iterator[Note]:
+    if count > MAX_SIMULATED:
+        text = f"the first {MAX_SIMULATED} of {count} requests are simulated"
         yield Note("info", "server-traffic", text)
+    if count and not has_times:
+        yield Note(
+            "warning",
+            "server-traffic-times",
+            "the file has no times: each request arrives as soon as a client is free. Timing alone"
+            " moves the peak by a third; columns arrival_seconds and duration_seconds replay it",
+        )

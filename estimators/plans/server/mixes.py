@@ -1,0 +1,66 @@
+"""Four usual mixes of requests, all within the lengths that were stated."""
+
+import random
+from collections.abc import Iterator
+
+from memfit.estimators.base.server_settings import ServerSettings
+from memfit.estimators.base.units import ceil_div
+from memfit.estimators.plans.server.arrivals import ClosedLoop, Request
+from memfit.estimators.plans.server.simulation import Simulated, simulated
+from memfit.estimators.results.server import ServerMix
+from memfit.estimators.sizing.server_memory import ServerMemory
+
+_TURNS = 5
+_SEED = 11
+
+
+def usual_mixes(
+    memory: ServerMemory, prompt: int, reply: int, settings: ServerSettings, clients: int
+) -> tuple[tuple[ServerMix, Simulated], ...]:
+    """Return what each mix takes, with prompts of up to ``prompt`` and replies of up to ``reply``.
+
+    The server sees requests together that arrive within half a second: each mix is followed with
+    requests seen one by one, by twos, and as many as are prefilled together.
+    """
+    groups = sorted({1, min(2, clients), min(settings.prompt_concurrency, clients)})
+    found = []
+    for name, requests in _mixes(prompt, reply, settings, clients):
+        runs = [
+            simulated(memory, requests, settings, ClosedLoop(clients, group=group))
+            for group in groups
+        ]
+        most = max(runs, key=lambda run: run.largest.peak_bytes)
+        mix = ServerMix(
+            name=name,
+            requests=len(requests),
+            peak_bytes=most.largest.peak_bytes,
+            waited=max(run.waited for run in runs),
+        )
+        found.append((mix, most))
+    return tuple(found)
+
+
+def _mixes(
+    prompt: int, reply: int, settings: ServerSettings, clients: int
+) -> Iterator[tuple[str, list[Request]]]:
+    count = 2 * clients + settings.prompt_cache_size + 8
+    yield "equal requests", [Request(prompt, reply)] * count
+    yield "growing conversations", list(_conversations(prompt, reply, clients))
+    short = max(1, reply // 25)
+    longs = [Request(prompt, short if number % 4 else reply) for number in range(count)]
+    yield "one long reply in four", longs
+    chosen = random.Random(_SEED)
+    replies = [max(1, reply * part // 64) for part in (0, 1, 8, 16, 32, 48, 64)]
+    mixed = [Request(prompt, chosen.choice(replies)) for _ in range(count)]
+    yield "replies of mixed length", mixed
+
+
+def _conversations(prompt: int, reply: int, clients: int) -> Iterator[Request]:
+    """Two conversations of each client: a turn begins with all that was said before."""
+    turn = max(reply + 1, ceil_div(prompt, _TURNS))
+    turns = max(1, prompt // turn)
+    for number in range(2 * turns * clients):
+        round_ = number // clients % turns
+        tokens = prompt - turn * (turns - 1 - round_)
+        said = tokens - turn + reply
+        yield Request(tokens, reply, number - clients if round_ else None, said if round_ else 0)
