@@ -1,0 +1,121 @@
+"""The bound of a server: no order of requests passes it, and it is near what some order takes."""
+
+import random
+
+import pytest
+
+from benchmarks.server_bound import (
+    MODELS,
+    MOST,
+    Question,
+    Search,
+    Sent,
+    flags,
+    sized_sample,
+)
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.devices import memory_device
+from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.sizing.server_bound import ServerBound, server_need
+from memfit.estimators.sizing.server_flags import fitting_flags
+from memfit.estimators.sizing.server_memory import need_of
+
+# Plain caches, windows, recurrent states beside caches, convolution states.
+SAMPLES = ("qwen3-8b-4bit", "gemma-3-27b", "qwen3.6-35b-a3b", "lfm2-1.2b")
+QUESTIONS_EACH, TRAFFICS_EACH = 5, 10
+
+
+def questions(seed: int, count: int) -> list[Question]:
+    choose = random.Random(seed).choice
+    return [
+        Question(
+            choose((1, 300, 700, 1500, 3000)),
+            choose((1, 40, 300)),
+            choose((1, 2, 3, 4, 6)),
+            flags(
+                choose((1, 1, 2, 3, 8)),
+                choose((1, 2, 3, 4, 32)),
+                choose((0, 0, 1, 2, 3, 5, 10)),
+                choose((100, 256, 512, 2048)),
+            ),
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_no_simulated_order_passes_the_bound(name: str) -> None:
+    sized = sized_sample(name, 96)
+    for number, question in enumerate(questions(len(name), QUESTIONS_EACH)):
+        search = Search(sized, question, seed=number)
+        found, _ = search.run(TRAFFICS_EACH)
+        assert found <= search.bound, question
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", SAMPLES)
+def test_no_order_that_a_search_climbs_to_passes_the_bound(name: str) -> None:
+    sized = sized_sample(name, 96)
+    for number, question in enumerate(questions(77, 25)):
+        search = Search(sized, question, seed=number)
+        found, _ = search.run(150)
+        assert found <= search.bound, question
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("short", MODELS)
+def test_with_a_prompt_cache_the_bound_is_near_what_a_search_finds(short: str) -> None:
+    name, gibibytes, limits, settings = MODELS[short]
+    sized = sized_sample(name, gibibytes)
+    for each in settings:
+        if each[2]:
+            search = Search(sized, Question(*limits, flags(*each)))
+            found, _ = search.run(300)
+            assert found <= search.bound <= MOST * found, each
+
+
+def test_room_left_over_by_rows_that_left_is_counted() -> None:
+    """Prompts that join while others leave keep their room, and grow by whole steps beyond it."""
+    sized = sized_sample("qwen3-8b-4bit", 64)
+    search = Search(sized, Question(1794, 4, 4, flags(4, 4, 4)))
+    # 1,793 tokens are written in chunks with room for 2,048 or, after others, for 255 more.
+    chain = [Sent(1794, 1, number if number < 4 else 0) for number in range(24)]
+    alone = [Sent(1794, 1, 9 * number) for number in range(24)]
+    assert search.peak(chain) > search.peak(alone)
+    assert search.peak(chain) <= search.bound
+
+
+@pytest.mark.parametrize(
+    ("name", "gibibytes", "prompt", "clients"),
+    [("qwen3-8b-4bit", 64, 8192, 4), ("qwen3-30b-a3b-4bit", 96, 32768, 6),
+     ("gemma-3-27b", 32, 4096, 1)],
+)  # fmt: skip
+def test_proposed_flags_are_those_whose_bound_fits(
+    name: str, gibibytes: int, prompt: int, clients: int
+) -> None:
+    sized, device = sized_sample(name, gibibytes), memory_device(gibibytes * 2**30)
+    workload = Workload(prompt_tokens=prompt, max_tokens=512)
+    bound = ServerBound(sized, workload, clients)
+    better = fitting_flags(bound, flags(8, 32, 10), device)
+    assert better is not None
+    assert (
+        judge(need_of(server_need(sized, workload, better, clients=clients)), device)[0] == "fits"
+    )
+    # The cache is the first lever: one more entry would not fit.
+    more = flags(better.prompt_concurrency, better.decode_concurrency, better.prompt_cache_size + 1)
+    assert judge(need_of(bound.moment(more)), device)[0] != "fits"
+
+
+def test_a_larger_cache_more_rows_and_more_clients_never_take_less() -> None:
+    sized = sized_sample("gemma-3-27b", 32)
+    workload = Workload(prompt_tokens=3000, max_tokens=200)
+
+    def need(together: int, decode: int, kept: int, clients: int) -> int:
+        return server_need(
+            sized, workload, flags(together, decode, kept), clients=clients
+        ).peak_bytes
+
+    for base in ((1, 1, 1, 3), (1, 2, 2, 3), (2, 3, 4, 5)):
+        for at in range(4):
+            more = tuple(each + (at == place) for place, each in enumerate(base))
+            assert need(*base) <= need(*more), (base, more)
