@@ -42,10 +42,11 @@ def decode_speed(sized: SizedModel, workload: Workload) -> DecodeSpeed | None:
         return None
     figures = sized.figures_for(workload)
     # The cache when the prompt is done: the smallest of the run.
-    generated = workload.max_tokens * workload.batch * figures.kv.bytes_per_token
+    rows = sized.runtime_model.decoding_rows(workload)
+    generated = workload.max_tokens * rows * figures.kv.bytes_per_token
     cached = max(0, figures.kv.held_bytes - generated) + figures.ssm_bytes
     read = weight_bytes_read(sized.footprint, sized.model) + cached
-    most = -(-10 * workload.batch * bandwidth // read)
+    most = -(-10 * rows * bandwidth // read)
     reached = REACHED_PERCENT[kind(sized.model)] if sized.runtime_model.is_mlx_lm else None
     return DecodeSpeed(
         bytes_per_step=read,

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from memfit.estimators.arch.caches import STEP
 from memfit.estimators.base.units import round_up
-from memfit.estimators.plans.server.batch_schedule import NAMED_BUFFERS, BatchSchedule, Request
+from memfit.estimators.mlx.batch_schedule import NAMED_BUFFERS, BatchSchedule, Request
 from memfit.estimators.results.server import ServerSettings
 
 REQUESTS = st.lists(st.builds(Request, st.integers(1, 3000), st.integers(1, 90)), min_size=1)

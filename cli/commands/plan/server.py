@@ -17,7 +17,7 @@ from memfit.estimators.base.units import Units, parse_count, parse_size
 
 if TYPE_CHECKING:
     from memfit.estimators.base.workload import Workload
-    from memfit.estimators.plans.server.batch_schedule import Request
+    from memfit.estimators.mlx.batch_schedule import Request
     from memfit.estimators.results.server import ServerPlan, ServerSettings
     from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -95,7 +95,7 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
             InputError: when it cannot be read.
         """
         from memfit.estimators.base.reading.request_trace import read_request_trace
-        from memfit.estimators.plans.server.batch_schedule import Request
+        from memfit.estimators.mlx.batch_schedule import Request
 
         rows = read_request_trace(self.traffic) if self.traffic else ()
         # The server generates at least one token.

@@ -15,7 +15,7 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.processor import image_plan
-from memfit.estimators.plans.server.batch_schedule import Request
+from memfit.estimators.mlx.batch_schedule import Request
 from memfit.estimators.plans.server.plan import check_lengths, need_of
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan, ServerSettings

@@ -1,7 +1,7 @@
 """The memory of mlx_lm.server for its flags, and the flags that fit."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 
 from msgspec.structs import replace
@@ -11,9 +11,8 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units, ceil_div, format_bytes, round_up
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.kv_cache import buffer_token_bytes
-from memfit.estimators.mlx.recurrent_state import state_bytes, view_bytes
-from memfit.estimators.plans.server.batch_schedule import (
+from memfit.estimators.mlx.batch_groups import buffer_bytes, prefilled_alone
+from memfit.estimators.mlx.batch_schedule import (
     NAMED_BUFFERS,
     BatchSchedule,
     Buffer,
@@ -158,7 +157,7 @@ class _Evaluation:
         self._clients, self._is_sequential = clients, is_sequential
         self._buffers = sized.model.kv_buffer_counts
         self._is_recorded = is_recorded
-        self._cache_bytes = cache(self._cache_bytes_of)
+        self._cache_bytes = cache(partial(buffer_bytes, sized.model, workload))
         self._prefill_bytes = cache(self._prefill_bytes_of)
         self.run = cache(self._run)
 
@@ -217,7 +216,9 @@ class _Evaluation:
         windows = tuple((limit, limit - 1 + step) for limit in self._windows())
         buffer = Buffer(rows, windows, tokens, round_up(tokens, STEP) + STEP, viewed=step)
         count = settings.prompt_cache_size + NAMED_BUFFERS
-        moment = Moment((buffer,) * count, min(rows, settings.prompt_concurrency), prompt, rows)
+        moment = Moment(
+            (buffer,) * count, min(rows, settings.prompt_concurrency), prompt, running=rows
+        )
         return self._moment(moment, step).peak_bytes
 
     def _windows(self) -> set[int]:
@@ -266,17 +267,9 @@ class _Evaluation:
         kept = stored * (figures.kv.nbytes + figures.ssm_bytes)
         run = figures.moment.nbytes + sized.draft_bytes(workload) - sized.resident_bytes
         error = sized.error_bytes(workload)
-        moment = self._answer(kept, (run, error), Moment((), 1, longest.prompt_tokens, 0, stored))
+        alone = Moment((), 1, longest.prompt_tokens, stored=stored)
+        moment = self._answer(kept, (run, error), alone)
         return moment, sized.resident_bytes + kept
-
-    def _cache_bytes_of(self, buffer: Buffer) -> int:
-        model, windows = self._sized.model, dict(buffer.windows)
-        one = state_bytes(model, 1) + view_bytes(model, buffer.viewed)
-        for kv, layers in self._buffers.items():
-            # The step by which a cache grows is in the tokens of the buffer.
-            tokens = windows[kv.limit] if kv.limit else kv.held_tokens(buffer.capacity)
-            one += layers * tokens * buffer_token_bytes(model, kv, self._workload, tokens)
-        return buffer.rows * one
 
     def _prefill_bytes_of(self, rows: int, tokens: int, step: int) -> tuple[int, int]:
         """What a chunk takes with its caches, and the error of that."""
@@ -288,13 +281,10 @@ class _Evaluation:
         return found
 
     def _chunk_bytes(self, rows: int, tokens: int, step: int) -> tuple[int, int]:
-        workload = replace(self._batch(rows, tokens + 1), prefill_step=step)
+        workload = replace(prefilled_alone(self._workload, rows, tokens), prefill_step=step)
         moment = self._sized.figures_for(workload).moment
         most = moment.nbytes if moment.prefill_bytes is None else moment.prefill_bytes
         return most - self._sized.resident_bytes, self._sized.error_bytes(workload)
-
-    def _batch(self, rows: int, tokens: int) -> Workload:
-        return replace(self._workload, prompt_tokens=tokens, max_tokens=0, batch=rows)
 
 
 def need_of(moment: ServerMoment) -> Need:

@@ -1,9 +1,9 @@
-"""mlx_lm.server under load, call by call: which KV buffers exist at the same time.
+"""mlx-lm's batch generator, call by call: which KV buffers exist at the same time.
 
 Sources, mlx-lm 0.32.2: generate.py (BatchGenerator._next, PromptProcessingBatch, GenerationBatch),
 models/cache.py (BatchKVCache, LRUPromptCache), server.py (ResponseGenerator._generate).
 
-Two things make the server hold more than its log says. The prompt cache is a slice of the batch's
+Two things make mlx_lm.server hold more than its log says. The prompt cache is a slice of a batch's
 buffer that nobody has evaluated yet: until it is used again it keeps the buffer of the whole batch.
 And every prompt leaves such a slice when it is prefilled, which the prompt cache keeps until the
 request ends.
@@ -114,6 +114,10 @@ class Moment(Struct, frozen=True):
     prefilled_rows: int = 0
     prefilled_tokens: int = 0
     """Where the chunk ends."""
+    stepped_rows: int = 0
+    """Rows of a decode step that is computed, 0 where none is."""
+    stepped_tokens: int = 0
+    """Tokens in their buffer after it."""
     running: int = 0
     """Requests that decode."""
     stored: int = 0
@@ -146,12 +150,14 @@ class BatchSchedule:
         windows: Collection[int] = (),
         has_states: bool = False,
         at_once: int = 0,
+        keeps_prefixes: bool = True,
     ) -> None:
         """Take how many requests are open at a time, which arrive together, and the caches.
 
         ``at_once`` tokens of each prompt need no calls of their own: they may be in the prompt
-        cache.
+        cache. The server ``keeps_prefixes``, the batch generator alone does not.
         """
+        self._keeps_prefixes = keeps_prefixes
         self._settings, self._step = settings, settings.prefill_step
         self._chunk = max(self._step, at_once)
         self._windows = tuple((limit, 0) for limit in windows)
@@ -179,6 +185,7 @@ class BatchSchedule:
     def moments(self) -> Iterator[Moment]:
         """Yield the moments in which the most can be in memory, until every request has ended."""
         while self._waiting or self._prompts or self._decoding:
+            self._skip()
             yield from self._decode()
             yield from self._start_decoding()
             yield from self._prefill()
@@ -194,6 +201,35 @@ class BatchSchedule:
             self.waited += open_ >= self._settings.rows
             self._waiting.append(self._coming.popleft())
 
+    def _skip(self) -> None:
+        """Make the calls that differ from the next one in nothing but smaller buffers."""
+        changes = self._responses or (self._waiting and self._room)
+        if not self._prompts or changes or len(self._decoding) >= self._settings.rows:
+            return
+        chunks = min((row.prefix - row.done) // self._chunk for row in self._prompts)
+        steps = (row.max_tokens - row.generated for row in self._decoding)
+        calls = min(chunks, *steps) - 1 if self._decoding else chunks - 1
+        if calls < 1:
+            return
+        if self._decode_buffer:
+            self._decode_buffer = self._decode_buffer.decoded(calls)
+            self._decode_parts = (self._decode_buffer,)
+        for row in self._decoding:
+            row.generated += calls
+        for row in self._prompts:
+            row.done += calls * self._chunk
+        buffer = self._prompt_buffer or self._empty(len(self._prompts))
+        self._prompt_buffer = buffer.grown(calls * self._chunk, self._step)
+
+    @property
+    def _room(self) -> int:
+        """Prompts that may join those that are prefilled."""
+        settings = self._settings
+        return min(
+            settings.prompt_concurrency - len(self._prompts),
+            settings.rows - len(self._decoding),
+        )
+
     def _decode(self) -> Iterator[Moment]:
         """Generate until something else happens: a call, or all calls until a request ends."""
         if not self._decoding or not self._decode_buffer:
@@ -207,7 +243,7 @@ class BatchSchedule:
         self._decode_parts = (self._decode_buffer,)
         for row in self._decoding:
             row.generated += calls
-        yield self._moment()
+        yield self._moment(stepped=self._decode_buffer)
         ended = [row for row in self._decoding if row.generated >= row.max_tokens]
         if ended:
             self._finished = [(row, self._decode_buffer) for row in ended]
@@ -220,14 +256,9 @@ class BatchSchedule:
 
     def _start_decoding(self) -> Iterator[Moment]:
         """Admit prompts, and move those that are prefilled to the decoding batch."""
-        settings = self._settings
-        if len(self._decoding) >= settings.rows:
+        if len(self._decoding) >= self._settings.rows:
             return
-        room = min(
-            settings.prompt_concurrency - len(self._prompts),
-            settings.rows - len(self._decoding),
-            len(self._waiting),
-        )
+        room = min(self._room, len(self._waiting))
         admitted = [self._waiting.popleft() for _ in range(room)]
         self._joined = None
         if admitted and self._prompt_buffer:
@@ -250,7 +281,7 @@ class BatchSchedule:
         moved = moved.grown(1)
         self._decode_parts += (moved,)
         self._decode_buffer = moved.joined(self._decode_buffer)
-        yield self._moment()
+        yield self._moment(stepped=moved)
 
     def _prefill(self) -> Iterator[Moment]:
         """Prefill the next chunk of every prompt."""
@@ -271,7 +302,7 @@ class BatchSchedule:
         """Put prefixes, then whole conversations into the prompt cache."""
         for row in self._prompts:
             # Once: a row can wait here for a place in the decoding batch while it is evicted.
-            if row.done == row.prefix and not row.is_stored:
+            if self._keeps_prefixes and row.done == row.prefix and not row.is_stored:
                 row.is_stored = True
                 buffer = self._prompt_buffer or self._empty(1)
                 self._last_prefix = buffer
@@ -289,7 +320,9 @@ class BatchSchedule:
         if len(self._stored) > self._settings.prompt_cache_size:
             del self._stored[next(iter(self._stored))]
 
-    def _moment(self, *more: Buffer, prefilled: Buffer | None = None) -> Moment:
+    def _moment(
+        self, *more: Buffer, prefilled: Buffer | None = None, stepped: Buffer | None = None
+    ) -> Moment:
         named = (self._last_prefix, *self._responses, *self._decode_parts, self._prompt_buffer)
         ended = (buffer for _, buffer in self._finished)
         held = (*self._stored.values(), *ended, *named, *more)
@@ -298,6 +331,8 @@ class BatchSchedule:
             tuple(once.values()),
             prefilled.rows if prefilled else 0,
             prefilled.index if prefilled else 0,
+            stepped.rows if stepped else 0,
+            stepped.index if stepped else 0,
             len(self._decoding),
             len(self._stored),
         )
