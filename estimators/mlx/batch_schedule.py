@@ -204,7 +204,9 @@ class BatchSchedule:
     def _skip(self) -> None:
         """Make the calls that differ from the next one in nothing but smaller buffers."""
         changes = self._responses or (self._waiting and self._room)
-        if not self._prompts or changes or len(self._decoding) >= self._settings.rows:
+        full = len(self._decoding) >= self._settings.rows
+        # A first chunk can take more than those after it: it makes what a class keeps for itself.
+        if not self._prompts or changes or full or not all(row.done for row in self._prompts):
             return
         chunks = min((row.prefix - row.done) // self._chunk for row in self._prompts)
         steps = (row.max_tokens - row.generated for row in self._decoding)

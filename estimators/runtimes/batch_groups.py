@@ -84,7 +84,9 @@ class _GroupedRun:
         # No call takes more than one of the most rows after the most tokens: of most moments that
         # shows that they are lower than one with larger buffers.
         rows, tokens = map(max, zip(*(self._computed(m, phase) for m in moments), strict=True))
-        most = self._call(rows, tokens, phase)[0]
+        most, alone = self._call(rows, tokens, phase)
+        if phase == "prefill":
+            most = max(most, alone.prefill_bytes or 0)
         best: tuple[int, Moment] | None = None
         for moment in sorted(moments, key=self._held, reverse=True):
             if best and self._held(moment) + most <= best[0]:
