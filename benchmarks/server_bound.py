@@ -19,7 +19,7 @@ from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import round_down
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.devices import memory_device
-from memfit.estimators.plans.server.arrivals import ClosedLoop, Request
+from memfit.estimators.mlx.arrivals import ClosedLoop, Request
 from memfit.estimators.plans.server.simulation import simulated
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.server_bound import ServerBound

@@ -39,6 +39,10 @@ class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prompt_tokens: Positive
     max_tokens: Tokens = 0
     batch: Positive = 1
+    prefill_batch: Positive = 8
+    """Sequences that mlx-lm prefills together (mlx_lm/generate.py, BatchGenerator)."""
+    decode_batch: Positive = 32
+    """Sequences that mlx-lm decodes together, at least those that it prefills together."""
     prefill_step: Positive = 2048
     kv_bits: KvBits | None = None
     kv_group_size: KvGroupSize = 64
@@ -51,6 +55,8 @@ class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _require("prompt tokens", self.prompt_tokens, 1)
         _require("max tokens", self.max_tokens, 0)
         _require("batch", self.batch, 1)
+        _require("prefill batch", self.prefill_batch, 1)
+        _require("decode batch", self.decode_batch, 1)
         _require("prefill step", self.prefill_step, 1)
         _require("quantized KV start", self.quantized_kv_start, 0)
         if self.max_kv_size is not None:
@@ -67,6 +73,11 @@ class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def total_tokens(self) -> int:
         """Tokens in the cache when the workload ends."""
         return self.prompt_tokens + self.max_tokens
+
+    @property
+    def most_decoding(self) -> int:
+        """The most sequences of the batch that mlx-lm decodes together."""
+        return min(self.batch, max(self.prefill_batch, self.decode_batch))
 
     def prompt_only(self, tokens: int) -> "Workload":
         """Return the workload of a prompt of ``tokens`` with nothing generated.

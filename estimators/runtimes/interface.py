@@ -461,6 +461,10 @@ class RuntimeModel(Struct, frozen=True):
         """
         return None
 
+    def decoding_rows(self, workload: Workload) -> int:
+        """Return the most sequences of a batch that decode together."""
+        return workload.batch
+
     @property
     def context_limit(self) -> int | None:
         """The tokens beyond which the runtime fails whatever the memory, None where it has none."""

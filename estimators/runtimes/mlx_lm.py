@@ -16,8 +16,10 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC
+from memfit.estimators.mlx.batch_groups import grouped_batch
 from memfit.estimators.mlx.batches import merges_caches, require_batch
 from memfit.estimators.mlx.kv_cache import (
+    KVCache,
     buffer_counts,
     buffer_token_bytes,
     kv_bits_apply,
@@ -109,17 +111,44 @@ class MlxLm(RuntimeModel, frozen=True):
         )
 
     def figures(self, workload: Workload) -> MemoryFigures:
-        """Return what a workload takes, e.g. no KV bits on a rotating cache."""
+        """Return what a workload takes; a batch is prefilled in groups."""
+        if not self.is_grouped(workload):
+            return self.together(workload)
+        from memfit.estimators.runtimes.batch_groups import grouped_figures
+
+        return grouped_figures(self, workload)
+
+    def is_grouped(self, workload: Workload) -> bool:
+        """Whether mlx-lm's batch generator runs the batch, and prefills it in groups."""
+        is_larger = self.is_mlx_lm and workload.batch > workload.prefill_batch
+        return is_larger and workload.kv_bits is None and merges_caches(self.subject.model)
+
+    def decoding_rows(self, workload: Workload) -> int:
+        """Return the most sequences that decode together."""
+        if not self.is_grouped(workload):
+            return workload.batch
+        return grouped_batch(self.subject.model, workload).rows
+
+    def together(self, workload: Workload) -> MemoryFigures:
+        """Return what sequences take that are prefilled and decoded as one batch."""
         subject = self.subject
         if self.is_mlx_lm:
             require_batch(subject.model, workload.batch)
-        kv, states = kv_cache(subject.model, workload), state_bytes(subject.model, workload.batch)
+        kv, states = MlxLm.caches(self, workload)
         if subject.traced:
             kept, versions = self.resident_bytes + kv.nbytes + states, self.runtime.versions
             moment = subject.traced.peak(workload, subject.device, versions, kept)
         else:
             moment = self._moment(workload)
         return MemoryFigures(kv, states, with_load(moment, self.load_bytes))
+
+    def caches(self, workload: Workload) -> tuple[KVCache, int]:
+        """Return keys and values, and the bytes of states, of sequences that decode together.
+
+        There are no KV bits on a rotating cache.
+        """
+        model = self.subject.model
+        return kv_cache(model, workload), state_bytes(model, workload.batch)
 
     def _moment(self, workload: Workload, *, keeps_up: bool = False) -> PeakMoment:
         """Return the largest moment by formula; of a GPU that ``keeps_up``, of CUDA only."""
@@ -182,6 +211,9 @@ class MlxLm(RuntimeModel, frozen=True):
     def least_bytes(self, workload: Workload) -> int:
         """Return weights, states and the tokens in the caches, which the last step reads."""
         model = self.subject.model
+        if self.is_grouped(workload):
+            # Others may have ended before the last group is prefilled.
+            workload = replace(workload, batch=workload.prefill_batch)
         kept = kv_cache(model, workload).held_bytes + state_bytes(model, workload.batch)
         return self.resident_bytes + kept
 
@@ -285,6 +317,7 @@ class MlxLm(RuntimeModel, frozen=True):
         from memfit.estimators.runtimes.cache_lines import cache_lines, state_lines
 
         yield from RuntimeModel.explain(self, workload, figures)
+        workload = replace(workload, batch=self.decoding_rows(workload))
         yield from cache_lines(self.subject.model, workload, figures.kv.nbytes)
         yield from state_lines(self.subject.model, workload)
 

@@ -57,11 +57,11 @@ def image_server_command(model: str, settings: ServerSettings) -> str:
 
 
 def together(workload: Workload, kept_caches: int) -> ServerSettings:
-    """Return the settings that serve as many requests at a time as the workload has sequences."""
+    """Return the settings that prefill and decode as many requests together as the workload."""
     return ServerSettings(
         prefill_step=workload.prefill_step,
-        prompt_concurrency=min(workload.batch, ServerSettings().prompt_concurrency),
-        decode_concurrency=workload.batch,
+        prompt_concurrency=min(workload.batch, workload.prefill_batch),
+        decode_concurrency=workload.most_decoding,
         prompt_cache_size=kept_caches,
     )
 

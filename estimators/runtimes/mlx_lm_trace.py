@@ -20,7 +20,6 @@ from memfit.estimators.machine.device import ANY_MAC, Backend, Device
 from memfit.estimators.mlx.call_plan import PREFILL
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.kv_cache import KVCache, kv_cache
-from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MlxVersions, parse_version
 from memfit.estimators.results.estimate import Basis, Note, Phase, RunCall
 from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, weights_by_trace
@@ -259,25 +258,27 @@ class MlxLmTrace(MlxLm, frozen=True):
         return cls(runtime, subject, trace)
 
     def _run(self, workload: Workload) -> "TracedRun":
+        """The run of a workload; of a batch in groups that of a group alone."""
+        if self.is_grouped(workload):
+            workload = replace(workload, batch=workload.prefill_batch)
         return self.trace.run(workload, self.subject.device, self.runtime.versions)
 
-    def figures(self, workload: Workload) -> MemoryFigures:
+    def together(self, workload: Workload) -> MemoryFigures:
+        """Return what sequences take that are prefilled and decoded as one batch."""
         # The formula says in words which caches cannot be quantised; a class just fails on them.
         per_token = kv_cache(self.subject.model, workload).bytes_per_token
-        shapes = self._run(workload).shapes
-        kv = KVCache(
-            nbytes=shapes.kv_bytes,
-            held_bytes=shapes.kv_held_bytes,
-            bytes_per_token=per_token,
-            held_tokens=shapes.held_tokens,
-            allocated_tokens=shapes.allocated_tokens,
-        )
+        kv, states = _caches(self._run(workload).shapes, per_token)
         moment = self.trace.moment(workload, self.subject.device, self.runtime.versions)
         if moment is None:
-            moment = MlxLm.figures(self, workload).moment
+            moment = MlxLm.together(self, workload).moment
         else:
             moment = moment.raised(self.subject.footprint.sliced_bytes)
-        return MemoryFigures(kv, shapes.ssm_bytes, with_load(moment, self.load_bytes))
+        return MemoryFigures(kv, states, with_load(moment, self.load_bytes))
+
+    def caches(self, workload: Workload) -> tuple[KVCache, int]:
+        """Return keys and values, and the bytes of states, of sequences that decode together."""
+        per_token = kv_cache(self.subject.model, workload).bytes_per_token
+        return _caches(self.trace.shapes(workload), per_token)
 
     @property
     def load_bytes(self) -> int:
@@ -366,10 +367,10 @@ class MlxLmTrace(MlxLm, frozen=True):
         """Yield where formulas differ, and what the workspace rests on where it is no trace."""
         yield from MlxLm.notes(self, workload, figures, units)
         yield from self._other_classes()
-        model = self.subject.model
+        kv, states = MlxLm.caches(self, replace(workload, batch=self.decoding_rows(workload)))
         for name, traced, derived in (
-            ("KV cache", figures.kv.nbytes, kv_cache(model, workload).nbytes),
-            ("recurrent state", figures.ssm_bytes, state_bytes(model, workload.batch)),
+            ("KV cache", figures.kv.nbytes, kv.nbytes),
+            ("recurrent state", figures.ssm_bytes, states),
         ):
             # A few caches of classes without a formula have a bound (class_description.py).
             if traced != derived if self.trace.is_described else traced > derived:
@@ -394,7 +395,8 @@ class MlxLmTrace(MlxLm, frozen=True):
 
     def run_calls(self, workload: Workload) -> tuple[RunCall, ...]:
         """Return the memory over each call, at most ``MAX_SPANS`` spans of operations for each."""
-        peak = self._run(workload).peak
+        # The calls of a group alone do not show a batch of several.
+        peak = None if self.is_grouped(workload) else self._run(workload).peak
         return tuple(
             RunCall(call.phase, call.tokens, call.position, len(call.curve), _spans(call.curve))
             for call in (peak.calls if peak else ())
@@ -411,6 +413,17 @@ class TracedRun(NamedTuple):
     shapes: "TracedShapes"
     peak: "TracedPeak | None"
     failure: str = ""
+
+
+def _caches(shapes: "TracedShapes", bytes_per_token: int) -> tuple[KVCache, int]:
+    kv = KVCache(
+        nbytes=shapes.kv_bytes,
+        held_bytes=shapes.kv_held_bytes,
+        bytes_per_token=bytes_per_token,
+        held_tokens=shapes.held_tokens,
+        allocated_tokens=shapes.allocated_tokens,
+    )
+    return kv, shapes.ssm_bytes
 
 
 def _spans(curve: tuple[int, ...]) -> tuple[int, ...]:

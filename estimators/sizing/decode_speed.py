@@ -56,7 +56,8 @@ def decode_speed(sized: SizedModel, workload: Workload) -> DecodeSpeed | None:
         return None
     figures = sized.figures_for(workload)
     # The cache when the prompt is done: the smallest of the run.
-    generated = workload.max_tokens * workload.batch * figures.kv.bytes_per_token
+    rows = sized.runtime_model.decoding_rows(workload)
+    generated = workload.max_tokens * rows * figures.kv.bytes_per_token
     cached = max(0, figures.kv.held_bytes - generated) + figures.ssm_bytes
     read = weight_bytes_read(sized.footprint, sized.model) + cached
     host = sized.runtime_model.host_reads(workload)
@@ -65,7 +66,7 @@ def decode_speed(sized: SizedModel, workload: Workload) -> DecodeSpeed | None:
     seconds = Fraction(read - on_host, bandwidth)
     if host:
         seconds += Fraction(on_host, host.bandwidth_bytes)
-    most = ceil(10 * workload.batch / seconds)
+    most = ceil(10 * rows / seconds)
     group = kind(sized.model)
     is_measured = sized.device is not None and _is_measured(sized.device)
     reached: tuple[int, ...] = ()

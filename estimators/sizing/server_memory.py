@@ -1,6 +1,6 @@
 """Bytes of what mlx_lm.server has in memory: batches of caches, prompts in prefill, logits."""
 
-from functools import cache
+from functools import cache, partial
 
 from msgspec.structs import replace
 
@@ -10,8 +10,7 @@ from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.batch_buffer import Buffer
-from memfit.estimators.mlx.kv_cache import buffer_token_bytes
-from memfit.estimators.mlx.recurrent_state import state_bytes, view_bytes
+from memfit.estimators.mlx.batch_groups import buffer_bytes, prefilled_alone
 from memfit.estimators.results.server import ServerMoment
 from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -41,22 +40,11 @@ class ServerMemory:
         """Take a model and the format of its caches; lengths and steps come with each question."""
         self.sized, self._workload = sized, workload
         counts = sized.model.kv_buffer_counts
-        self._buffers = counts
         self.windows = frozenset(buffer.limit for buffer in counts if buffer.limit)
         self.has_states = any(sized.model.states())
         self.layers = max(1, sum(counts.values()))
-        self.cache_bytes = cache(self._cache_bytes)
+        self.cache_bytes = cache(partial(buffer_bytes, sized.model, workload))
         self.prefill = cache(self._prefill)
-
-    def _cache_bytes(self, buffer: Buffer) -> int:
-        """Return the bytes of a batch's caches."""
-        model, windows = self.sized.model, dict(buffer.windows)
-        one = state_bytes(model, 1) + view_bytes(model, buffer.viewed)
-        for kv, layers in self._buffers.items():
-            # The step by which a cache grows is in the tokens of the buffer.
-            tokens = windows[kv.limit] if kv.limit else kv.held_tokens(buffer.capacity)
-            one += layers * tokens * buffer_token_bytes(model, kv, self._workload, tokens)
-        return buffer.rows * one
 
     def logits_bytes(self, rows: int, *, prefilling: bool) -> int:
         """Return the bytes of the logits and log-probabilities of requests that decode.
@@ -89,9 +77,7 @@ class ServerMemory:
         return found
 
     def _chunk_bytes(self, rows: int, tokens: int, step: int) -> tuple[int, int]:
-        workload = replace(
-            self._workload, prompt_tokens=tokens + 1, max_tokens=0, batch=rows, prefill_step=step
-        )
+        workload = replace(prefilled_alone(self._workload, rows, tokens), prefill_step=step)
         moment = self.sized.figures_for(workload).moment
         most = moment.nbytes if moment.prefill_bytes is None else moment.prefill_bytes
         return most - self.sized.resident_bytes, self.sized.error_bytes(workload)

@@ -18,7 +18,7 @@ import pytest
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.host import detect_host
-from memfit.estimators.plans.server.batch_schedule import Request
+from memfit.estimators.mlx.batch_schedule import Request
 from memfit.estimators.plans.server.plan import plan_server
 from memfit.estimators.results.server import ServerPlan
 from memfit.estimators.sizing.catalog import Catalog

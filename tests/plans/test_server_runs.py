@@ -9,7 +9,7 @@ import pytest
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.host import detect_host
-from memfit.estimators.plans.server.arrivals import AtCalls, Request
+from memfit.estimators.mlx.arrivals import AtCalls, Request
 from memfit.estimators.plans.server.simulation import simulated
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.server_bound import server_need

@@ -18,7 +18,7 @@ from memfit.estimators.base.units import Units, parse_count, parse_server_size
 if TYPE_CHECKING:
     from memfit.estimators.base.server_settings import ServerSettings
     from memfit.estimators.base.workload import Workload
-    from memfit.estimators.plans.server.arrivals import Request
+    from memfit.estimators.mlx.arrivals import Request
     from memfit.estimators.results.server import ServerPlan
     from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -98,7 +98,7 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
             InputError: when it cannot be read.
         """
         from memfit.estimators.base.reading.request_trace import read_request_trace
-        from memfit.estimators.plans.server.arrivals import Request
+        from memfit.estimators.mlx.arrivals import Request
 
         rows = read_request_trace(self.traffic) if self.traffic else ()
         # The server generates at least one token.

@@ -16,7 +16,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.processor import image_plan
-from memfit.estimators.plans.server.arrivals import Request
+from memfit.estimators.mlx.arrivals import Request
 from memfit.estimators.plans.server.plan import check_lengths
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.plans.server.arrivals import ClosedLoop, Request
+from memfit.estimators.mlx.arrivals import ClosedLoop, Request
 from memfit.estimators.plans.server.simulation import Simulated, simulated
 from memfit.estimators.results.server import ServerMix
 from memfit.estimators.sizing.server_memory import ServerMemory

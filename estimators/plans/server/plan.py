@@ -9,7 +9,7 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.plans.server.arrivals import AtTimes, ClosedLoop, Request
+from memfit.estimators.mlx.arrivals import AtTimes, ClosedLoop, Request
 from memfit.estimators.plans.server.mixes import usual_mixes
 from memfit.estimators.plans.server.simulation import Simulated, simulated
 from memfit.estimators.results.estimate import Note, Verdict

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.plans.server.arrivals import Arrivals, Request
-from memfit.estimators.plans.server.batch_schedule import BatchSchedule, Moment
+from memfit.estimators.mlx.arrivals import Arrivals, Request
+from memfit.estimators.mlx.batch_schedule import BatchSchedule, Moment
 from memfit.estimators.results.server import ServerMoment
 from memfit.estimators.sizing.server_memory import ServerMemory
 

@@ -1,9 +1,9 @@
-"""mlx_lm.server under load, call by call: which buffers of caches exist at the same time.
+"""mlx-lm's batch generator, call by call: which buffers of caches exist at the same time.
 
 Sources, mlx-lm 0.32.2: generate.py (BatchGenerator._next, PromptProcessingBatch, GenerationBatch),
 models/cache.py (BatchKVCache, LRUPromptCache), server.py (ResponseGenerator._generate).
 
-Two things make the server hold more than its log says. The prompt cache is a slice of the batch's
+Two things make mlx_lm.server hold more than its log says. The prompt cache is a slice of a batch's
 buffer that nobody has evaluated yet: until it is used again it keeps the buffer of the whole batch.
 And every prompt leaves such a slice when it is prefilled, which the prompt cache keeps until the
 request ends.
@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable, Iterator
 from msgspec import Struct
 
 from memfit.estimators.base.server_settings import ServerSettings
+from memfit.estimators.mlx.arrivals import Arrivals, Request
 from memfit.estimators.mlx.batch_buffer import Buffer
-from memfit.estimators.plans.server.arrivals import Arrivals, Request
 
 
 class Moment(Struct, frozen=True):
@@ -26,6 +26,8 @@ class Moment(Struct, frozen=True):
     """All but the one that is being prefilled."""
     prefilled: Buffer | None = None
     """The batch of prompts after the chunk."""
+    stepped: Buffer | None = None
+    """The batch that decodes after a step of it that is computed, None where none is."""
     running: int = 0
     """Requests that decode."""
     stored: int = 0
@@ -73,8 +75,13 @@ class BatchSchedule:
         *,
         windows: Collection[int] = (),
         has_states: bool = False,
+        keeps_prefixes: bool = True,
     ) -> None:
-        """Take the requests, when each is taken out of the queue, and the kinds of caches."""
+        """Take the requests, when each is taken out of the queue, and the kinds of caches.
+
+        The server ``keeps_prefixes`` of prompts, the batch generator alone does not.
+        """
+        self._keeps_prefixes = keeps_prefixes
         self._settings, self._step, self._arrivals = settings, settings.prefill_step, arrivals
         self._limits = tuple(windows)
         # A cache that can be trimmed takes the place of its own prefixes (LRUPromptCache).
@@ -105,6 +112,7 @@ class BatchSchedule:
         """Yield the moments in which the most can be in memory, until every request has ended."""
         self._arrive()
         while self._is_busy:
+            self._skip()
             yield from self._decode()
             yield from self._start_decoding()
             yield from self._prefill()
@@ -134,6 +142,34 @@ class BatchSchedule:
             self._waiting.append(row)
             self._last_prefix = None  # server.py: del cache
 
+    def _skip(self) -> None:
+        """Without a server, make the calls that differ from the next in smaller buffers alone."""
+        changes = self._keeps_prefixes or self._responses or (self._waiting and self._room > 0)
+        full = len(self._decoding) >= self._settings.rows
+        # A first chunk can take more than those after it: it makes what a class keeps for itself.
+        if not self._prompts or changes or full or not all(row.done for row in self._prompts):
+            return
+        chunks = min((row.prefix - row.done) // self._step for row in self._prompts)
+        calls = min(chunks, *(row.max_tokens - row.generated for row in self._decoding), 2**62) - 1
+        if calls < 1:
+            return
+        if self._decoding:
+            self._decode_by(calls)
+        for row in self._prompts:
+            row.done += calls * self._step
+        buffer = self._prompt_buffer or self._merged(self._prompts)
+        self._prompt_buffer = buffer.grown(calls * self._step, self._step)
+        self._call += calls
+
+    @property
+    def _room(self) -> int:
+        """Prompts that may join those that are prefilled."""
+        settings = self._settings
+        return min(
+            settings.prompt_concurrency - len(self._prompts),
+            settings.rows - len(self._decoding),
+        )
+
     def _look_up(self, row: _Row) -> None:
         """Find the stored cache that a request begins with (LRUPromptCache)."""
         for kind in ("whole", "prefix"):
@@ -152,13 +188,13 @@ class BatchSchedule:
             # The parts are copied in this call.
             parts, self._has_joined = self._decode_parts, False
             self._decode_by(1)
-            yield self._moment(*parts)
+            yield self._moment(*parts, stepped=self._decode_buffer)
             calls -= 1
             self._call += 1 if calls else 0
         if calls:
             self._decode_by(calls)
             self._call += calls - 1
-        yield self._moment()
+        yield self._moment(stepped=self._decode_buffer)
         ended = [row for row in self._decoding if row.generated >= row.max_tokens]
         if ended:
             self._finished = [(row, self._decode_buffer) for row in ended]
@@ -211,15 +247,11 @@ class BatchSchedule:
         moved = moved.grown(1)
         self._decode_parts += (moved,)
         self._decode_buffer = moved.joined(self._decode_buffer)
-        yield self._moment(*((self._extended,) if self._extended else ()))
+        extended = (self._extended,) if self._extended else ()
+        yield self._moment(*extended, stepped=moved)
 
     def _admit(self) -> None:
-        settings = self._settings
-        room = min(
-            settings.prompt_concurrency - len(self._prompts),
-            settings.rows - len(self._decoding),
-            len(self._waiting),
-        )
+        room = min(self._room, len(self._waiting))
         admitted = [self._waiting.popleft() for _ in range(room)]
         if not admitted:
             return
@@ -260,7 +292,7 @@ class BatchSchedule:
         self._evaluated = []
         for row in self._prompts:
             # Once: a row can wait here for a place in the decoding batch while it is evicted.
-            if row.done == row.prefix and not row.is_stored:
+            if self._keeps_prefixes and row.done == row.prefix and not row.is_stored:
                 row.is_stored = True
                 buffer = self._prompt_buffer or self._merged([row])
                 self._last_prefix = buffer
@@ -281,7 +313,9 @@ class BatchSchedule:
         if len(self._stored) > self._settings.prompt_cache_size:
             del self._stored[next(iter(self._stored))]
 
-    def _moment(self, *more: Buffer, prefilled: Buffer | None = None) -> Moment:
+    def _moment(
+        self, *more: Buffer, prefilled: Buffer | None = None, stepped: Buffer | None = None
+    ) -> Moment:
         named = (self._last_prefix, *self._responses, *self._decode_parts, self._prompt_buffer)
         ended = (buffer for _, buffer in self._finished)
         entries = (entry.buffer for entry in self._stored.values())
@@ -290,4 +324,5 @@ class BatchSchedule:
         copied = (buffer for each, row in self._evaluated for buffer in (each.buffer, row))
         held = (*entries, *hits, *copied, *ended, *named, *more)
         once = {id(buffer): buffer for buffer in held if buffer}
-        return Moment(tuple(once.values()), prefilled, len(self._decoding), len(self._stored))
+        running, stored = len(self._decoding), len(self._stored)
+        return Moment(tuple(once.values()), prefilled, stepped, running, stored)
