@@ -270,6 +270,8 @@ class Action(Struct, frozen=True, kw_only=True):
     """The longest prompt that fits with these settings, 0 when none does; None: not searched."""
     server: ServerRun | None = None
     """The server that the last command starts; None: it runs one prompt, or there is none."""
+    no_server: str = ""
+    """What keeps a request under mlx-lm from its server; completes a sentence."""
     host_bytes: Bytes | UnsetType = UNSET
     """What the host of a GPU then holds; ``verdict`` is unknown where its size is not known."""
     host_memory_bytes: Bytes | UnsetType = UNSET

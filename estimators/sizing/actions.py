@@ -15,7 +15,7 @@ from memfit.estimators.sizing.divide import divided
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import smallest_mac
 from memfit.estimators.sizing.search import is_accepted
-from memfit.estimators.sizing.serving import Serving, is_served
+from memfit.estimators.sizing.serving import Serving, not_served
 from memfit.estimators.sizing.sized_model import SizedModel
 
 
@@ -116,8 +116,12 @@ def _action(
 ) -> Action:
     need = search.need(settings)
     # The longest prompts are those of one run: a server has no room for them.
-    is_request = goal == "request" and is_served(search)
-    server = Serving(search).run(settings, with_longest=is_here) if is_request else None
+    is_request = goal == "request" and search.sized.runtime_model.is_mlx_lm
+    no_server = not_served(search) if is_request else ""
+    server = None
+    if is_request and not no_server:
+        server = Serving(search).run(settings, with_longest=is_here)
+        no_server = "" if server else "has no room for a prompt cache beside this prompt"
     longer = context_tokens if goal == "longer_prompt" else None
     flags = server.settings if server else None
     return Action(
@@ -132,6 +136,7 @@ def _action(
             search.longest_with(settings) if context_tokens is None else context_tokens
         ),
         server=server,
+        no_server=no_server,
     )
 
 

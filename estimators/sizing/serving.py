@@ -149,22 +149,24 @@ class Serving(Struct, eq=False):
         return judge(need, self.search.sized.device)[0] == "fits"
 
 
-def is_served(search: JointSearch) -> bool:
-    """Whether mlx_lm.server runs the workload.
-
-    It rotates no cache, takes no images, and leaks buffers in long replies (run_limits.py).
-    """
+def not_served(search: JointSearch) -> str:
+    """Return what keeps mlx_lm.server from being judged for the workload; empty: nothing."""
     workload, sized = search.workload, search.sized
     most = server_generates(sized.runtime_model, workload)
+    if not sized.runtime_model.is_mlx_lm or workload.images:
+        return "takes no images" if workload.images else f"is not {sized.runtime}'s"
+    if workload.max_kv_size is not None:
+        return "rotates no cache"
     if most is not None and workload.max_tokens > most:
-        return False
-    return (
-        sized.device is not None
-        and sized.runtime_model.is_mlx_lm
-        and workload.max_kv_size is None
-        and not workload.images
-        and not sized.formula_view().is_between_traces
-    )
+        return f"ends after about {most} generated tokens"
+    if sized.formula_view().is_between_traces:
+        return "is judged by memfit plan server, with traces of its own"
+    return "" if sized.device else "is judged on a machine"
+
+
+def is_served(search: JointSearch) -> bool:
+    """Whether mlx_lm.server is judged for the workload."""
+    return not not_served(search)
 
 
 def server_flags(sized: SizedModel, workload: Workload) -> ServerSettings | None:

@@ -469,14 +469,13 @@ def named(device: DeviceSummary) -> str:
 
 
 def _served(result: Estimate, chosen: Action | None) -> Iterator[str]:
-    """For what the printed server is safe, or that none is printed."""
-    if chosen is None or not chosen.commands:
+    """For what the printed server is safe, or why none is printed."""
+    if chosen is None or result.device is None:
         return
     if chosen.server is None:
-        if "mlx_lm.generate" in chosen.commands[-1]:
-            ends = [limit for limit in result.limits if limit.name == "buffer_count"]
-            if not any(limit.verdict == "unknown" for limit in ends):
-                yield "One run alone: mlx_lm.server has no room for it beside a prompt cache."
+        if chosen.no_server:
+            alone = "One run alone" if chosen.commands else "No command"
+            yield f"{alone}: mlx_lm.server {chosen.no_server}."
         return
     flags = chosen.server.settings
     users = "one client" if flags.rows == 1 else f"{flags.rows} clients"
