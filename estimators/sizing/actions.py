@@ -114,13 +114,15 @@ def _action(
     *,
     is_here: bool = True,
 ) -> Action:
-    need = search.need(settings)
+    need, verdict = search.need(settings), search.stated_verdict(settings)
+    longest = search.longest_with(settings) if context_tokens is None else context_tokens
     # The longest prompts are those of one run: a server has no room for them.
     is_request = goal == "request" and search.sized.runtime_model.is_mlx_lm
     no_server = not_served(search) if is_request else ""
     server = None
     if is_request and not no_server:
-        server = Serving(search).run(settings, with_longest=is_here)
+        fits = search.verdict(settings) == "fits"
+        server = Serving(search).run(settings, longest if is_here else None) if fits else None
         no_server = "" if server else "has no room for a prompt cache beside this prompt"
     longer = context_tokens if goal == "longer_prompt" else None
     flags = server.settings if server else None
@@ -129,12 +131,10 @@ def _action(
         settings=settings.changes(search.asked),
         commands=tuple(_commands(search, settings, longer, flags)),
         cost=settings.cost(search.asked),
-        verdict=search.stated_verdict(settings),
+        verdict=verdict,
         peak_bytes=need.peak_bytes - search.sized.margin_bytes,
         needed_bytes=need.peak_bytes,
-        context_tokens=(
-            search.longest_with(settings) if context_tokens is None else context_tokens
-        ),
+        context_tokens=longest,
         server=server,
         no_server=no_server,
     )

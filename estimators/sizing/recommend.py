@@ -26,7 +26,7 @@ from memfit.estimators.runtimes.run_limits import run_limits
 from memfit.estimators.sizing.actions import Answer
 from memfit.estimators.sizing.joint import JointSearch, Settings
 from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context, longest_prompt
-from memfit.estimators.sizing.serving import Serving, is_served
+from memfit.estimators.sizing.serving import served_here
 from memfit.estimators.sizing.sized_model import SizedModel
 
 if TYPE_CHECKING:
@@ -92,8 +92,7 @@ def recommended(
 
 def recommended_here(sized: SizedModel, workload: Workload) -> Recommended:
     """Return what to set for a workload on the model's device, without other settings."""
-    search = JointSearch(sized, workload)
-    if server := Serving(search).run(search.asked) if is_served(search) else None:
+    if server := served_here(sized, workload):
         return _recommended(sized, server, None, None)
     tokens = longest_context(sized, workload, longest_prompt(sized))
     need = sized.requirement(workload.prompt_only(tokens)) if tokens else None

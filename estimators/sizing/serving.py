@@ -49,25 +49,36 @@ class Serving(Struct, eq=False):
         """Return the flags that fit and cost the least speed, None where none fits."""
         for kept in KEPT:
             for step in self.search.steps():
-                if step > settings.prefill_step:
+                chosen = replace(settings, prefill_step=step)
+                if step > settings.prefill_step or not self._may_fit(chosen, kept, prompt_tokens):
                     continue
-                found = self._served(replace(settings, prefill_step=step), kept, prompt_tokens)
-                if found is None:
-                    return None
-                if self._fits(found.need):
+                found = self._served(chosen, kept, prompt_tokens)
+                if found is None or self._fits(found.need):
                     return found
         return None
 
-    def run(self, settings: Settings, *, with_longest: bool = True) -> ServerRun | None:
+    def _may_fit(self, settings: Settings, kept: int, prompt_tokens: int | None) -> bool:
+        """Whether one run fits beside so many caches of its prompt: no server takes less."""
+        view = self._view(settings)
+        workload = self.search.workload_with(settings, prompt_tokens)
+        try:
+            need, figures = view.requirement(workload), view.figures_for(workload)
+        except (InputError, UnsupportedError):
+            return False
+        entry = (figures.kv.held_bytes + figures.ssm_bytes) // workload.batch
+        return self._fits(replace(need, peak_bytes=need.peak_bytes + kept * entry, error_bytes=0))
+
+    def run(self, settings: Settings, longest_run: int | None) -> ServerRun | None:
         """Return the flags to print, None where none fits, and the longest prompt that they run.
 
-        More caches are kept, up to the default of the server, where that costs no context.
+        It is shorter than ``longest_run``, that of one run; None: it is not searched. More caches
+        are kept, up to the default of the server, where that costs no context.
         """
         if (served := self.best(settings)) is None:
             return None
-        if not with_longest:
+        if longest_run is None:
             return ServerRun(settings=served.settings, needed_bytes=served.need.peak_bytes)
-        longest = self._longest(settings, served.settings)
+        longest = self._longest(settings, served.settings, longest_run)
         chosen = replace(settings, prefill_step=served.settings.prefill_step)
 
         def fits(kept: int) -> bool:
@@ -93,9 +104,8 @@ class Serving(Struct, eq=False):
         if one_run.verdict not in ("fits", "tight"):
             return Cell("exceeds", None, settings.prefill_step, "one run does not fit")
         fastest = replace(settings, prefill_step=one_run.prefill_step)
-        found = self.best(fastest, prompt_tokens) or self._least(settings, prompt_tokens)
-        if found is None:
-            return Cell("unknown", None, settings.prefill_step, "the server cannot run it")
+        if (found := self.best(fastest, prompt_tokens)) is None:
+            return Cell("exceeds", None, settings.prefill_step, "no flags of the server fit")
         served = self._workload(settings, prompt_tokens)
         limits = run_limits(sized.runtime_model, served, serving=True)
         return Cell(
@@ -105,19 +115,19 @@ class Serving(Struct, eq=False):
             prompt_cache_size=found.settings.prompt_cache_size,
         )
 
-    def _least(self, settings: Settings, prompt_tokens: int) -> Served | None:
-        """The cheapest flags, None where the server cannot run the prompt."""
-        smallest = min(self.search.steps()[-1], settings.prefill_step)
-        return self._served(replace(settings, prefill_step=smallest), KEPT[-1], prompt_tokens)
-
-    def _longest(self, settings: Settings, flags: ServerSettings) -> int:
+    def _longest(self, settings: Settings, flags: ServerSettings, longest_run: int) -> int:
         sized, workload = self._view(settings), self._workload(settings, None)
         chosen = replace(settings, prefill_step=flags.prefill_step)
-        asked, most = workload.prompt_tokens, longest_prompt(sized) - workload.max_tokens
+        # A smaller step may run a longer prompt than that of one run with the larger one.
+        reach = (
+            longest_run if flags.prefill_step == settings.prefill_step else longest_prompt(sized)
+        )
+        most = min(reach, longest_prompt(sized) - workload.max_tokens)
 
         def need(longer: Workload) -> Need:
             return need_of(self._bound(chosen, longer.prompt_tokens).moment(flags))
 
+        asked = workload.prompt_tokens
         known = round_down(asked, CONTEXT_STEP)
         found = longest_context(sized, workload, most, fits_at=known, requirement=need)
         return max(found or 0, asked)
@@ -169,8 +179,16 @@ def is_served(search: JointSearch) -> bool:
     return not not_served(search)
 
 
+def served_here(sized: SizedModel, workload: Workload) -> ServerRun | None:
+    """Return the server of a workload on the model's device, None where no flags of it fit."""
+    search = JointSearch(sized, workload)
+    if not is_served(search) or search.verdict(search.asked) != "fits":
+        return None
+    longest = longest_context(sized, workload, longest_prompt(sized))
+    return Serving(search).run(search.asked, longest or 0)
+
+
 def server_flags(sized: SizedModel, workload: Workload) -> ServerSettings | None:
     """Return the flags of the server to print for a workload, None where no server fits."""
-    search = JointSearch(sized, workload)
-    found = Serving(search).run(search.asked) if is_served(search) else None
+    found = served_here(sized, workload)
     return found.settings if found else None
