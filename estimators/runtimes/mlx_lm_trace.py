@@ -350,7 +350,7 @@ class MlxLmTrace(MlxLm, frozen=True):
         # The load does not depend on the workload, so it stays by trace.
         cut = max(self.resident_bytes, self._cut_load.expected)
         made = (Conversion(0, max(0, self.load_bytes - cut)),)
-        footprint = replace(self.subject.footprint, conversions=made)
+        footprint = replace(self.subject.footprint, conversions=made, first=())
         return MlxLm(self.runtime, replace(self.subject, footprint=footprint))
 
     def phases_view(self, phases: frozenset[CallPhase]) -> "MlxLmTrace":
