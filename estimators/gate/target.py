@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import InputError, UnreachableError, UnsupportedError
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.quantization import FloatMode, Quantization
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.units import Units, ceil_div, format_bytes
 from memfit.estimators.base.workload import Workload
@@ -131,11 +131,11 @@ class TargetModel(Struct, frozen=True):
         return TracedSteps(sized.checkpoint, sized.model.dtype, device, versions)
 
 
-def _format_name(quantize: Quantization | None) -> int | str | None:
+def _format_name(quantize: Quantization | None) -> int | FloatMode | None:
     """Return a format as the policy names it: bits, or a mode of floating-point numbers."""
     if quantize is None:
         return None
-    return quantize.bits if quantize.mode == "affine" else quantize.mode
+    return quantize.bits if quantize.mode == "affine" else cast(FloatMode, quantize.mode)
 
 
 def _of_ranks(ranks: Ranks | None) -> dict[str, Any]:
