@@ -1,7 +1,7 @@
 """Bytes of a quantised matrix, as MLX packs it."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Struct
 
@@ -12,6 +12,7 @@ AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS = (32, 64, 128)
 # The only (bits, group size) of each floating mode: mlx ops.cpp, validate_mode_with_type.
 FLOAT_MODES = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
+FloatMode = Literal["mxfp4", "nvfp4", "mxfp8"]
 MODES = ("affine", *FLOAT_MODES)
 _BITS = r"([0-9]{1,3})(?:[ -]?bits?)?"
 # Defaults of mlx_lm.convert for each mode: mlx-lm utils.py, defaults_for_mode.

@@ -12,7 +12,8 @@ from msgspec import UNSET, Struct, UnsetType, to_builtins
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable, read_whole
-from memfit.estimators.base.quantities import Count, Positive, Sha256
+from memfit.estimators.base.quantities import Bytes, Count, Positive, Sha256
+from memfit.estimators.base.quantization import FloatMode
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.reading.section import Section, json_section
 from memfit.estimators.base.reading.typed import to_record
@@ -65,14 +66,15 @@ class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     parallel: Parallel | UnsetType = UNSET
     split: tuple[Positive, ...] | UnsetType = UNSET
     training: Recipe | UnsetType = UNSET
+    margin_bytes: Bytes | UnsetType = UNSET
 
 
 class BaselineEntry(Struct, frozen=True, forbid_unknown_fields=True):
     """One target as it was."""
 
     model: str
-    quantize: Count | None
-    """Bits."""
+    quantize: Count | FloatMode | None
+    """Bits, or a mode of floating-point numbers."""
     model_type: str
     asked: Asked
     checkpoint: Fingerprint

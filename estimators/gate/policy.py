@@ -14,7 +14,7 @@ from msgspec import Struct
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import path_near, short
 from memfit.estimators.base.images import Images
-from memfit.estimators.base.quantization import converted
+from memfit.estimators.base.quantization import FLOAT_MODES, Quantization, converted
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.reading.section import Reading, Section, read_yaml
 from memfit.estimators.base.reading.typed import to_record
@@ -84,8 +84,10 @@ class PolicyTarget(Struct, frozen=True, kw_only=True):
     """A reference that is not guessed; None where the command line names the models."""
     adapter: Path | None
     """The directory of a LoRA adapter that is loaded with the model."""
-    quantize: int | None
-    """Bits that mlx_lm.convert would give the model; None for the model as it is."""
+    quantize: Quantization | None
+    """What mlx_lm.convert would make of the model; None for the model as it is."""
+    margin_bytes: int | None
+    """Memory to keep free above the peak; None for the default of memfit estimate."""
     device: Device
     runtime: Runtime | None
     """None for the native runtime of the model's checkpoint."""
@@ -155,7 +157,8 @@ def _target(section: Section, name: str, directory: Path) -> PolicyTarget | None
     model = _model(section)
     adapter = section.take("adapter", lambda value: Path(path_near(directory, _text(value))))
     stale, beyond = (section.take(key, _flag) or False for key in ALLOWED_KEYS)
-    quantize = section.take("quantize", _bits)
+    quantize = section.take("quantize", _quantization)
+    margin_bytes = section.take("margin", _size)
     ranks = _ranks(section)
     training = _training(section, limits)
     mlx, mlx_lm = (section.take(key, _version) for key in VERSION_KEYS)
@@ -167,6 +170,7 @@ def _target(section: Section, name: str, directory: Path) -> PolicyTarget | None
         model=model,
         adapter=adapter,
         quantize=quantize,
+        margin_bytes=margin_bytes,
         device=device,
         runtime=runtime,
         workload=workload,
@@ -358,10 +362,12 @@ def _context(device: Device | None, value: Any) -> LimitValue:
     return LimitValue(str(value), count)
 
 
-def _bits(value: Any) -> int:
-    if type(value) is not int:
-        raise InputError(f"expected bits such as 4, got {short(value)}")
-    return converted(value).bits
+def _quantization(value: Any) -> Quantization:
+    if type(value) is int:
+        return converted(value)
+    if isinstance(value, str) and value in FLOAT_MODES:
+        return converted(FLOAT_MODES[value][0], mode=value)
+    raise InputError(f"expected bits such as 4, or {', '.join(FLOAT_MODES)}, got {short(value)}")
 
 
 def _version(value: Any) -> Version:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from memfit.estimators.base.quantities import Positive, Tokens, one_of
+from memfit.estimators.base.quantization import FloatMode
 from memfit.estimators.base.ranks import MAX_RANKS, Parallel
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.workload import KvBits, KvGroupSize
@@ -84,7 +85,10 @@ class TargetKeys(Struct, frozen=True, kw_only=True):
     """A local model."""
     adapter: str | UnsetType = UNSET
     """The directory of a LoRA adapter that is loaded with it."""
-    quantize: KvBits | UnsetType = UNSET
+    quantize: KvBits | FloatMode | UnsetType = UNSET
+    """Bits, or a mode of floating-point numbers, that mlx_lm.convert would give the model."""
+    margin: Size | UnsetType = UNSET
+    """Memory to keep free above the peak, 64MB by default as in memfit estimate."""
     device: str | UnsetType = UNSET
     memory: Size | UnsetType = UNSET
     working_set: Size | UnsetType = UNSET

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.base.quantization import AFFINE_BITS
+from memfit.estimators.base.quantization import AFFINE_BITS, Quantization, converted
 from memfit.estimators.base.recipe import SHORTEST, Recipe
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.gate import Remedy, RemedySetting
@@ -47,11 +47,11 @@ SETTINGS: dict[str, tuple[RemedySetting, ...]] = {
 
 
 class Question(Struct, frozen=True):
-    """A workload, the bits of its weights, and how it is trained."""
+    """A workload, the format of its weights, and how it is trained."""
 
     workload: Workload
-    quantize: int | None
-    """The bits the model is converted to, None when it is taken as it is."""
+    quantize: Quantization | None
+    """What the model is converted to, None when it is taken as it is."""
     recipe: Recipe
     """All layers of the model are counted where it trains all."""
 
@@ -114,7 +114,7 @@ def _changed(asked: Question, setting: RemedySetting, value: int) -> Question:
         case "prefill_step":
             return replace(asked, workload=replace(workload, prefill_step=value))
         case "quantize":
-            return replace(asked, quantize=value)
+            return replace(asked, quantize=converted(value))
         case "batch_size":
             return replace(asked, recipe=asked.recipe.in_batches(value))
         case "grad_checkpoint":

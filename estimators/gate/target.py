@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import InputError, UnreachableError, UnsupportedError
-from memfit.estimators.base.quantization import Quantization, converted
+from memfit.estimators.base.quantization import FloatMode, Quantization
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.units import Units, ceil_div, format_bytes
 from memfit.estimators.base.workload import Workload
@@ -46,6 +46,7 @@ from memfit.estimators.sizing.ranks import Ranks, ranked
 from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.training_steps import TracedSteps
+from memfit.estimators.sizing.workload import MARGIN_BYTES
 
 
 class TargetModel(Struct, frozen=True):
@@ -73,11 +74,13 @@ class TargetModel(Struct, frozen=True):
         asked = self.target.workload.under(self.runtime.on(self.target.device))
         return with_image_tokens(self.catalog.checkpoint(self.model), asked)
 
-    def sized(self, quantize: int | None) -> SizedModel:
-        """Return the model as it is, or converted to ``quantize`` bits; of ranks the tightest."""
+    def sized(self, quantize: Quantization | None) -> SizedModel:
+        """Return the model as it is, or converted; of ranks the tightest."""
+        margin_bytes = self.target.margin_bytes
         sized = self.catalog.sized(
             self.model,
-            quantize=_converted(quantize),
+            quantize=quantize,
+            margin_bytes=MARGIN_BYTES if margin_bytes is None else margin_bytes,
             adapter=self.target.adapter,
             device=self.target.device,
             runtime=self.runtime,
@@ -98,14 +101,16 @@ class TargetModel(Struct, frozen=True):
         # A policy may accept the bound of a model that is converted first, and no other files.
         sized = sized if sized.is_foreign else sized.loaded()
         named: dict[str, Any] = {**target.versions(), **_of_ranks(target.ranks)}
+        if target.margin_bytes is not None:
+            named["margin_bytes"] = target.margin_bytes
         figures = figures_of(sized, workload)
         if target.training is not None:
             named["training"] = target.training
-            nbytes = self.training_steps().run_bytes(target.training, _converted(target.quantize))
+            nbytes = self.training_steps().run_bytes(target.training, target.quantize)
             figures = replace(figures, training_peak_bytes=nbytes)
         return BaselineEntry(
             model=self.model,
-            quantize=target.quantize,
+            quantize=_format_name(target.quantize),
             model_type=sized.model.model_type,
             asked=Asked(
                 device=target.device.name, runtime=self.runtime.name, workload=workload, **named
@@ -128,8 +133,11 @@ class TargetModel(Struct, frozen=True):
         return TracedSteps(sized.checkpoint, sized.model.dtype, device, versions)
 
 
-def _converted(bits: int | None) -> Quantization | None:
-    return converted(bits) if bits else None
+def _format_name(quantize: Quantization | None) -> int | FloatMode | None:
+    """Return a format as the policy names it: bits, or a mode of floating-point numbers."""
+    if quantize is None:
+        return None
+    return quantize.bits if quantize.mode == "affine" else cast(FloatMode, quantize.mode)
 
 
 def _of_ranks(ranks: Ranks | None) -> dict[str, Any]:
@@ -357,7 +365,7 @@ class Evaluation(Struct, frozen=True):
             recipe = question.recipe
             if recipe.fine_tune_type == "full" and question.quantize != self.target.quantize:
                 return False  # mlx-lm trains no quantised weights
-            nbytes = steps.run_bytes(recipe, _converted(question.quantize))
+            nbytes = steps.run_bytes(recipe, question.quantize)
             figures = replace(self.now.figures, training_peak_bytes=nbytes)
             return judge_limit(limit, figures, self._totals).is_passed
 

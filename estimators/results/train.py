@@ -92,6 +92,7 @@ class TrainPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-train/1"):
     model: str
     model_type: str
     versions: Mapping[str, str]
+    """Of the installed libraries, and of MLX the one with the rules that apply."""
     device: DeviceSummary | None
     recipe: Recipe
     weight_bits: Positive | None

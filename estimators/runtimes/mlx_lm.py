@@ -37,7 +37,7 @@ from memfit.estimators.runtimes.mlx_lm_commands import (
 )
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.weights.ranks import rank_footprint
-from memfit.estimators.workspace.load import CutLoad, cut_load, load_extra
+from memfit.estimators.workspace.load import CutLoad, cut_load, first_load, load_extra
 from memfit.estimators.workspace.peak import (
     ERROR_PERCENT,
     PeakMoment,
@@ -177,7 +177,9 @@ class MlxLm(RuntimeModel, frozen=True):
         footprint, backend = self.subject.footprint, self.subject.backend
         made = footprint.conversions if self.sanitizes else ()
         loaded = max(self.resident_bytes, self._cut_load.expected)
-        return loaded + load_extra(made, backend=backend)
+        loaded += load_extra(made, backend=backend)
+        first = footprint.first if self.sanitizes else ()
+        return max(loaded, *(first_load(each, loaded) for each in first), 0)
 
     @property
     def most_load_bytes(self) -> int:

@@ -221,8 +221,8 @@ class ClassTrace(Struct, frozen=True, eq=False):
         Raises:
             UnsupportedError: for a cache or a list of experts that is not described.
         """
-        from memfit.estimators.trace.model_builder import unquantised
         from memfit.estimators.trace.traced_model import TracedModel
+        from memfit.estimators.trace.unconverted import unquantised
 
         config, name = self.checkpoint.config, self.checkpoint.config_name
         backend = (device or ANY_MAC).backend
@@ -351,7 +351,7 @@ class MlxLmTrace(MlxLm, frozen=True):
         # The load does not depend on the workload, so it stays by trace.
         cut = max(self.resident_bytes, self._cut_load.expected)
         made = (Conversion(0, max(0, self.load_bytes - cut)),)
-        footprint = replace(self.subject.footprint, conversions=made)
+        footprint = replace(self.subject.footprint, conversions=made, first=())
         return MlxLm(self.runtime, replace(self.subject, footprint=footprint))
 
     def phases_view(self, phases: frozenset[CallPhase]) -> "MlxLmTrace":

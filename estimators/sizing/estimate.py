@@ -111,7 +111,10 @@ def _peak_range(
 ) -> tuple[int, int]:
     if sized.workspace_basis(workload)[0] == "bound":
         return peak_bytes - figures.moment.workspace_bytes, peak_bytes
-    lowest = peak_bytes - sized.workspace_error_bytes(workload)
+    lowest, moment = peak_bytes - sized.workspace_error_bytes(workload), figures.moment
+    if moment.phase == "load":
+        # With a fast device the arrays that others are made from are gone sooner.
+        lowest = min(lowest, max(moment.prefill_bytes or 0, moment.decode_bytes or 0))
     return lowest, peak_bytes + sized.error_bytes(workload)
 
 

@@ -42,7 +42,6 @@ from memfit.estimators.trace.model_builder import (
     class_errors,
     loaded,
     settings_of,
-    to_convert,
     unread_format,
 )
 from memfit.estimators.trace.ranks import as_rank, parallel_of, share
@@ -51,6 +50,7 @@ from memfit.estimators.trace.training_recorder import (
     Training,
     record_training,
 )
+from memfit.estimators.trace.unconverted import to_convert
 
 _FEW_TOKENS = Workload(prompt_tokens=64)
 # The smallest group: it divides most widths.

@@ -22,9 +22,9 @@ from memfit.estimators.trace.model_builder import (
     arrays_of,
     class_errors,
     settings_of,
-    to_convert,
 )
 from memfit.estimators.trace.recording import GraphError
+from memfit.estimators.trace.unconverted import to_convert
 from memfit.estimators.trace.vision_builder import (
     build_vision,
     loaded,

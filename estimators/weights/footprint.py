@@ -17,7 +17,13 @@ from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.results.estimate import Basis, Note, WeightDoubt
 from memfit.estimators.weights.derived import QuantizationPlan, WeightTotals, derive
 from memfit.estimators.weights.headers import read_headers
-from memfit.estimators.weights.loading import Conversion, CutArray, conversions
+from memfit.estimators.weights.loading import (
+    Conversion,
+    CutArray,
+    FirstArray,
+    conversions,
+    normalised_head,
+)
 from memfit.estimators.weights.match_tensors import Match, match_tensors
 from memfit.estimators.weights.quantization_plan import Declared, text_class
 from memfit.estimators.weights.sanitize_conversions import repacked_awq, sanitize_conversions
@@ -46,6 +52,8 @@ class WeightFootprint(Struct, frozen=True):
     """Bytes on disk of each part that the runtime does not load."""
     conversions: tuple[Conversion, ...] = ()
     """What is made of the files' tensors while loading."""
+    first: tuple[FirstArray, ...] = ()
+    """Of these the one that is made before all others, if any is."""
     sliced_bytes: int = 0
     """What slices keep in memory beyond themselves: the rest of the arrays they are cut from."""
     cut: tuple[CutArray, ...] = ()
@@ -178,7 +186,9 @@ def _from_headers(
     plan = _plan(fit, modules, declared)
     # Bytes on disk are exact from here on, whatever the load makes of them.
     result = replace(
-        footprint_of(totals, "exact", plan), conversions=conversions(totals.kept, loaded)
+        footprint_of(totals, "exact", plan),
+        conversions=conversions(totals.kept, loaded),
+        first=normalised_head(totals.kept, checkpoint.config),
     )
     if unreadable := next((t for t in tensors if t.dtype in _UNREADABLE), None):
         why = (

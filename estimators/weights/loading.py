@@ -2,9 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memfit.estimators.weights.tensor_groups import TensorGroup
 
@@ -12,6 +12,12 @@ from memfit.estimators.weights.tensor_groups import TensorGroup
 _FP8_ON_THE_WAY = 2 + 2 + 4
 _FP8_LOADS = 2
 _BFLOAT16 = 2
+# mlx-lm bailing_moe.py, sanitize: cast to float32, the squares (mlx linalg.cpp, l2_norm), and the
+# quotient.
+_NORMALISED_ON_THE_WAY = 3 * 4
+READS_IN_FLIGHT = 110
+"""Reads of the tasks under way and of the open one: MAX_ACTIVE_TASKS (mlx transforms.cpp) and one
+more, of ten each (mlx cpu/encoder.h)."""
 # mlx-lm utils.py, _transform_awq_weights: eight integers of each word of four bytes in another
 # order and unsigned, of eight bytes, to which the shifts promote them, shifted, and their sum. The
 # integers as they are unpacked are gone when a layer's matrices, step by step, come to that.
@@ -45,6 +51,37 @@ class CutArray(NamedTuple):
     kept_elements: int
     layer: str = ""
     """The part of its name up to the number of its layer."""
+
+
+class FirstArray(NamedTuple):
+    """An array that is made before all others, of the last one in the class."""
+
+    nbytes: int
+    on_the_way_bytes: int
+    """Bytes that it is made from, and of arrays between."""
+    ahead_bytes: int
+    """Bytes of the arrays that are read from files meanwhile."""
+
+
+def normalised_head(
+    kept: Sequence[TensorGroup], config: Mapping[str, Any]
+) -> tuple[FirstArray, ...]:
+    """Return the head that mlx-lm divides by its columns' norms, packed or not; most have none.
+
+    MLX evaluates the last arrays of a class first (mlx transforms.cpp, eval_impl).
+    """
+    head = next((group for group in kept if group.name == "lm_head.weight"), None)
+    if head is None or config.get("model_type") != "bailing_moe" or not config.get("norm_head"):
+        return ()
+    # The embedding is the first array of the class, so that it is read last.
+    others = (group for group in kept if group is not head and "embeddings" not in group.name)
+    largest = sorted(others, key=lambda group: group.nbytes, reverse=True)
+    ahead, left = 0, READS_IN_FLIGHT
+    for group in largest:
+        count = min(left, group.copies)
+        ahead, left = ahead + count * group.nbytes, left - count
+    on_the_way = head.nbytes + _NORMALISED_ON_THE_WAY * prod(head.shape)
+    return (FirstArray(head.nbytes, on_the_way, ahead),)
 
 
 def conversions(

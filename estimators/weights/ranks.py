@@ -142,4 +142,5 @@ def _with_arrays(
         cut=cut,
         loaded=(),
         converted_from=(),
+        first=(),
     )

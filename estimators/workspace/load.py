@@ -23,7 +23,7 @@ from memfit.estimators.mlx.scheduler import (
     command_buffer_limits,
     gpu_limits,
 )
-from memfit.estimators.weights.loading import Conversion, CutArray
+from memfit.estimators.weights.loading import Conversion, CutArray, FirstArray
 
 # Arrays that wait on MLX's tape (mlx utils.h, MLX_BFS_MAX_WIDTH): they are read, a view each, and
 # copied before the first of them is done with.
@@ -109,6 +109,14 @@ def _walk(
             whole = allocated(array.read_bytes, device.backend)
             active -= sum(queue.submit(whole, 1, 2 * array.kept_elements))
     return most
+
+
+def first_load(first: FirstArray, loaded_bytes: int) -> int:
+    """Return a bound on what is in use while the first array is made, within what others take.
+
+    Others are read meanwhile, and may be stacked already.
+    """
+    return min(loaded_bytes, first.nbytes + 2 * first.ahead_bytes) + first.on_the_way_bytes
 
 
 def load_extra(made: Sequence[Conversion], *, backend: Backend) -> int:

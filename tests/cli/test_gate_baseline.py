@@ -52,6 +52,28 @@ def test_a_baseline_has_stable_bytes_and_its_schema(memfit: Memfit, locked: Path
     assert (locked / "memfit.lock.json").read_bytes() == before
 
 
+def test_a_baseline_has_the_mode_and_the_margin_that_the_policy_names(
+    memfit: Memfit, folder: Path
+) -> None:
+    keys = {"quantize": "mxfp4", "margin": "2GB"}
+    write_policy(folder, chat=target(GROWTH, **keys), code=target(GROWTH, quantize=4))
+    assert memfit("gate", "--update").code == 0
+    chat, code = (lock(folder)["targets"][name] for name in ("chat", "code"))
+    assert (chat["quantize"], chat["asked"]["margin_bytes"]) == ("mxfp4", 2 * 10**9)
+    assert code["quantize"] == 4
+    assert "margin_bytes" not in code["asked"]
+    # 4.25 bits against 4.5.
+    assert chat["figures"]["weights_bytes"] < code["figures"]["weights_bytes"]
+    for entry, margin in ((chat, 2 * 10**9), (code, 64 * 10**6)):
+        figures = entry["figures"]
+        assert figures["wired_limit_bytes"] == figures["peak_bytes"] + margin
+    assert memfit("gate").code == 0
+    write_policy(folder, chat=target(GROWTH, quantize="mxfp4"), code=target(GROWTH, quantize=4))
+    run = memfit("gate")
+    assert run.code == 2
+    assert "margin_bytes 2000000000, now not named" in " ".join(run.out.split())
+
+
 def test_spacing_in_a_config_does_not_change_the_checkpoint(memfit: Memfit, locked: Path) -> None:
     (locked / "model" / "config.json").write_text(json.dumps(QWEN3_4B, indent=4, sort_keys=True))
     before = lock(locked)

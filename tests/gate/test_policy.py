@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError, PolicyError
+from memfit.estimators.base.quantization import FLOAT_MODES, Quantization
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.gate.policy import Policy, read_policy
 from memfit.estimators.gate.policy_file import LimitKeys, TargetKeys, WorkloadKeys
@@ -64,6 +65,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         + """\
   all:
     quantize: 4
+    margin: 2GB
     memory: 32GB
     os_regime: macos-15
     runtime: mlx-lm
@@ -87,11 +89,18 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     assert target.device.working_set_bytes != 26_800_603_136  # macOS 26's
     assert {limit.name for limit in target.limits} == set(RULES)
     assert target.basis is not None
-    assert (target.basis.least, target.quantize, target.model) == ("exact", 4, None)
+    assert (target.basis.least, target.model) == ("exact", None)
+    assert (target.quantize, target.margin_bytes) == (Quantization(4, 64), 2 * 10**9)
     assert target.needs_baseline
     assert target.training == Recipe(
         fine_tune_type="dora", batch_size=2, keys=("self_attn.q_proj",)
     )
+
+
+@pytest.mark.parametrize("mode", FLOAT_MODES)
+def test_a_mode_of_floating_point_numbers_is_a_format(mode: str, tmp_path: Path) -> None:
+    target = read(tmp_path, f"{HEAD}{TARGET}    quantize: {mode}\n").targets[0]
+    assert target.quantize == Quantization(*FLOAT_MODES[mode], mode)
 
 
 def test_eight_mistakes_are_reported_together_in_file_order(tmp_path: Path) -> None:
@@ -156,6 +165,15 @@ targets:
             HEAD + TARGET.replace("{context: 4k}", "{context: 1k, kv_group_size: 48}"),
             (6, "targets.chat.workload.kv_group_size", "KV group size"),
         ),
+        *(
+            (
+                f"{HEAD}{TARGET}    quantize: {value}\n",
+                (9, "targets.chat.quantize", "expected bits such as 4, or mxfp4, nvfp4, mxfp8"),
+            )
+            for value in ("fp4", "true", "4.5", "[4]", "affine")
+        ),
+        (HEAD + TARGET + "    quantize: 7\n", (9, "targets.chat.quantize", "no such format")),
+        (HEAD + TARGET + "    margin: 2\n", (9, "targets.chat.margin", "a size such as 24GB")),
         (HEAD + TARGET.replace("90%", "-1%"), (8, "targets.chat.limits.peak", "90% or 16GB")),
         (HEAD + TARGET.replace("90%", "16G"), (8, "targets.chat.limits.peak", "16G")),
         (HEAD + TARGET.replace("90%", "yes"), (8, "targets.chat.limits.peak", "not a size")),

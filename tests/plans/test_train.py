@@ -24,6 +24,7 @@ from memfit.estimators.results.train import TrainPlan
 from memfit.estimators.sizing.search import most_fitting
 from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.sizing.training_steps import TracedSteps
+from memfit.estimators.trace.libraries import versions
 from memfit.probes.training_data import read_training_data
 
 pytest.importorskip("mlx_lm")
@@ -46,6 +47,17 @@ def test_the_parts_add_up_to_the_peak(planned: TrainPlan) -> None:
     assert memory.peak_bytes == max(
         *(phases.first_step_bytes, phases.later_steps_bytes, phases.validation_bytes or 0)
     )
+
+
+def test_a_plan_names_the_versions_that_it_used() -> None:
+    installed = versions()
+    older = MlxVersions(mlx=(0, 31, 0), mlx_lm=(0, 31, 0))
+    sized = size(open_checkpoint(SMALL), device=None, versions=older)
+    plan = plan_train(sized, TrainQuestion(recipe=Recipe(num_layers=1, max_seq_length=64)))
+    assert plan.versions == {**installed, "mlx rules": "0.31.0"}
+    assert f"mlx-lm {installed['mlx-lm']}, by the rules of mlx 0.31.0" in plan.assumptions[0]
+    [note] = [note for note in plan.notes if note.code == "other-classes"]
+    assert f"mlx-lm {installed['mlx-lm']}, which is installed, not of 0.31.0" in note.message
 
 
 @pytest.mark.exhaustive

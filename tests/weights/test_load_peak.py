@@ -16,6 +16,7 @@ from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.scheduler import BatchLimits, ReadQueue
 from memfit.estimators.runtimes.mlx_lm import MlxLm
+from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.sized_model import Method, size
 from memfit.estimators.weights.loading import Conversion
 from memfit.estimators.workspace.load import load_extra
@@ -24,7 +25,7 @@ from tests.selection import quick
 from tests.weights.hub_layout import Tensors, hub_layout
 from tests.weights.loads import config_of, plain, save
 
-HOST = Device("this host", "cpu", 0, 0, None, "flag")
+HOST = Device("this host", "cpu", 2**40, 2**40, None, "flag")
 MAX = Device("a Max", "metal", 0, 0, None, "flag", "s", 16)
 GROUP = 128
 METHODS: tuple[Method, ...] = ("formula", "trace")
@@ -101,6 +102,13 @@ def baichuan_m1() -> tuple[dict[str, Any], Tensors]:
     return config, plain(config)
 
 
+def bailing_moe() -> tuple[dict[str, Any], Tensors]:
+    """A head that is normalised in float32; the formula has it too."""
+    widths = {"hidden_size": 512, "head_dim": 128, "moe_intermediate_size": 256}
+    changes = {"vocab_size": 80000, "num_hidden_layers": 12, "use_bias": False}
+    return published("bailing_moe", **widths, **changes)
+
+
 CHECKPOINTS: dict[str, Callable[[], tuple[dict[str, Any], Tensors]]] = {
     "mixtral": lambda: mixtral(4),
     "mixtral-16": lambda: mixtral(16),
@@ -108,6 +116,7 @@ CHECKPOINTS: dict[str, Callable[[], tuple[dict[str, Any], Tensors]]] = {
     "awq": awq,
     "fp8": fp8,
     "baichuan_m1": baichuan_m1,
+    "bailing_moe": bailing_moe,
 }
 UNDESCRIBED = ("baichuan_m1",)
 
@@ -128,7 +137,7 @@ def load_of(checkpoint: Checkpoint, method: Method, device: Device) -> int:
     return runtime_model.load_bytes
 
 
-@pytest.mark.parametrize("name", quick(list(CHECKPOINTS), ("mixtral", "awq", "fp8", "baichuan_m1")))
+@pytest.mark.parametrize("name", quick(list(CHECKPOINTS), ("mixtral", "awq", "fp8", "bailing_moe")))
 def test_load_peaks_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
     directory = write(name, tmp_path)
     peaks = []
@@ -144,12 +153,19 @@ def test_load_peaks_are_those_of_mlx_lm(name: str, tmp_path: Path) -> None:
     assert traced <= 1.35 * max(peaks)
     if name not in UNDESCRIBED:
         assert max(peaks) <= predicted(directory, "formula") <= 1.5 * max(peaks)
+    for method in METHODS[name in UNDESCRIBED :]:
+        sized = size(open_checkpoint(str(directory)), device=HOST, method=method)
+        lowest, highest = estimate(sized, Workload(prompt_tokens=8), advises=False).peak_range_bytes
+        assert lowest <= max(peaks) <= highest
 
 
 @pytest.mark.parametrize("device", [HOST, MAX], ids=lambda device: device.backend)
 @pytest.mark.parametrize(
     "published_as",
-    quick(["mixtral", "qwen3_moe", "awq", "awq-large", "fp8"], ("mixtral", "awq-large", "fp8")),
+    quick(
+        ["mixtral", "qwen3_moe", "awq", "awq-large", "fp8", "bailing_moe"],
+        ("mixtral", "awq-large", "fp8", "bailing_moe"),
+    ),
 )
 def test_the_bound_of_a_load_is_not_below_its_trace(published_as: str, device: Device) -> None:
     config, tensors = {
@@ -161,6 +177,7 @@ def test_the_bound_of_a_load_is_not_below_its_trace(published_as: str, device: D
         # Larger than what a GPU has under way.
         "awq-large": lambda: awq(hidden=4096, layers=6),
         "fp8": fp8,
+        "bailing_moe": bailing_moe,
     }[published_as]()
     headers = tuple(
         Tensor(name, DTYPES[array.dtype], tuple(array.shape), array.nbytes)

@@ -11,6 +11,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.recipe import SHORTEST, Recipe
 from memfit.estimators.machine.device import Device
+from memfit.estimators.mlx.versions import MlxVersions, format_version, parse_version
 from memfit.estimators.plans.train.batches import Example, longest_batch
 from memfit.estimators.plans.train.commands import train_commands
 from memfit.estimators.results.estimate import Basis, Cost, Note
@@ -147,7 +148,7 @@ class _Plan:
         return TrainPlan(
             model=sized.checkpoint.id,
             model_type=sized.model.model_type,
-            versions=versions(),
+            versions={**versions(), "mlx rules": format_version(self._asked.mlx)},
             device=device_summary(sized.device) if sized.device else None,
             recipe=recipe,
             weight_bits=quantize.bits if quantize else None,
@@ -170,6 +171,11 @@ class _Plan:
             assumptions=tuple(self._assumptions()),
             notes=tuple(self._notes(peak)),
         )
+
+    @property
+    def _asked(self) -> MlxVersions:
+        """The versions with the rules that apply; classes and trainer are the installed ones."""
+        return self._sized.runtime_model.runtime.versions
 
     @property
     def _is_cuda(self) -> bool:
@@ -371,12 +377,21 @@ class _Plan:
 
     def _assumptions(self) -> Iterator[str]:
         found = ", ".join(f"{name} {version}" for name, version in versions().items())
-        yield f"one batch of each kind, traced with {found}; the trainer clears MLX's cache"
+        yield (
+            f"one batch of each kind, traced with {found}, by the rules of mlx"
+            f" {format_version(self._asked.mlx)}; the trainer clears MLX's cache"
+        )
         if self._question.data is None:
             yield "a batch is as long as max_seq_length: --data DIR takes the lengths of the data"
 
     def _notes(self, peak: TrainingPeak) -> Iterator[Note]:
-        data = self._question.data
+        data, installed = self._question.data, versions()["mlx-lm"]
+        if parse_version(installed) != self._asked.mlx_lm:
+            text = (
+                f"classes and trainer are those of mlx-lm {installed}, which is installed, not of"
+                f" {format_version(self._asked.mlx_lm)}"
+            )
+            yield Note("warning", "other-classes", text)
         if self._is_cuda:
             text = (
                 "CUDA: attention is taken as not fused, which some GPUs fuse in training too;"
