@@ -1,12 +1,13 @@
 """The hostfile of ``mlx.launch``, with a device or a memory size for each host."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.files import printable, read_whole
+from memfit.estimators.base.files import printable, read_whole, short
 from memfit.estimators.base.reading.section import Section, json_section
 from memfit.estimators.base.units import parse_size
 from memfit.estimators.machine.device import Device
@@ -15,6 +16,7 @@ from memfit.estimators.machine.working_set import OsRegime
 
 _MAX_BYTES = 1 << 20
 _MAX_VALUES = 10_000
+_SSH_NAME = re.compile(r"[A-Za-z0-9._:@%][A-Za-z0-9._:@%-]{0,254}")
 
 
 class Host(Struct, frozen=True):
@@ -49,6 +51,7 @@ def require_addresses(path: Path) -> None:
     """
     for host in _sections(path):
         addresses = host.values.get("ips")
+        _ssh_name(host)
         if not (isinstance(addresses, list) and addresses and isinstance(addresses[0], str)):
             raise host.fail("ips", 'the ring needs an address of the host, such as ["10.0.1.1"]')
 
@@ -64,8 +67,20 @@ def _sections(path: Path) -> tuple[Section, ...]:
     return hosts
 
 
-def _host(values: Section, find_device: Callable[[str], Device], os_regime: OsRegime) -> Host:
+def _ssh_name(values: Section) -> str:
+    """Return a name that ssh takes for a host: mlx.launch puts it into a command as it is."""
     name = values.text("ssh")
+    if not _SSH_NAME.fullmatch(name):
+        raise values.fail(
+            "ssh",
+            f"{short(name)} is not the name of a host: it has letters, digits and . _ : @ % -,"
+            " and does not begin with -",
+        )
+    return name
+
+
+def _host(values: Section, find_device: Callable[[str], Device], os_regime: OsRegime) -> Host:
+    name = _ssh_name(values)
     if values.has("device") and values.has("memory"):
         raise values.fail("memory", "give device or memory, not both")
     key = next((key for key in ("device", "memory") if values.has(key)), None)
