@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+import signal
 import sys
 
 
@@ -21,8 +22,17 @@ class _End:
         os._exit(self.code)
 
 
+def _leave_at_once(*_: object) -> None:
+    os.write(2, b"memfit: interrupted\n")
+    os._exit(130)
+
+
 def main() -> None:
     """Run the command line and end the process."""
+    # Python would print a traceback of what the interrupt came into.
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_usual:
+        signal.signal(signal.SIGINT, _leave_at_once)
     # In a short process garbage collections free nothing and take up to a fifth of the time.
     gc.disable()
     end = _End()
@@ -30,6 +40,8 @@ def main() -> None:
     try:
         from memfit.cli.app import main as run
 
+        if is_usual:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         run()
         end.code = 0
     except KeyboardInterrupt:

@@ -87,7 +87,7 @@ def codeless_view(path: Path) -> Iterator[Path]:
         UnloadableError: when the block fails otherwise.
     """
     with unfinished_folder() as folder:
-        view = folder / path.absolute().name
+        view = folder / (path.resolve().name or "model")
         view.mkdir()
         emptied = [name for name in list_names(path) if _adopt(path.absolute() / name, view)]
         try:
@@ -118,12 +118,10 @@ def _adopt(file: Path, view: Path) -> bool:
     if file.suffix == ".json":
         content = read_whole(file, limit=_MAX_JSON_BYTES)
         if _SPELLED.search(content):
-            try:
-                value = json.loads(content)  # as transformers reads it
-            except (ValueError, RecursionError):
-                return False
-            new.write_text(json.dumps(_emptied(value)), "utf-8")
-            return True
+            with suppress(ValueError, RecursionError):  # transformers cannot read it either
+                new.write_text(json.dumps(_emptied(json.loads(content))), "utf-8")
+                return True
+            return False
     new.symlink_to(file)
     return False
 

@@ -28,6 +28,7 @@ from memfit.estimators.runtimes.measurement import (
     MeasuredTraining,
     Measurement,
     Measurements,
+    Run,
 )
 
 COLLECTION_SCHEMA = "memfit.measurements/1"
@@ -136,7 +137,13 @@ def _measurement(data: Any, reading: Reading, place: Place) -> Measurement:
         raise section.fail("loaded", "weights_bytes is 0: a loaded model has weights")
     if any(run.peak_bytes < weights for run in found.all_runs):
         raise section.fail("runs", "a peak is below the weights, which are part of it")
+    if found.training is None and any(_holds_nothing(run) for run in found.all_runs):
+        raise section.fail("runs", "its KV cache and states are of 0 bytes, which no run has")
     return found
+
+
+def _holds_nothing(run: Run) -> bool:
+    return not (run.kv_bytes and run.kv_held_bytes) and not run.ssm_bytes
 
 
 def _require_schema(section: Section, expected: str) -> None:

@@ -52,13 +52,21 @@ def contradiction(measurement: Measurement, sized: SizedModel) -> str | None:
     is_other = (measurement.mlx_vlm_version is None) != sized.runtime_model.is_mlx_lm
     if sized.footprint.basis != "exact" or measurement.experts is not None or is_other:
         return None
-    if measured == loaded:
+    if measured != loaded:
+        wrong = f"its weights have {measured} bytes, the files have {loaded}"
+    elif _lacks_cache(measurement) and sized.figures_for(Workload(prompt_tokens=1)).kv.nbytes:
+        wrong = "its KV cache has 0 bytes, which no run of this model has"
+    else:
         return None
     return (
-        f"the measurement {measurement.id} is damaged and not used: its weights have {measured}"
-        f" bytes, the files have {loaded}; memfit measurements remove"
-        f" {measurement.id} removes it"
+        f"the measurement {measurement.id} is damaged and not used: {wrong}; memfit measurements"
+        f" remove {measurement.id} removes it"
     )
+
+
+def _lacks_cache(measurement: Measurement) -> bool:
+    runs = () if measurement.training else measurement.all_runs
+    return any(not (run.kv_bytes and run.kv_held_bytes) for run in runs)
 
 
 def installed_versions(*, with_images: bool = False) -> Versions:

@@ -97,11 +97,11 @@ def main() -> None:
     messages = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     _end_with_launcher()
-    forbid_repository_code()
     sender = _Sender(messages)
     with repeated(sender.send, _SEND_EVERY_SECONDS):
         try:
             with refusals():
+                forbid_repository_code()  # here, because it imports for seconds
                 _measure(setup, sender)
         except MemfitError as error:
             sender.update(error=RankError(type(error).__name__, str(error)[:2000]))

@@ -54,10 +54,11 @@ def unfinished_folder(directory: Path | None = None) -> Iterator[Path]:
     remove_unfinished(directory)
     while True:
         name = tempfile.mkdtemp(dir=directory, prefix=UNFINISHED)
-        handle = os.open(name, os.O_RDONLY)
-        if _is_locked(handle, name):
-            break
-        os.close(handle)
+        with suppress(FileNotFoundError):  # another process may have removed it before the lock
+            handle = os.open(name, os.O_RDONLY)
+            if _is_locked(handle, name):
+                break
+            os.close(handle)
     try:
         yield Path(name)
     finally:

@@ -54,7 +54,7 @@ def parse_size(text: str) -> int:
     """Return the bytes of a size such as ``64GB`` (10^9), ``512MiB`` (2^20) or ``4096``.
 
     Raises:
-        InputError: when the text is not a size, or its unit is ambiguous (``64G``).
+        InputError: when the text is not a size, or its unit is ambiguous (``64G``, ``64mb``).
 
     >>> parse_size("64GB"), parse_size("1.5GiB")
     (64000000000, 1610612736)
@@ -64,6 +64,9 @@ def parse_size(text: str) -> int:
     factor = None if unit is None else _DECIMAL.get(unit, _BINARY.get(unit))
     if match and match[2][:1].isupper() and match[2].endswith("b"):
         raise InputError(f"{text!r} is in bits; write bytes with a capital B")
+    if match and factor and match[2].startswith("m"):
+        # The SI's m is a thousandth, and mb is written for megabits.
+        raise InputError(f"{text!r} is ambiguous; write megabytes as {match[1]}M{match[2][1:-1]}B")
     if match is None or factor is None:
         number = match[1] if match else "64"
         raise InputError(

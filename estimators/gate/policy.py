@@ -46,6 +46,7 @@ from memfit.estimators.sizing.workload import PartialWorkload
 
 Found = TypeVar("Found")
 MAX_POLICY_BYTES = 1_000_000
+_MOST_GROWTH = 10  # times the baseline: a model that grows more is another class of model
 
 MACHINE_KEYS = ("device", "memory", "working_set")
 ALLOWED_KEYS = ("allow_stale", "allow_beyond_context")
@@ -294,7 +295,7 @@ def _limits(
         if key in section
     ]
     found += [
-        _limit(growth, key, f"growth.{key}", parse_limit_value)
+        _limit(growth, key, f"growth.{key}", partial(_growth, device))
         for key in GrowthKeys.__struct_fields__
         if key in growth
     ]
@@ -345,9 +346,18 @@ def _count(value: Any) -> int:
 
 def _memory(device: Device | None, value: Any) -> LimitValue:
     """A share or a size that the machine has: a higher limit could not break."""
+    return _bounded(device, value, 1, "100% of the working set")
+
+
+def _growth(device: Device | None, value: Any) -> LimitValue:
+    return _bounded(device, value, _MOST_GROWTH, f"{_MOST_GROWTH}00% of the baseline")
+
+
+def _bounded(device: Device | None, value: Any, most: int, most_text: str) -> LimitValue:
+    """An amount of at most ``most`` times what it is a share of, or the machine's memory."""
     amount = parse_limit_value(value)
-    if amount.denominator is not None and amount.numerator > amount.denominator:
-        raise InputError(f"{amount.text}: limits nothing; write at most 100% of the working set")
+    if amount.denominator is not None and amount.numerator > most * amount.denominator:
+        raise InputError(f"{amount.text}: limits nothing; write at most {most_text}")
     if device and amount.denominator is None and amount.numerator > device.memory_bytes:
         raise InputError(
             f"{amount.text}: limits nothing; the memory of the machine is {device.memory_bytes}B"

@@ -22,6 +22,7 @@ from memfit.estimators.checkpoint.adapters import MLX_WEIGHTS, Adapter
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.trace.libraries import PrivateLibrary, changed, public_names
 from memfit.estimators.trace.ranks import share
+from memfit.estimators.trace.signals import is_from_signal_handler
 from memfit.estimators.weights.conversion import conversion_type
 from memfit.estimators.weights.own_head import OWN_HEADS, ties_head
 
@@ -151,13 +152,16 @@ def class_errors(
 ) -> Iterator[None]:
     """Turn any error of a model class inside the block into one line that names the class.
 
+    What a signal handler raises passes as it is.
     ``batch`` is how many sequences it runs there.
     """
     try:
         yield
     except MemfitError:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a class may raise anything
+    except (Exception, SystemExit) as error:
+        if is_from_signal_handler(error):  # a time limit of the program that uses memfit
+            raise
         where = _where(error, config, by)
         if batch > 1:
             name += f": {by}'s class fails on a batch of {batch} sequences"

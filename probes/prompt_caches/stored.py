@@ -23,6 +23,7 @@ FULL_BITS = 16
 _SUFFIX = ".safetensors"
 _CHECKSUM = re.compile(rb"([0-9a-f]{64})  [^\n]+\n")
 _CHECKSUM_BYTES = 1024
+_NAMED_BITS = re.compile(rf".+-([0-9]{{1,3}})bit{re.escape(_SUFFIX)}")
 # Room for the header: it names a few arrays of each layer.
 _HEADER_BYTES = 2**20
 
@@ -123,7 +124,24 @@ def read(path: Path, own: Sequence[Any], metadata: dict[str, str]) -> list[Any]:
         caches: list[Any] = load_prompt_cache(str(path))
     except Exception as error:  # noqa: BLE001 - the file may contain anything
         raise _foreign(path, f"mlx-lm cannot read it ({type(error).__name__})") from None
+    _require_bits(path, caches)
     return caches
+
+
+def _require_bits(path: Path, caches: Sequence[Any]) -> None:
+    """Require that caches are of the bits in the name of their file, if it has any."""
+    if not (named := _NAMED_BITS.fullmatch(path.name)):
+        return
+    bits = int(named[1])
+    for cache in caches:
+        if type(cache).__name__ == "QuantizedKVCache":
+            found = cache.bits
+        elif bits == FULL_BITS or quantised(cache, bits)[1]:
+            continue
+        else:
+            found = FULL_BITS
+        if found != bits:
+            raise _foreign(path, f"its name says {bits} bits, a cache in it has {found}")
 
 
 def drop_from_page_cache(path: Path) -> bool:

@@ -25,6 +25,10 @@ BLOCKS = {
 }
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 (HOOK,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
+_MODULES = (
+    *("venv", "pip", "logging", "sitecustomize", "usercustomize"),
+    *("typer", "memfit", "ensurepip"),
+)
 # Replaces gh, which would need a pull request; it records its arguments.
 _GH = """#!/bin/sh
 printf '%s\\n' "$@" >"$HOME/gh-arguments"
@@ -69,8 +73,25 @@ def upgrade(repository: Path) -> None:
 def _plant(runner: Runner) -> None:
     """Put modules into the workspace that would replace those of Python, pip and memfit."""
     code = f"open({str(runner.temporary / 'ran')!r}, 'a').write(__name__)\n"
-    for name in ("venv", "pip", "logging", "sitecustomize", "typer", "memfit", "ensurepip"):
+    for name in _MODULES:
         (runner.workspace / f"{name}.py").write_text(code)
+    tools = runner.workspace / "tools"
+    tools.mkdir()
+    for name in ("python3", "python", "pip", "mktemp", "cat"):
+        (tools / name).write_text(f"#!/bin/sh\necho {name} >>{runner.temporary / 'ran'}\n")
+        (tools / name).chmod(0o755)
+    settings = runner.workspace / "pip.conf"
+    settings.write_text(f"[global]\npython = {tools / 'python3'}\n[install]\ntarget = here\n")
+    # What a workflow sets for its other steps.
+    runner.environment = {
+        **runner.environment,
+        "PATH": f"{tools}:{runner.environment['PATH']}",
+        "PYTHONPATH": str(runner.workspace),
+        "PYTHONHOME": str(runner.workspace),
+        "PIP_CONFIG_FILE": str(settings),
+        "PIP_PYTHON": str(tools / "python3"),
+        "PIP_TARGET": str(runner.workspace / "target"),
+    }
 
 
 def run_action(runner: Runner, inputs: Mapping[str, str]) -> Job:
@@ -173,7 +194,6 @@ def test_the_action_takes_targets_and_two_models(ready: Runner) -> None:
 
 def test_no_module_of_the_workspace_is_imported(ready: Runner) -> None:
     _plant(ready)
-    ready.environment = {**ready.environment, "PYTHONPATH": "."}
     job = run_action(ready, {})
     assert job.code == 0, job.output
     assert not (ready.temporary / "ran").exists()

@@ -274,6 +274,27 @@ def test_a_measurement_that_contradicts_itself_is_damaged(
     assert note.endswith(".json.damaged")
 
 
+@pytest.mark.parametrize(
+    "names", [("kv_bytes",), ("kv_held_bytes",), ("kv_bytes", "kv_held_bytes")]
+)
+@pytest.mark.parametrize("states", [0, 1000])
+def test_a_measurement_without_the_cache_that_every_run_has_is_not_used(
+    memfit: Memfit,
+    store: Store,
+    model: Path,
+    taken: Callable[..., Measurement],
+    names: tuple[str, ...],
+    states: int,
+) -> None:
+    first, *others = taken().runs
+    empty = replace(first, ssm_bytes=states, **dict.fromkeys(names, 0))
+    store.save(taken(runs=(empty, *others)))
+    data = memfit("estimate", model, *ASK, "--json").json
+    assert data["method"] != "measure"
+    [note] = [note["message"] for note in data["notes"] if note["code"] == "measurement"]
+    assert "0 bytes" in note
+
+
 def test_the_table_states_the_basis_and_explain_the_values(
     memfit: Memfit, store: Store, model: Path, taken: Callable[..., Measurement]
 ) -> None:

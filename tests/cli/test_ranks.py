@@ -168,6 +168,19 @@ def test_a_wrong_split_says_why(memfit: Memfit, split: str, message: str) -> Non
         ('[{"ssh": "a", "device": "m4-pro-24"}, {"ssh": "b"}]', "host 'b' has no device"),
         ('[{"ssh": "a", "memory": "much"}]', "hosts[0].memory"),
         ('[{"ssh": "a", "memory": 24}]', "hosts[0].memory: expected a text, got 24"),
+        *(
+            (json.dumps([{"ssh": name, "memory": "24GB"}]), "hosts[0].ssh: ")
+            for name in (
+                "-oProxyCommand=touch x",
+                "-l",
+                "a b",
+                "a;b",
+                "a\n",
+                "$(a)",
+                "ä",
+                "a" * 256,
+            )
+        ),
     ],
 )
 def test_a_wrong_hostfile_says_why(

@@ -181,6 +181,14 @@ targets:
             (HEAD + TARGET.replace("90%", limit), (8, "targets.chat.limits.peak", "limits nothing"))
             for limit in ("100.001%", "999999%", "24.0001GiB", "999TB")
         ),
+        *(
+            (
+                HEAD + TARGET.replace("peak: 90%", f"growth: {{{key}: {limit}}}"),
+                (8, f"targets.chat.limits.growth.{key}", "limits nothing"),
+            )
+            for key in ("peak", "weights", "kv_per_token")
+            for limit in ("1000.001%", "999999%", "999TB")
+        ),
         (
             HEAD + TARGET.replace("peak: 90%", "basis: bound"),
             (7, "targets.chat.limits", "can break"),

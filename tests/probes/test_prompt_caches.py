@@ -161,6 +161,16 @@ def test_a_cache_of_another_model_is_refused_by_name(dense: Store, tmp_path: Pat
         stored.read(path, [], {})
 
 
+@pytest.mark.parametrize(("bits", "named"), [(16, 8), (8, 16), (8, 4)])
+def test_a_cache_of_other_bits_than_its_name_says_is_refused(
+    dense: Store, tmp_path: Path, bits: int, named: int
+) -> None:
+    path = tmp_path / stored.file_name("model", TOKENS, named)
+    shutil.copy(dense.file(bits), path)
+    with pytest.raises(CheckpointError, match=f"says {named} bits, a cache in it has {bits}"):
+        stored.read(path, dense.own(), dense.metadata())
+
+
 def test_nothing_is_left_where_a_cache_cannot_be_written(dense: Store, tmp_path: Path) -> None:
     (tmp_path / "cache.safetensors").mkdir()
     (tmp_path / "cache.safetensors" / "file").touch()

@@ -200,5 +200,11 @@ def test_ranks_are_checked_before_any_is_started(llama: Path, tmp_path: Path) ->
     with pytest.raises(RefusedError, match=r"llama: 2 ranks on this machine: estimated to need 2"):
         run(Ranks(2, "tensor"), margin_bytes=10**12)
     (tmp_path / "hosts.json").write_text('[{"ssh": "a"}, {"ssh": "b"}]')
+    hosts = partial(run, Ranks(2, "tensor", None, (None, None)), hostfile=tmp_path / "hosts.json")
     with pytest.raises(InputError, match=r"hosts\[0\]\.ips: the ring needs an address"):
-        run(Ranks(2, "tensor", None, (None, None)), hostfile=tmp_path / "hosts.json")
+        hosts()
+    for variable in ("PYTHONPATH=/shared", "LD_PRELOAD=x.so", "MLX_", 1):
+        content = {"hosts": [{"ssh": "a", "ips": ["10.0.0.1"]}], "envs": [variable]}
+        (tmp_path / "hosts.json").write_text(json.dumps(content))
+        with pytest.raises(InputError, match="envs: expected settings of MLX"):
+            hosts()

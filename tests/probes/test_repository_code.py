@@ -188,19 +188,23 @@ def test_the_files_that_a_library_sees_have_neither_code_nor_a_way_to_it(tmp_pat
     model.mkdir()
     for name in ("code.py", "code.pyc", "code.so", "weights.bin", "CODE.PY", "broken.json"):
         (model / name).write_text('{"auto_map"')
+    (model / "deep.json").write_text('{"auto_map": 1, "a": ' + "[" * 900 + "]" * 900 + "}")
     (model / "folder.json").mkdir()
     named = {"auto_map": {"AutoTokenizer": ["where--code.T", None]}, "kept": [1, {"auto_map": 2}]}
     (model / "nested.json").write_text(json.dumps([named]))
     escaped = json.dumps(named).replace("auto_map", "a\\u0075to\\u005Fmap")
     (model / "escaped.json").write_text(escaped)
     (model / "other.json").write_text('{"a": 1e999}')
-    with codeless_view(model) as view:
-        assert sorted(path.name for path in view.iterdir()) == [
+    (model / "inner").mkdir()
+    with codeless_view(model / "inner" / "..") as view:
+        # A file that nests too deeply may be left out.
+        assert sorted({path.name for path in view.iterdir()} - {"deep.json"}) == [
             *("escaped.json", "nested.json", "other.json")
         ]
         emptied = {"auto_map": {}, "kept": [1, {"auto_map": {}}]}
         assert json.loads((view / "escaped.json").read_text()) == emptied
         assert json.loads((view / "nested.json").read_text()) == [emptied]
+        assert view.name == "model"
         assert (view / "other.json").samefile(model / "other.json")
     assert not view.exists()
 

@@ -208,6 +208,41 @@ def test_ctrl_c_stops_a_trace_and_leaves_the_process_unchanged(function: str) ->
     assert process_state() == before
 
 
+class _TooLateError(Exception):
+    def __init__(self, seconds: int, why: str) -> None:
+        super().__init__(seconds, why)
+
+
+@pytest.mark.parametrize("function", ["__init__", "__call__"])
+@pytest.mark.parametrize(
+    "error", [TimeoutError("late"), ValueError("late"), SystemExit(143), _TooLateError(1, "late")]
+)
+def test_what_a_signal_handler_raises_during_a_trace_is_passed_on(
+    error: BaseException, function: str
+) -> None:
+    received = threading.Event()
+
+    def stop(*_: object) -> None:
+        received.set()
+        raise error
+
+    def interrupt() -> None:
+        _thread.interrupt_main()
+        received.wait(0.2)
+
+    before = process_state()
+    profile = Profile(function, interrupt)
+    usual = signal.signal(signal.SIGINT, stop)
+    try:
+        with profile.watching(), pytest.raises(type(error)) as raised:
+            record(LLAMA, WORKLOAD, target=METAL)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert raised.value is error
+    assert profile.reached
+    assert process_state() == before
+
+
 def test_a_trace_does_not_use_the_random_state_of_its_thread() -> None:
     mx.random.seed(1)
     expected = mx.random.uniform().item()
