@@ -145,7 +145,7 @@ MULTI_HEAD = Checkpoint(id="llama", source="config", config=_CONFIG, config_name
 GEMMA_2 = open_checkpoint(str(SAMPLES / "gemma-2-2b.yaml"))
 
 
-# Published runs were 0.9 to 1.2 % lower than the trace with as many heads of keys as of queries and
+# Measured peaks were 0.9 to 1.2 % lower than the trace with as many heads of keys as of queries and
 # prompts of a multiple of 256, 1.45 % higher with Gemma 2 in 3 bits.
 @pytest.mark.parametrize(
     ("checkpoint", "bits", "tokens", "percent"),
