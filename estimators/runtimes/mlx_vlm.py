@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part, linear
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
@@ -14,6 +15,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.processor import has_tower, image_plan
 from memfit.estimators.mlx.allocator import allocated
+from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
@@ -43,6 +45,21 @@ MLX_VLM = Runtime(
     allocates="caches as mlx-lm's, and the embeddings of the whole prompt at once",
     source="https://github.com/Blaizzy/mlx-vlm, mlx_vlm/generate and mlx_vlm/utils.py",
 )
+
+
+# Classes whose images make the hidden states float32, and so the caches: pixels are float32, and
+# what the tower makes of them is not cast. mlx-vlm 0.7.10, each run on the CPU in bfloat16; kimi_vl
+# and mllama as in its models/kimi_vl/kimi_vl.py and models/mllama/mllama.py. In mllama it is all
+# layers from the first that attends to images on: all count, which is a bound.
+FLOAT32_CACHES = frozenset(
+    ("hunyuan_vl", "kimi_vl", "llava-qwen2", "llava_bunny", "mllama", "paligemma")
+)
+
+
+def as_cached(checkpoint: Checkpoint, model: Model, workload: Workload) -> Model:
+    """Return a text model in the element type that its caches have in a run."""
+    is_wide = workload.images and checkpoint.config.get("model_type") in FLOAT32_CACHES
+    return replace(model, dtype="F32") if is_wide else model
 
 
 class MlxVlm(MlxLm, frozen=True):
@@ -123,6 +140,7 @@ class MlxVlm(MlxLm, frozen=True):
             return figures
         if not workload.images:
             return replace(figures, moment=_with_embeddings(figures.moment, subject, workload))
+        figures = self._as_cached(figures, workload)
         plan, versions = image_plan(subject.checkpoint, workload.images), self.runtime.versions
         work = vision_work(
             subject.checkpoint,
@@ -136,6 +154,17 @@ class MlxVlm(MlxLm, frozen=True):
         held = figures.kv.nbytes + figures.ssm_bytes
         moment = _with_images(figures.moment, work, self.resident_bytes, held)
         return replace(figures, moment=moment)
+
+    def _as_cached(self, figures: MemoryFigures, workload: Workload) -> MemoryFigures:
+        """Return them with the caches of a run; all that is computed is as wide then, at most."""
+        model, moment = self.subject.model, figures.moment
+        cached = as_cached(self.subject.checkpoint, model, workload)
+        if cached.dtype == model.dtype:
+            return figures
+        kv, workspace = kv_cache(cached, workload), moment.workspace_bytes
+        more = kv.nbytes - figures.kv.nbytes + workspace
+        moment = replace(moment.raised(more), workspace_bytes=2 * workspace)
+        return replace(figures, kv=kv, moment=moment)
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
         """Return what a figure rests on; with images the workspace is a bound."""

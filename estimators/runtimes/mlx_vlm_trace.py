@@ -26,7 +26,7 @@ from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, described_by_class
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
-from memfit.estimators.runtimes.mlx_vlm import MlxVlm, reject_batch_windows
+from memfit.estimators.runtimes.mlx_vlm import MlxVlm, as_cached, reject_batch_windows
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.weights.conversion import conversion_type
 from memfit.estimators.weights.parts import part_of
@@ -83,7 +83,7 @@ class VisionTrace(Struct, frozen=True, eq=False):
         peak = self.run(workload, device, versions).peak
         if peak is None:
             return None
-        model = self.description(device)
+        model = as_cached(self.checkpoint, self.description(device), workload)
         kept = kv_cache(model, workload).nbytes + state_bytes(model, workload.batch)
         return moment_of(peak, peak.weight_bytes, kept, _last_decode(peak, model, workload))
 
@@ -255,8 +255,8 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
                 # Between traced prompts it is the same.
                 both = f"{error}; by trace: {failure}"
                 raise UnsupportedError(failure if str(error) == failure else both) from None
-        model = self.subject.model
-        kv, states = kv_cache(model, workload), state_bytes(model, workload.batch)
+        model = as_cached(self.subject.checkpoint, self.subject.model, workload)
+        kv, states = kv_cache(model, workload), state_bytes(self.subject.model, workload.batch)
         last = _last_decode(peak, model, workload)
         moment = moment_of(peak, self.resident_bytes, kv.nbytes + states, last)
         return MemoryFigures(kv, states, with_load(moment, self.load_bytes))

@@ -26,7 +26,9 @@ def record_gated_delta(
 ) -> int:
     """Record a gated delta net (mlx-lm models/qwen3_next.py, gated_delta.py)."""
     rows = call.rows
-    made = project_each(tape, x, plan.inputs, rows, counts=ops.STATE_PROJECTION)
+    # What is only read after the convolution is made after it: MLX walks the graph from its end.
+    first, *later = plan.inputs
+    made = project_each(tape, x, (first,), rows, counts=ops.STATE_PROJECTION)
     values = rows * spec.value_heads * spec.value_dim
     # mx.contiguous copies the state out, so that the padded input does not outlive the call.
     mixed = convolve(
@@ -36,6 +38,7 @@ def record_gated_delta(
         call,
         copied=(spec.kernel - 1) * spec.conv_dim,
     )
+    made += project_each(tape, x, later, rows, counts=ops.STATE_PROJECTION)
     queries, keys = (
         norm(tape, mixed, rows * spec.key_heads * spec.key_dim, shared=True) for _ in range(2)
     )

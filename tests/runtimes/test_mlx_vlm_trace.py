@@ -1,10 +1,12 @@
 """mlx-vlm with images by trace: what estimates get from it, and where it cannot run."""
 
+import copy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
@@ -24,8 +26,11 @@ from memfit.estimators.sizing.sized_model import Method, SizedModel, size
 pytest.importorskip("mlx_lm")
 if find_spec("mlx_vlm") is None:  # its import takes seconds
     pytest.skip("mlx-vlm is not installed", allow_module_level=True)
+from memfit.estimators.trace.vision_builder import made
+from memfit.estimators.trace.vision_recorder import inputs
 from tests.arch.test_wrappers import LLAVA_1_5_7B
-from tests.trace.vision_cases import GEMMA3N, QWEN3_VL, WIDE
+from tests.trace.vision_cases import CASES, GEMMA3N, QWEN3_VL, WIDE, Case
+from tests.trace.vision_runs import library
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 TOWERS = ("GLM-4V", "GLM-4V, experts", "GLM-OCR", "InternVL (chat)", "Llama 3.2 Vision", "Gemma 3n")
@@ -203,3 +208,43 @@ def test_the_tower_of_llava_by_formula_is_a_near_bound_on_the_trace(count: int) 
     assert formula.resident_bytes == traced.resident_bytes
     bound, peak = (each.figures_for(workload).moment.nbytes for each in (formula, traced))
     assert peak <= bound < peak * 1.02
+
+
+WIDE_CACHES = ("PaliGemma", "Hunyuan-VL", "nanoLLaVA", "Llama 3.2 Vision")
+
+
+@pytest.mark.parametrize("name", [*WIDE_CACHES, "LLaVA"])
+def test_caches_after_images_have_the_type_that_the_class_makes(name: str) -> None:
+    config = next(case.config for case in (*CASES, *WIDE) if case.name == name)
+    sized, workload = by_trace(config, PHOTO)
+    with_images, text = (
+        sized.figures_for(each) for each in (workload, replace(workload, images=UNSET))
+    )
+    widths = 2 if name in WIDE_CACHES else 1
+    assert with_images.kv.nbytes == widths * text.kv.nbytes
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", [case for case in WIDE if case.name in WIDE_CACHES[:3]])
+def test_caches_after_images_are_float32_when_it_runs(case: Case) -> None:
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    load = library().load
+    model = made(load("mlx_vlm.utils"), load("mlx.nn"), copy.deepcopy(case.config), "BF16")
+    given = inputs(model, case.plan, case.workload)
+    caches = load("mlx_vlm.models.cache").make_prompt_cache(model.language_model)
+    tokens, pixels = given.pop("input_ids"), given.pop("pixel_values")
+    steps = load("mlx_vlm.generate.ar").generate_step(
+        tokens,
+        model,
+        pixels,
+        given.pop("attention_mask"),
+        max_tokens=2,
+        prompt_cache=caches,
+        **given,
+    )
+    for _ in steps:
+        pass
+    held = [array for each in caches for _, array in tree_flatten(each.state)]
+    assert {array.dtype for array in held if isinstance(array, mx.array)} == {mx.float32}

@@ -1,5 +1,6 @@
 """The formula's workspace and the trace's, where the peak is in prefill on Metal."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -132,7 +133,8 @@ def test_decode_holds_partial_results_of_two_pass_attention() -> None:
         for method in ("formula", "trace")
     )
     # 32, 64 and 128 blocks.
-    assert traced == sorted(set(traced))
+    base, large, ultra = (nbytes or 0 for nbytes in traced)
+    assert 0 < base < large < ultra
     assert derived == pytest.approx(traced, rel=0.001)
 
 
@@ -146,7 +148,7 @@ MULTI_HEAD = Checkpoint(id="llama", source="config", config=_CONFIG, config_name
 GEMMA_2 = open_checkpoint(str(SAMPLES / "gemma-2-2b.yaml"))
 
 
-# Published runs were 0.9 to 1.2 % lower than the trace with as many heads of keys as of queries and
+# Measured peaks were 0.9 to 1.2 % lower than the trace with as many heads of keys as of queries and
 # prompts of a multiple of 256, 1.45 % higher with Gemma 2 in 3 bits.
 @pytest.mark.parametrize(
     ("checkpoint", "bits", "tokens", "percent"),
@@ -167,3 +169,20 @@ def test_a_batch_of_work_more_or_less_is_within_the_range_by_trace(
     moment, error_bytes = sized.figures_for(workload).moment, sized.error_bytes(workload)
     assert error_bytes >= moment.batch_bytes > 0
     assert error_bytes * 100 >= percent * moment.nbytes
+
+
+@pytest.mark.parametrize("quantize", [None, Quantization(4, 32)])
+def test_projections_that_are_read_after_a_convolution_are_made_after_it(
+    quantize: Quantization | None,
+) -> None:
+    # On the CPU three products more would end the task with the scores of the layer before.
+    config = json.loads((CASES / "qwen3_5.json").read_text())
+    checkpoint = Checkpoint(id="qwen3_5", source="config", config=config, config_name="config.json")
+    host = Device("this host", "cpu", 64 << 30, 64 << 30, None, "flag")
+    derived, traced = (
+        size(checkpoint, device=host, quantize=quantize, method=method)
+        .figures_for(CHUNKED)
+        .moment.workspace_bytes
+        for method in ("formula", "trace")
+    )
+    assert derived == pytest.approx(traced, rel=0.06)
