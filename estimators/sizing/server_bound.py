@@ -99,6 +99,11 @@ class _Limits:
         windows = self._windows(0, tokens)
         return self.memory.cache_bytes(Buffer(rows, windows, longest, room, longest, 1))
 
+    def _short(self, rows: int) -> int:
+        """Bytes of rows that decode the only token of their prompts."""
+        room = STEP + self._slack
+        return self.memory.cache_bytes(Buffer(max(0, rows), self._windows(0, room), 1, room, 1, 1))
+
     def _prefilled(self, rows: int) -> int:
         """Bytes of a batch of prompts after a chunk."""
         return self.memory.cache_bytes(self._batch(rows)) if self._index else 0
@@ -197,13 +202,16 @@ class _Limits:
         """A chunk, beside rows that just left for the decoding batch and replies that end."""
         chunk = self._prefill(prompts) if prompts else (0, 0)
         for last, idle in self._last():
-            rows = min(self._together, self.clients - prompts - idle)
+            others = self.clients - prompts - idle
+            rows = min(self._together, others)
+            # In the call in which replies end, prompts of one token take their places at once.
+            short = self._short(min(self._prompts - prompts, others - rows))
             # The row whose prefix is in the variable has left before.
             for moved in range(min(self._prompts - prompts, rows) + 1):
                 if moved and last and idle < self._entries:
                     break
                 before = self._prefilled(prompts + moved) if prompts + moved > 1 else 0
-                held = last + before + self._decoded(rows) + self._ended(rows)
+                held = last + before + short + self._decoded(rows) + self._ended(rows)
                 yield self._moment(self._kept(prompts + moved + idle) + held, prompts, rows, chunk)
 
     def _moment(
