@@ -68,6 +68,9 @@ class _Limits:
         # The last token of a prompt is decoded.
         self._chunk = min(settings.prefill_step, prompt - 1)
         self._prefill = cache(self._prefill_bytes)
+        self._decoded = cache(self._decoded_bytes)
+        self._prefilled = cache(self._prefilled_bytes)
+        self._kept = cache(self._kept_bytes)
 
     @cached_property
     def _slack(self) -> int:
@@ -91,7 +94,7 @@ class _Limits:
         memory = self.memory
         return not memory.has_states and all(limit > self.longest for limit in memory.windows)
 
-    def _decoded(self, rows: int) -> int:
+    def _decoded_bytes(self, rows: int) -> int:
         """Bytes of a decoding batch."""
         longest = self.longest
         room = max(longest + STEP - 1, self.prompt + self._slack)
@@ -105,7 +108,7 @@ class _Limits:
         room = STEP + self._slack
         return self.memory.cache_bytes(Buffer(max(0, rows), self._windows(0, room), 1, room, 1, 1))
 
-    def _prefilled(self, rows: int) -> int:
+    def _prefilled_bytes(self, rows: int) -> int:
         """Bytes of a batch of prompts after a chunk."""
         return self.memory.cache_bytes(self._batch(rows)) if self._index else 0
 
@@ -129,7 +132,7 @@ class _Limits:
         ends = {max(1, self.prompt - 2), self.prompt - 1, index, round_down(index, step) or index}
         return max(self.memory.chunk(self._batch(rows), step, end) for end in ends)
 
-    def _kept(self, away: int) -> int:
+    def _kept_bytes(self, away: int) -> int:
         """The most that the entries of the prompt cache keep: a batch each.
 
         The last reply of an away client left a batch without those that were away before it. Of
@@ -227,9 +230,10 @@ class _Limits:
             return
         if prompts:
             yield rows, self._decoded(min(together, rows + 1)), self._first(prompts)
-        fewer = min(together - 1, others - (prompts <= 1))
+            together -= 1
+        fewer = min(together, others - (prompts <= 1))
         if fewer >= 0:
-            yield fewer, self._decoded(min(together - 1, fewer + 1)), chunk
+            yield fewer, self._decoded(min(together, fewer + 1)), chunk
 
     def _first(self, rows: int) -> tuple[int, int]:
         """Bytes of the first chunk of prompts."""
