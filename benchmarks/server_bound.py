@@ -92,7 +92,7 @@ class Search:
         odd = max(1, round_down(min(prompt - 1, step) - 1, 256) + 1)
         rest = round_down(prompt - 1 - odd, step) if prompt > odd else 0
         self._odd = min(prompt, odd + 1)
-        self._prompts = [prompt] * 3 + [max(1, prompt - 1), max(1, prompt // 2), min(64, prompt),
+        self._prompts = [prompt] * 3 + [max(1, prompt - 1), max(1, prompt // 2), min(64, prompt), 1,
                          self._odd, min(prompt, rest + odd + 1)]  # fmt: skip
         parts = (1, 8, 16, 32, 48, 64, 64)
         self._replies = [min(reply, few) for few in (1, 2, 3)]

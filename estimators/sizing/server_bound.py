@@ -7,6 +7,7 @@ simulated: a few moments are compared that contain every one the server can be i
 
 from collections.abc import Iterator
 from functools import cache, cached_property
+from itertools import product
 
 from memfit.estimators.arch.caches import STEP
 from memfit.estimators.base.server_settings import ServerSettings
@@ -68,6 +69,9 @@ class _Limits:
         # The last token of a prompt is decoded.
         self._chunk = min(settings.prefill_step, prompt - 1)
         self._prefill = cache(self._prefill_bytes)
+        self._decoded = cache(self._decoded_bytes)
+        self._prefilled = cache(self._prefilled_bytes)
+        self._kept = cache(self._kept_bytes)
 
     @cached_property
     def _slack(self) -> int:
@@ -91,7 +95,7 @@ class _Limits:
         memory = self.memory
         return not memory.has_states and all(limit > self.longest for limit in memory.windows)
 
-    def _decoded(self, rows: int) -> int:
+    def _decoded_bytes(self, rows: int) -> int:
         """Bytes of a decoding batch."""
         longest = self.longest
         room = max(longest + STEP - 1, self.prompt + self._slack)
@@ -100,7 +104,12 @@ class _Limits:
         windows = self._windows(0, tokens)
         return self.memory.cache_bytes(Buffer(rows, windows, longest, room, longest, 1))
 
-    def _prefilled(self, rows: int) -> int:
+    def _short(self, rows: int) -> int:
+        """Bytes of rows that decode the only token of their prompts."""
+        room = STEP + self._slack
+        return self.memory.cache_bytes(Buffer(max(0, rows), self._windows(0, room), 1, room, 1, 1))
+
+    def _prefilled_bytes(self, rows: int) -> int:
         """Bytes of a batch of prompts after a chunk."""
         return self.memory.cache_bytes(self._batch(rows)) if self._index else 0
 
@@ -124,7 +133,7 @@ class _Limits:
         ends = {max(1, self.prompt - 2), self.prompt - 1, index, round_down(index, step) or index}
         return max(self.memory.chunk(self._batch(rows), step, end) for end in ends)
 
-    def _kept(self, away: int) -> int:
+    def _kept_bytes(self, away: int) -> int:
         """The most that the entries of the prompt cache keep: a batch each.
 
         The last reply of an away client left a batch without those that were away before it. Of
@@ -156,11 +165,13 @@ class _Limits:
 
     def _decoding(self, prompts: int) -> Iterator[ServerMoment]:
         """A step of the decoding batch beside prompts between two chunks."""
-        for last, idle in self._last():
-            rows = min(self._together - prompts, self.clients - prompts - idle)
+        # Without entries a variable keeps the batch of a reply that has just ended.
+        for (last, idle), ended in product(self._last(), (0,) if self._entries else (0, 1)):
+            rows = min(self._together - prompts, self.clients - prompts - idle - ended)
             if rows < 0:
                 continue
-            held = last + self._prefilled(prompts) + self._ended(rows) + self._decoded(rows)
+            held = last + self._prefilled(prompts) + self._decoded(rows)
+            held += self._decoded(min(self._together, rows + 1)) if ended else 0
             # One layer after the other grows.
             grown = held + ceil_div(self._decoded(rows), self.memory.layers)
             yield self._moment(self._kept(prompts + idle) + grown, prompts, rows)
@@ -178,10 +189,6 @@ class _Limits:
             return min(2, self._entries) * self._decoded(self._together - 1)
         return self._kept(prompts + 1)
 
-    def _ended(self, rows: int) -> int:
-        """The batch of replies that ended, in a variable; with a prompt cache it is an entry."""
-        return 0 if self._entries else self._decoded(min(self._together, rows + 1))
-
     def _last(self) -> Iterator[tuple[int, int]]:
         """Bytes of the last stored prefix in a variable, and clients that are idle then.
 
@@ -196,16 +203,47 @@ class _Limits:
 
     def _prefilling(self, prompts: int) -> Iterator[ServerMoment]:
         """A chunk, beside rows that just left for the decoding batch and replies that end."""
-        chunk = self._prefill(prompts) if prompts else (0, 0)
         for last, idle in self._last():
-            rows = min(self._together, self.clients - prompts - idle)
-            # The row whose prefix is in the variable has left before.
-            for moved in range(min(self._prompts - prompts, rows) + 1):
-                if moved and last and idle < self._entries:
-                    break
-                before = self._prefilled(prompts + moved) if prompts + moved > 1 else 0
-                held = last + before + self._decoded(rows) + self._ended(rows)
-                yield self._moment(self._kept(prompts + moved + idle) + held, prompts, rows, chunk)
+            others = self.clients - prompts - idle
+            for rows, ended, chunk in self._beside(prompts, others):
+                # In a call in which replies end, prompts of one token take their places at once.
+                short = self._short(min(self._prompts - prompts, others - rows))
+                # The row whose prefix is in the variable has left this batch before, or now.
+                for moved in range(min(self._prompts - prompts, rows) + 1):
+                    if last and (idle < self._entries if moved else prompts == self.clients):
+                        continue
+                    before = self._prefilled(prompts + moved) if prompts + moved > 1 else 0
+                    held = last + before + short + self._decoded(rows) + ended
+                    kept = self._kept(prompts + moved + idle)
+                    yield self._moment(kept + held, prompts, rows, chunk)
+
+    def _beside(self, prompts: int, others: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
+        """Rows that decode beside a chunk, bytes of a batch whose reply has ended, and the chunk.
+
+        Without entries a variable keeps that batch for one call: a prompt that begins in it has its
+        first chunk, and one that has begun before has taken a place beside that batch.
+        """
+        chunk, together = self._prefill(prompts) if prompts else (0, 0), self._together
+        rows = min(together, others)
+        if rows >= 0:
+            yield rows, 0, chunk
+        if self._entries or rows < 0:
+            return
+        if prompts:
+            yield rows, self._decoded(min(together, rows + 1)), self._first(prompts)
+            together -= 1
+        fewer = min(together, others - (prompts <= 1))
+        if fewer >= 0:
+            yield fewer, self._decoded(min(together, fewer + 1)), chunk
+
+    def _first(self, rows: int) -> tuple[int, int]:
+        """Bytes of the first chunk of prompts."""
+        chunk = self._chunk
+        if not chunk or not rows:
+            return 0, 0
+        windows = self._windows(chunk - 1, None)
+        batch = Buffer(rows, windows, chunk, chunk + self._slack, chunk, chunk)
+        return self.memory.chunk(batch, self.settings.prefill_step)
 
     def _moment(
         self, held: int, prompts: int, decoding: int, chunk: tuple[int, int] = (0, 0)

@@ -50,3 +50,73 @@ def test_cache_sizes_are_read_as_mlx_lm_reads_them(memfit: Memfit, size: str) ->
     arguments = ("plan", "server", "qwen3-8b-4bit", "--memory", "64GB", "--clients", "1")
     plan = memfit(*arguments, "--prompt-cache-bytes", size, "--json").json
     assert plan["settings"]["prompt_cache_bytes"] == 26 * 10**9
+
+
+ASKED = ("plan", "server", DENSE, "--context", "8k", "--clients", "4")
+
+
+def test_what_only_usual_mixes_fit_is_tight_and_both_figures_are_printed(memfit: Memfit) -> None:
+    run = memfit(*ASKED, "--memory", "64GB", "--json")
+    data = run.json
+    limit = data["device"]["working_set_bytes"]
+    assert (run.code, data["verdict"]) == (0, "tight")
+    assert data["usual"]["peak_bytes"] <= limit < data["bound"]["peak_bytes"]
+    assert max(mix["peak_bytes"] for mix in data["mixes"]) == data["usual"]["peak_bytes"]
+    assert len(data["mixes"]) == 4
+    # The cache is the first lever.
+    assert data["fitting"]["prompt_cache_size"] == 5
+    for style in ("table", "markdown", "html"):
+        out = " ".join(memfit(*ASKED, "--memory", "64GB", "--format", style).out.split())
+        for nbytes in (data["usual"]["peak_bytes"], data["bound"]["peak_bytes"]):
+            assert f"{nbytes / 1e9:.3f} GB" in out
+        assert "orst moment" not in out
+        assert "5 of 10 caches are kept" in out
+
+
+def test_a_cache_size_of_zero_says_its_price(memfit: Memfit) -> None:
+    run = memfit(*ASKED[:3], "--context", "21500", "--clients", "1", "--memory", "16GB")
+    assert "--prompt-cache-size 0" in run.out
+    assert "computes its whole prompt again" in " ".join(run.out.split())
+
+
+def test_no_simulation_decides_about_flags(memfit: Memfit) -> None:
+    asked = (*ASKED, "--memory", "32GB", "--json")
+    better = memfit(*asked).json
+    limit = better["device"]["working_set_bytes"]
+    assert better["fitting_bound"]["peak_bytes"] * 10 <= limit * 9
+
+
+def test_times_in_the_file_replay_the_arrivals(memfit: Memfit, tmp_path: Path) -> None:
+    header = "prompt_tokens,completion_tokens,arrival_seconds,duration_seconds\n"
+    together = [f"4000,200,{number / 10},60\n" for number in range(4)]
+    apart = [f"4000,200,{number * 100},60\n" for number in range(4)]
+    peaks, clients = [], []
+    for name, rows in (("together", together), ("apart", apart)):
+        path = tmp_path / f"{name}.csv"
+        path.write_text(header + "".join(rows))
+        data = memfit("plan", "server", DENSE, "--memory", "64GB", "--traffic", path, "--json").json
+        peaks.append(data["usual"]["peak_bytes"])
+        clients.append(data["clients"])
+        assert not [note for note in data["notes"] if note["code"] == "server-traffic-times"]
+    assert peaks[0] > peaks[1]
+    assert clients == [4, 1]
+
+
+def test_without_times_the_answer_says_what_timing_changes(memfit: Memfit) -> None:
+    run = memfit("plan", "server", DENSE, "--traffic", TRAFFIC, "--clients", "2")
+    assert "Timing alone moves the peak by a third" in " ".join(run.out.split())
+
+
+def test_times_are_numbers_and_in_every_row(memfit: Memfit, tmp_path: Path) -> None:
+    header = "prompt_tokens,completion_tokens,arrival_seconds,duration_seconds\n"
+    for rows, problem in (
+        ("10,5,now,1\n", "arrival_seconds: 'now' is not a number of seconds"),
+        ("10,5,nan,1\n", "arrival_seconds: 'nan' is not a number of seconds"),
+        ("10,5,1,\n", "duration_seconds: '' is not a number of seconds"),
+        ("10,5,1,1\n10,5,,\n", "in every row, or in none"),
+    ):
+        path = tmp_path / "traffic.csv"
+        path.write_text(header + rows)
+        run = memfit("plan", "server", DENSE, "--traffic", path)
+        assert run.code == 2
+        assert problem in " ".join(run.err.split())

@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.arch.caches import STEP
+from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import round_up
 from memfit.estimators.mlx.arrivals import AtCalls, AtTimes, ClosedLoop, Request
 from memfit.estimators.mlx.batch_schedule import BatchSchedule, Moment
-from memfit.estimators.results.server import ServerSettings
 
 REQUESTS = st.lists(st.builds(Request, st.integers(1, 3000), st.integers(1, 90)), min_size=1)
 SETTINGS = st.builds(

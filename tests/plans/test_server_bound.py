@@ -119,3 +119,18 @@ def test_a_larger_cache_more_rows_and_more_clients_never_take_less() -> None:
         for at in range(4):
             more = tuple(each + (at == place) for place, each in enumerate(base))
             assert need(*base) <= need(*more), (base, more)
+
+
+@pytest.mark.parametrize(
+    ("name", "question"),
+    [
+        ("lfm2-1.2b", Question(1, 2, 2, flags(1, 1, 0))),
+        ("granite-4.0-h-tiny", Question(1, 1, 2, flags(1, 1, 1, 512))),
+    ],
+)
+def test_a_prompt_of_one_token_takes_the_place_of_a_reply_in_the_same_call(
+    name: str, question: Question
+) -> None:
+    search = Search(sized_sample(name, 96), question)
+    found, _ = search.run(30)
+    assert found <= search.bound
