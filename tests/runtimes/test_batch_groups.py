@@ -51,10 +51,10 @@ def measured(name: str, workload: Workload, lengths: Sequence[int] = ()) -> int:
     return int(mx.get_peak_memory()) - max(0, before)
 
 
-def _arrays(model: Any) -> Any:
+def _arrays(model: Any) -> list[tuple[str, mx.array]]:
     from mlx.utils import tree_flatten
 
-    return tree_flatten(model.parameters())
+    return list(tree_flatten(model.parameters()))
 
 
 @pytest.mark.parametrize(

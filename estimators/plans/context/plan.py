@@ -162,7 +162,9 @@ class _Plan(Struct, frozen=True):
             if tokens > ceilings.effective:
                 continue
             for requests in self.asked.requests:
-                workload = replace(self.workload.prompt_only(tokens), batch=requests)
+                workload = replace(
+                    self.workload.prompt_only(tokens), batch=requests, decode_batch=requests
+                )
                 try:
                     need = self.sized.requirement(workload)
                 except UnsupportedError as error:
@@ -182,7 +184,7 @@ class _Plan(Struct, frozen=True):
         """The most requests of ``tokens`` each that fit at once; 0 where not even one does."""
 
         def fits(count: int) -> bool:
-            prompts = replace(self.workload.prompt_only(tokens), batch=count)
+            prompts = replace(self.workload.prompt_only(tokens), batch=count, decode_batch=count)
             return fits_comfortably(self.sized, prompts)
 
         return first_fitting(range(MAX_REQUESTS, 0, -1), fits, monotone=True) or 0
