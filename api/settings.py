@@ -77,6 +77,8 @@ class WorkloadSettings(TypedDict, total=False):
     prompt_tokens: int | str | None
     max_tokens: int | str | None
     batch: int | None
+    prefill_batch: int | None
+    decode_batch: int | None
     prefill_step: int | None
     kv_bits: int | None
     kv_group_size: int | None

@@ -149,6 +149,12 @@ def _require_possible_batch(request: TuneRequest) -> None:
         raise UnsupportedError(
             "mlx-lm's batch generator does not quantise caches: leave out KV bits or the batch"
         )
+    batches = sweep_workloads(request.axes, workload) if request.axes else (workload,)
+    if (most := max(each.batch for each in batches)) > workload.prefill_batch:
+        raise InputError(
+            f"a batch of {most} is prefilled in groups of {workload.prefill_batch}, which end one"
+            f" after another; to measure all of it together give --prefill-batch {most}"
+        )
     if shortest is not None and request.axes:
         raise InputError("a sweep has prompts of one length: leave out the shortest prompt")
 

@@ -23,6 +23,8 @@ CacheBudget = Annotated[
 DEFAULT_CONTEXT = 4096
 CONTEXT = ("context", "ctx_size", "max_model_len")
 """The options that set the context, by the names of three programs."""
+BATCH = ("batch", "prefill_batch", "decode_batch")
+"""The options of several sequences."""
 IMAGES = ("image", "video")
 """The options of what a prompt has in addition to text."""
 _MODEL_LEN = r"([0-9]{1,12})([kKmM]?)|([0-9]{1,12}\.[0-9]{1,6})([km])"
@@ -77,6 +79,20 @@ class WorkloadOptions(OptionGroup, frozen=True, kw_only=True):
     batch: Annotated[
         int, Option(*("--batch", "-np", "--max-num-seqs"), help="Sequences that run together.")
     ] = 1
+    prefill_batch: Annotated[
+        int,
+        Option(
+            *("--prefill-batch", "--prompt-concurrency"),
+            help="Sequences of a batch that mlx-lm prefills together.",
+        ),
+    ] = 8
+    decode_batch: Annotated[
+        int,
+        Option(
+            *("--decode-batch", "--decode-concurrency"),
+            help="Sequences of a batch that mlx-lm decodes together.",
+        ),
+    ] = 32
     prefill_step: Annotated[
         int | None,
         Option(
@@ -129,6 +145,8 @@ class WorkloadOptions(OptionGroup, frozen=True, kw_only=True):
             prompt_tokens=prompt,
             max_tokens=generated,
             batch=self.batch,
+            prefill_batch=self.prefill_batch,
+            decode_batch=self.decode_batch,
             max_kv_size=self.max_kv_size,
             images=self.images() or UNSET,
             **values,

@@ -106,7 +106,10 @@ def prefilled_alone(workload: Workload, rows: int, tokens: int) -> Workload:
 
 
 def decoded_alone(workload: Workload, rows: int, tokens: int) -> Workload:
-    """Return the workload of a batch that ends with ``tokens`` in the caches of ``rows``."""
+    """Return the workload of a batch that ends with ``tokens`` in the caches of ``rows``.
+
+    No chunk has left more in a window than single tokens do.
+    """
     generated = min(2, tokens - 1)
     return replace(
         workload,
@@ -114,4 +117,5 @@ def decoded_alone(workload: Workload, rows: int, tokens: int) -> Workload:
         prefill_batch=rows,
         prompt_tokens=tokens - generated,
         max_tokens=generated,
+        prefill_step=1,
     )

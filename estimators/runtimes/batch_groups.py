@@ -128,14 +128,12 @@ class _GroupedRun:
 
     def _computed_alone(self, alone: Workload, phase: Phase) -> tuple[int, PeakMoment]:
         phases = CHUNKS if phase == "prefill" else _AFTER
-        if self._model.subject.traced and phase == "decode":
-            # It has no figures by phase: a chunk of one token is as large as a decode step.
-            alone = replace(alone, prefill_step=1)
         found = self._model.phases_view(phases).together(alone)
         moment = found.moment
         if phase == "prefill":
             nbytes = moment.nbytes if moment.prefill_bytes is None else moment.prefill_bytes
             # The chunks before it found other buffers, which are moments of their own.
             return moment.call_bytes.get("last_chunk", nbytes), moment
+        # Without figures by phase all calls are counted, which are of single tokens.
         nbytes = moment.nbytes if moment.decode_bytes is None else moment.decode_bytes
         return nbytes - found.kv.nbytes - found.ssm_bytes, moment

@@ -461,6 +461,10 @@ class RuntimeModel(Struct, frozen=True):
         """
         return None
 
+    def is_grouped(self, workload: Workload) -> bool:
+        """Whether the runtime prefills a batch in groups."""
+        return False
+
     def decoding_rows(self, workload: Workload) -> int:
         """Return the most sequences of a batch that decode together."""
         return workload.batch

@@ -54,9 +54,19 @@ class Measured(MlxLm, frozen=True):
 
     def figures(self, workload: Workload) -> MemoryFigures:
         estimated = self.inner.figures(workload)
-        if workload != self.measurement.workload:
+        if not self._is_of(workload):
             return estimated
         return self._measured(estimated, self.subject.device)
+
+    def _is_of(self, workload: Workload) -> bool:
+        # Before 0.3 a batch was measured prefilled as one, whatever its size.
+        return workload == self.measurement.workload and not self.is_grouped(workload)
+
+    def is_grouped(self, workload: Workload) -> bool:
+        return self.inner.is_grouped(workload)
+
+    def decoding_rows(self, workload: Workload) -> int:
+        return self.inner.decoding_rows(workload)
 
     def least_bytes(self, workload: Workload) -> int:
         """Return nothing: a run may have taken less than what is computed."""
@@ -67,7 +77,7 @@ class Measured(MlxLm, frozen=True):
         return device == self.subject.device
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
-        if figure == "workspace" and workload != self.measurement.workload:
+        if figure == "workspace" and not self._is_of(workload):
             return self.inner.basis(figure, workload)
         return self.workspace_basis
 

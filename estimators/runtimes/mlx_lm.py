@@ -13,7 +13,7 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC
 from memfit.estimators.mlx.batch_groups import grouped_batch
@@ -128,6 +128,9 @@ class MlxLm(RuntimeModel, frozen=True):
         if not self.is_grouped(workload):
             return workload.batch
         return grouped_batch(self.subject.model, workload).rows
+
+    def phases_view(self, _: frozenset[CallPhase]) -> "MlxLm":
+        return self
 
     def together(self, workload: Workload) -> MemoryFigures:
         """Return what sequences take that are prefilled and decoded as one batch."""

@@ -242,14 +242,24 @@ def _basis(sized: SizedModel, basis: Basis) -> Basis:
 
 def _assumptions(sized: SizedModel, workload: Workload, units: Units) -> Iterator[str]:
     yield from sized.runtime_model.assumptions(workload, units)
-    if workload.batch > 1:
-        yield f"{workload.batch} sequences of equal length run together"
+    yield from _batch(sized, workload)
     if drafted := sized.drafted(workload):
         yield (
             f"the draft model proposes {sized.draft_tokens} tokens in each step"
             if drafted.basis != "bound"
             else "the draft model's own peak is added: how the runtime drafts is not described"
         )
+
+
+def _batch(sized: SizedModel, workload: Workload) -> Iterator[str]:
+    rows = sized.runtime_model.decoding_rows(workload)
+    if sized.runtime_model.is_grouped(workload):
+        yield (
+            f"{workload.batch} sequences of equal length: {workload.prefill_batch} are prefilled"
+            f" together, at most {rows} decode together"
+        )
+    elif workload.batch > 1:
+        yield f"{workload.batch} sequences of equal length run together"
 
 
 def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note]:

@@ -91,9 +91,10 @@ def _capacity(sized: SizedModel) -> Iterator[str]:
 
 
 def _decode_speed(sized: SizedModel, workload: Workload) -> Iterator[str]:
+    rows = sized.runtime_model.decoding_rows(workload)
     if speed := decode_speed(sized, workload):
         yield (
-            f"decode speed <= bandwidth {speed.bandwidth_bytes_per_second} x batch {workload.batch}"
+            f"decode speed <= bandwidth {speed.bandwidth_bytes_per_second} x batch {rows}"
             f" / bytes read in a step {speed.bytes_per_step}"
             f" = {speed.most_tokens_per_second:.1f} tokens a second"
         )

@@ -10,7 +10,7 @@ from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.ranks import RankedMachine
 from memfit.cli.options.runtime import ServedRuntime, named_runtime
-from memfit.cli.options.workload import CONTEXT, IMAGES, WorkloadOptions
+from memfit.cli.options.workload import BATCH, CONTEXT, IMAGES, WorkloadOptions
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS
@@ -69,7 +69,7 @@ class ContextOptions(OptionGroup, frozen=True, kw_only=True):
 def context(
     model: AssumablePlanModel,
     asked: ContextOptions,
-    workload: Annotated[WorkloadOptions, Only(*CONTEXT, "batch", *RUNTIME_DEFAULTS, *IMAGES)],
+    workload: Annotated[WorkloadOptions, Only(*CONTEXT, *BATCH, *RUNTIME_DEFAULTS, *IMAGES)],
     machine: RankedMachine,
     runtime: ServedRuntime,
     output: PlanOutput,

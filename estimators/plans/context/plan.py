@@ -167,7 +167,9 @@ class _Plan(Struct, frozen=True):
         usual = [tokens for tokens in CONTEXTS if tokens <= ceilings.effective]
         for tokens in self.asked.contexts or usual:
             for requests in self.asked.requests:
-                workload = replace(self.workload.prompt_only(tokens), batch=requests)
+                workload = replace(
+                    self.workload.prompt_only(tokens), batch=requests, decode_batch=requests
+                )
                 try:
                     need = self.sized.requirement(workload)
                 except UnsupportedError as error:
@@ -189,7 +191,7 @@ class _Plan(Struct, frozen=True):
         """The most requests of ``tokens`` each that fit at once; 0 where not even one does."""
 
         def fits(count: int) -> bool:
-            prompts = replace(self.workload.prompt_only(tokens), batch=count)
+            prompts = replace(self.workload.prompt_only(tokens), batch=count, decode_batch=count)
             return fits_comfortably(self.sized, prompts)
 
         return first_fitting(range(MAX_REQUESTS, 0, -1), fits, monotone=True) or 0
