@@ -152,6 +152,13 @@ class RuntimeSummary(Struct, frozen=True):
         return f"{self.name} {self.version}{mlx}"
 
 
+class MacosWorkingSet(Struct, frozen=True):
+    """The working set of a Mac under one macOS."""
+
+    macos: str
+    working_set_bytes: Positive
+
+
 class DeviceSummary(Struct, frozen=True):
     """The machine the verdict is about."""
 
@@ -162,6 +169,10 @@ class DeviceSummary(Struct, frozen=True):
     max_buffer_bytes: Positive | None
     source: DeviceSource
     used_by_others_bytes: Bytes | None = None
+    budget: str = "working set"
+    """What ``working_set_bytes`` is: of ``--device host`` it can be the memory that is free now."""
+    by_macos: tuple[MacosWorkingSet, ...] | UnsetType = UNSET
+    """Of a Mac that is only named: the working set under each macOS, where they differ."""
 
 
 class Advice(Struct, frozen=True):
