@@ -181,6 +181,8 @@ class Advice(Struct, frozen=True):
     state: State
     value: Count | None
     reason: str
+    assumes: Settings = {}
+    """The other settings that are changed with it; the reason names them too."""
 
 
 class Recommendation(Struct, frozen=True, kw_only=True):
