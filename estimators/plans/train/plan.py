@@ -302,7 +302,7 @@ class _Plan:
         change = change._replace(settings=settings, cost=cost)
         if name == "weight_bits":
             return change._replace(quantize=self._question.quantize)
-        fields = {name: getattr(self._recipe, name)}
+        fields: dict[str, int | bool] = {name: getattr(self._recipe, name)}
         if name == "batch_size":
             fields["grad_accumulation_steps"] = self._recipe.grad_accumulation_steps
         return change._replace(recipe=replace(change.recipe, **fields))
