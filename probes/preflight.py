@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import MachineError, UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import Device, free_bytes
 from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.sizing.recommend import recommend_here
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -58,11 +58,6 @@ def require_room(sized: SizedModel, workload: Workload, units: Units = Units.GB)
         would_fit = " or ".join(_would_fit(sized, workload, units))
         remedy = f"{would_fit} would fit" if would_fit else "no setting makes it fit"
         raise RefusedError(f"{sized.checkpoint.id}: {found}; {remedy}")
-
-
-def free_bytes(device: Device) -> int:
-    """Return the free memory of a device now; all of it when its use is not known."""
-    return max(0, device.memory_bytes - (device.used_by_others_bytes or 0))
 
 
 def limited(device: Device, memory_limit_bytes: int | None) -> Device:

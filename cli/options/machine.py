@@ -6,7 +6,7 @@ from memfit.cli.options.completion import complete_device
 from memfit.cli.options.groups import Option, OptionGroup, parsed
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_memory, parse_size
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import Device, as_it_is_now
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
 
 
@@ -17,7 +17,8 @@ class MachineOptions(OptionGroup, frozen=True, kw_only=True):
     device: Annotated[
         str | None,
         Option(
-            help="A machine such as m4-max-64 (see memfit devices), or host for this one.",
+            help="A machine such as m4-max-64 (see memfit devices), or host: what is free of this"
+            " one.",
             autocompletion=complete_device,
         ),
     ] = None
@@ -84,7 +85,7 @@ class MachineOptions(OptionGroup, frozen=True, kw_only=True):
         return memory_device(memory_bytes, os_regime=self.os_regime)
 
     def named(self, name: str) -> Device:
-        """Return the machine with a name; ``host`` is this machine.
+        """Return the machine with a name; ``host`` is this machine with what is free of it now.
 
         Raises:
             InputError: when no machine has that name, or this one's memory cannot be read.
@@ -100,4 +101,4 @@ class MachineOptions(OptionGroup, frozen=True, kw_only=True):
             raise InputError(
                 "host: this machine's memory could not be read; name a device or a memory size"
             )
-        return host
+        return as_it_is_now(host)

@@ -346,9 +346,51 @@ class Evaluation(Struct, frozen=True):
             Question(self.subject.workload, self.target.quantize, self._recipe),
             # Other runtimes load no weights that mlx-lm converts.
             ceil_div(8 * footprint.nbytes, footprint.parameters) * self.sized.runtime_model.on_mlx,
-            self._trains(limit) if limit.name in TRAINING_LIMITS else partial(self._passes, limit),
+            self._whole(limit),
         )
         return replace(check, mends=tuple(found))
+
+    def _whole(self, limit: PolicyLimit) -> Callable[[Question], bool]:
+        """What judges whether the target passes with a change that is for one limit."""
+        first, *others = sorted(self.target.limits, key=lambda other: other.name != limit.name)
+        judges = {one.name: self._judge_of(one) for one in (first, *others)}
+
+        def passes(question: Question) -> bool:
+            if not judges[limit.name](question) or not self._runs(question):
+                return False
+            return all(
+                judges[one.name](question)
+                if self._concerns(question, one)
+                else judge_limit(one, self.now.figures, self._totals).is_passed
+                for one in others
+            )
+
+        return passes
+
+    def _judge_of(self, limit: PolicyLimit) -> Callable[[Question], bool]:
+        if limit.name in TRAINING_LIMITS:
+            return self._trains(limit)
+        return partial(self._passes, limit)
+
+    def _concerns(self, question: Question, limit: PolicyLimit) -> bool:
+        """Whether a change is of what a limit is on: training, or the run."""
+        if question.quantize != self.target.quantize:
+            return True
+        if limit.name in TRAINING_LIMITS:
+            return question.recipe != self._recipe
+        return question.workload != self.subject.workload
+
+    def _runs(self, question: Question) -> bool:
+        """Whether the changed workload is within the model's context and the runtime's budget."""
+        target, workload = self.target, question.workload
+        most = self.sized.model.max_context
+        if most and workload.total_tokens > most and not target.allow_beyond_context:
+            return False
+        need = self.subject.sized(question.quantize).requirement(workload)
+        if OF_RUNTIME.intersection(judge(need, self._device)[1]):
+            return False
+        basis = judge_limits((), target.basis, self.now.figures, self._totals)
+        return all(check.is_passed for check in basis)
 
     @property
     def _recipe(self) -> Recipe:

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.base.quantities import Bytes, Count, Positive
 
@@ -10,6 +11,10 @@ Backend = Literal["metal", "cuda", "cpu"]
 DeviceSource = Literal["detected", "table", "flag"]
 GpuClass = Literal["p", "g", "s", "d"]
 WORKING_SET = "working set"
+FREE_NOW = "memory free now"
+PROCESS_BYTES = 2**29
+"""What a process takes outside of MLX's allocator: Python, the libraries and a tokenizer, some
+hundred megabytes."""
 
 
 class KnownDevice(Struct, frozen=True):
@@ -48,6 +53,19 @@ class Device(KnownDevice, frozen=True):
 
     budget: str = WORKING_SET
     """What ``working_set_bytes`` is, in words."""
+
+
+def free_bytes(device: KnownDevice) -> int:
+    """Return the free memory of a device now; all of it when its use is not known."""
+    return max(0, device.memory_bytes - (device.used_by_others_bytes or 0))
+
+
+def as_it_is_now(device: Device) -> Device:
+    """Return this machine with what is free of it, less `PROCESS_BYTES`, where that is less."""
+    left = free_bytes(device) - PROCESS_BYTES
+    if left >= device.working_set_bytes:
+        return device
+    return replace(device, working_set_bytes=max(1, left), budget=FREE_NOW)
 
 
 UNKNOWN_GPU: GpuClass = "s"

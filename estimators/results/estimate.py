@@ -169,6 +169,13 @@ class RuntimeSummary(Struct, frozen=True):
         return f"{self.name} {self.version}{mlx}"
 
 
+class MacosWorkingSet(Struct, frozen=True):
+    """The working set of a Mac under one macOS."""
+
+    macos: str
+    working_set_bytes: Positive
+
+
 class DeviceSummary(Struct, frozen=True):
     """The machine the verdict is about."""
 
@@ -181,6 +188,10 @@ class DeviceSummary(Struct, frozen=True):
     used_by_others_bytes: Bytes | None = None
     has_host: bool = False
     """Whether the host has a memory of its own, which `MemoryShare` then has."""
+    budget: str = "working set"
+    """What ``working_set_bytes`` is: of ``--device host`` it can be the memory that is free now."""
+    by_macos: tuple[MacosWorkingSet, ...] | UnsetType = UNSET
+    """Of a Mac that is only named: the working set under each macOS, where they differ."""
 
 
 class Advice(Struct, frozen=True):
@@ -189,6 +200,8 @@ class Advice(Struct, frozen=True):
     state: State
     value: Count | None
     reason: str
+    assumes: Settings = {}
+    """The other settings that are changed with it; the reason names them too."""
 
 
 class Recommendation(Struct, frozen=True, kw_only=True):

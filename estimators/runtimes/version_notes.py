@@ -15,7 +15,7 @@ from memfit.estimators.arch.specs import (
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import ANY_MAC
+from memfit.estimators.machine.device import ANY_MAC, Device
 from memfit.estimators.mlx.kernels import fused_changes
 from memfit.estimators.mlx.versions import OLDEST_MLX, MlxVersions, Version, format_version
 from memfit.estimators.results.estimate import Note
@@ -45,7 +45,10 @@ def version_notes(
 def _other_mlx(
     runtime_model: RuntimeModel, workload: Workload, figures: MemoryFigures, units: Units
 ) -> Iterator[Note]:
-    """Yield the peak on a supported MLX that fuses other attention, where it differs much."""
+    """Yield the peak on a supported MLX that fuses other attention, where it differs much.
+
+    Where that reverses the verdict, the note has a code of its own, and a headline has it.
+    """
     subject, mlx = runtime_model.subject, runtime_model.runtime.versions.mlx
     changes = fused_changes(attention_widths(subject.model), subject.device or ANY_MAC)
     versions = sorted({max(version, OLDEST_MLX) for version in changes} | {min(mlx, OLDEST_MLX)})
@@ -54,14 +57,17 @@ def _other_mlx(
     view = runtime_model.formula_view()
     here = view.figures(workload) if len(versions) > 1 else figures
 
+    def matters(one: MemoryFigures, other: MemoryFigures) -> bool:
+        return _differ(one, other) or _fits(one, subject.device) != _fits(other, subject.device)
+
     def differs(version: Version) -> bool:
-        return version != own and _differ(here, _on(view, version).figures(workload))
+        return version != own and matters(here, _on(view, version).figures(workload))
 
     other = next((version for version in (versions[0], versions[-1]) if differs(version)), None)
     if other is None:
         return
     there = _on(runtime_model, other).figures(workload)
-    if _differ(figures, there):
+    if matters(figures, there):
         older = [version for version in versions if version < own and differs(version)]
         newer = [version for version in versions if version > own and differs(version)]
         since = next(version for version in versions if version > max(older, default=()))
@@ -73,6 +79,11 @@ def _other_mlx(
         text = f"the peak is for MLX {span}; {peak} on {format_version(other)}"
         is_higher = there.moment.nbytes > figures.moment.nbytes
         yield Note("warning" if is_higher else "info", "mlx-version", text)
+        fits = _fits(there, subject.device)
+        if fits != _fits(figures, subject.device):
+            word = "fits" if fits else "does not fit"
+            text = f"on MLX {format_version(other)} it {word}: the peak is {peak}"
+            yield Note("warning", "mlx-verdict", text)
 
 
 def attention_widths(model: Model) -> frozenset[tuple[int, int]]:
@@ -95,6 +106,10 @@ def attention_widths(model: Model) -> frozenset[tuple[int, int]]:
 
 def _on(runtime_model: Bound, mlx: Version) -> Bound:
     return replace(runtime_model, runtime=replace(runtime_model.runtime, mlx_version=mlx))
+
+
+def _fits(figures: MemoryFigures, device: Device | None) -> bool:
+    return device is None or figures.moment.nbytes <= device.working_set_bytes
 
 
 def _differ(one: MemoryFigures, other: MemoryFigures) -> bool:

@@ -9,6 +9,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.devices import by_macos
 from memfit.estimators.results.estimate import (
     KV,
     Basis,
@@ -18,6 +19,7 @@ from memfit.estimators.results.estimate import (
     DeviceSummary,
     Estimate,
     FileChoice,
+    MacosWorkingSet,
     MemoryPool,
     ModelSummary,
     Note,
@@ -179,7 +181,8 @@ def model_summary(sized: SizedModel) -> ModelSummary:
 
 def device_summary(device: Device) -> DeviceSummary:
     """Return what a result says of the device."""
-    return convert(device, DeviceSummary, from_attributes=True)
+    found = tuple(MacosWorkingSet(*each) for each in by_macos(device).items())
+    return replace(convert(device, DeviceSummary, from_attributes=True), by_macos=found or UNSET)
 
 
 def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -> Components:
@@ -324,7 +327,7 @@ def notes_on_versions(
     ``of`` says what the workload is of a plan.
     """
     found = sized.runtime_model.notes(workload, sized.figures_for(workload), units)
-    codes = ("mlx-version", "newer-version")
+    codes = ("mlx-version", "mlx-verdict", "newer-version")
     return (
         *(replace(note, message=of + note.message) for note in found if note.code in codes),
         *ending_notes(run_limits(sized.runtime_model, workload), of=of),

@@ -1,5 +1,6 @@
 """Settings recommended for a workload, each with its reason and what would change it."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import UNSET, Struct
@@ -11,7 +12,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import WORKING_SET, Device
-from memfit.estimators.machine.wired_limit import RISK, wired_limit
+from memfit.estimators.machine.wired_limit import LEAST_LEFT_BYTES, RISK, wired_limit
 from memfit.estimators.results.estimate import (
     Action,
     Advice,
@@ -144,6 +145,23 @@ def capacity_of(sized: SizedModel) -> ExpertCapacity | None:
     )
 
 
+_CHANGES = {
+    "weight_bits": "weights of {} bits",
+    "kv_bits": "KV of {} bits",
+    "prefill_step": "prefill step {}",
+}
+
+
+def with_changes(settings: Mapping[str, int]) -> str:
+    """Return the settings that an advice assumes to be changed too, after what it says.
+
+    >>> with_changes({"weight_bits": 4, "prefill_step": 512})
+    ' with weights of 4 bits and prefill step 512'
+    """
+    parts = [text.format(settings[name]) for name, text in _CHANGES.items() if name in settings]
+    return f" with {' and '.join(parts)}" if parts else ""
+
+
 class DirectSearch(Struct):
     """The search for settings of a workload, each judged by the figures of one model."""
 
@@ -177,15 +195,20 @@ def memory_advice(search: JointSearch, answer: Answer, units: Units) -> Advice:
     if not runs or (device and device.backend != "metal"):
         return Advice("not_applicable", None, "only Macs are looked through")
     if device and answer.settings:
-        return Advice("keep", device.memory_bytes, "the memory of this machine is enough")
+        assumes = answer.settings[-1].changes(search.asked)
+        text = f"the memory of this machine is enough{with_changes(assumes)}"
+        return Advice("keep", device.memory_bytes, text, assumes)
     found = answer.smallest
     if found is None or found[0].sized.device is None:
         return Advice("impossible", None, "no Mac is large enough")
     on_mac, settings = found
     need, mac = on_mac.need(settings), found[0].sized.device
-    why = f"the smallest Mac that fits has {format_bytes(mac.memory_bytes, Units.GIB)}"
+    assumes = settings.changes(search.asked)
+    why = f"the smallest Mac that fits{with_changes(assumes)} has"
+    why += f" {format_bytes(mac.memory_bytes, Units.GIB)}"
     needed = max(need.peak_bytes, need.shared_bytes)
-    return Advice("change", mac.memory_bytes, f"{why}, for {format_bytes(needed, units)}")
+    why += f", for {format_bytes(needed, units)}"
+    return Advice("change", mac.memory_bytes, why, assumes)
 
 
 def recommend_here(sized: SizedModel, workload: Workload, units: Units) -> Recommendation:
@@ -239,6 +262,13 @@ class _Recommender(Struct, frozen=True):
         chosen = self._chosen
         return " tightly" if chosen and self.joint.stated_verdict(chosen) == "tight" else ""
 
+    def _assumed(self, name: str) -> tuple[dict[str, int], str]:
+        """The other settings that one is advised with, and what a reason adds to "fits"."""
+        assert self._chosen is not None
+        others = self._chosen.changes(self.joint.asked)
+        others.pop(name, None)
+        return others, self._tightly + with_changes(others)
+
     def context(self) -> Advice:
         """The longest prompt that fits, everything else as in the workload."""
         most = longest_prompt(self._sized)
@@ -276,10 +306,11 @@ class _Recommender(Struct, frozen=True):
             why = f"none from {asked} down to {least} makes this workload fit"
             return Advice("impossible", None, why + self._dearer_steps())
         step = self._chosen.prefill_step
+        assumes, fits = self._assumed("prefill_step")
         if step == asked:
-            return Advice("keep", step, f"{step} fits{self._tightly}{self._dearer_steps()}")
-        why = f"{step} is the largest that fits{self._tightly}{self._dearer_steps()}"
-        return Advice("change", step, why)
+            return Advice("keep", step, f"{step} fits{fits}{self._dearer_steps()}", assumes)
+        why = f"{step} is the largest that fits{fits}{self._dearer_steps()}"
+        return Advice("change", step, why, assumes)
 
     def kv_bits(self) -> Advice:
         """The most bits of the cache in the cheapest settings."""
@@ -292,11 +323,12 @@ class _Recommender(Struct, frozen=True):
             why = "no quantisation of the cache makes this workload fit"
             return Advice("impossible", None, why)
         bits = self._chosen.kv_bits
+        assumes, fits = self._assumed("kv_bits")
         if bits == asked:
             kept = f"the cache of {bits} bits" if bits else "the unquantised cache"
-            return Advice("keep", bits or plain, f"{kept} fits{self._tightly}")
-        why = f"{bits} bits from the first token on make this workload fit{self._tightly}"
-        return Advice("change", bits, why)
+            return Advice("keep", bits or plain, f"{kept} fits{fits}", assumes)
+        why = f"{bits} bits from the first token on make this workload fit{fits}"
+        return Advice("change", bits, why, assumes)
 
     def weight_bits(self) -> Advice:
         """The most bits of the weights in the cheapest settings."""
@@ -313,11 +345,12 @@ class _Recommender(Struct, frozen=True):
         if self._chosen is None:
             return Advice("impossible", None, f"none from {now} down to {choices[-1]} fits")
         bits = self._chosen.weight_bits
+        assumes, fits = self._assumed("weight_bits")
         if bits is None:
-            return Advice("keep", now, f"the weights of {now} bits fit{self._tightly}")
+            return Advice("keep", now, f"the weights of {now} bits fit{fits}", assumes)
         by = f", {self.search.by}" if self.search.by else ""
-        why = f"{bits} is the most that fits{self._tightly}{by}; mlx_lm.convert makes them"
-        return Advice("change", bits, why)
+        why = f"{bits} is the most that fits{fits}{by}; mlx_lm.convert makes them"
+        return Advice("change", bits, why, assumes)
 
     def wired_limit(self, context: int | None) -> Advice:
         """The wired limit for the recommended context, else for the workload."""
@@ -351,7 +384,10 @@ class _Recommender(Struct, frozen=True):
         if "working_set" not in exceeded:
             return Advice("keep", 0, f"the default, {self._size(self.device.working_set_bytes)}")
         if larger.sysctl_mebibytes is None or exceeded != ("working_set",):
-            why = f"{self._size(need.peak_bytes)} do not fit this Mac with any value of it"
+            why = (
+                f"{self._size(need.peak_bytes)} do not fit this Mac with any value of it that"
+                f" leaves the system {self._size(LEAST_LEFT_BYTES)}"
+            )
             return Advice("impossible", None, why)
         why = (
             f"sudo sysctl iogpu.wired_limit_mb={larger.sysctl_mebibytes} would make room for the"

@@ -45,8 +45,7 @@ def versions() -> dict[str, str]:
     # mlx-vlm is copied where it is installed; only prompts with images need it.
     if find_spec("mlx") is None or find_spec("mlx_lm") is None:
         raise MachineError(
-            "a trace needs MLX and mlx-lm, which are not installed here;"
-            " install memfit[mlx] or use --method formula"
+            "a trace needs MLX and mlx-lm, which are not installed here; install memfit[mlx]"
         )
     core = importlib.import_module("mlx.core")
     # importlib.metadata would read it too, and imports the parser of e-mails for it.

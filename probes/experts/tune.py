@@ -20,7 +20,7 @@ from memfit.estimators.base.unfinished import unfinished_folder
 from memfit.estimators.base.units import format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import Device, free_bytes
 from memfit.estimators.plans.experts.routing import (
     ChosenSlots,
     RoutingProfile,
@@ -56,7 +56,7 @@ from memfit.probes.experts.result import (
 )
 from memfit.probes.experts.runner import ExpertSetup
 from memfit.probes.experts.slots import NOT_STORED
-from memfit.probes.preflight import free_bytes, limited
+from memfit.probes.preflight import limited
 from memfit.probes.result import PointStatus
 from memfit.probes.session import REPEATS, new_measurement
 from memfit.probes.speed import median_speed

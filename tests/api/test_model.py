@@ -104,9 +104,10 @@ def test_a_path_is_never_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("name", ["image", "video"])
 def test_one_picture_is_given_as_text_or_in_a_list(name: str) -> None:
     size = {"image": "640x480", "video": "8x320x240"}[name]
-    alone, listed, twice = (
-        memfit.estimate("qwen3-vl-4b", device="m4-max-64", **{name: given})
-        for given in (size, [size], (size, size))
-    )
+
+    def of(given: Any) -> memfit.Estimate:
+        return memfit.estimate("qwen3-vl-4b", device="m4-max-64", **{name: given})
+
+    alone, listed, twice = map(of, (size, [size], (size, size)))
     assert alone == listed
     assert twice.workload.image_tokens == 2 * alone.workload.image_tokens > 0

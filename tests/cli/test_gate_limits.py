@@ -326,3 +326,19 @@ def test_the_first_policy_accepts_the_bound_of_its_machine(memfit: Memfit, folde
         assert ("\n      basis: bound" in (folder / "memfit.yaml").read_text()) is accepts
         assert memfit("gate", "--update").code == 0
         assert memfit("gate").code == 0
+
+
+def test_a_remedy_is_named_only_where_the_whole_target_passes_with_it(
+    memfit: Memfit, folder: Path
+) -> None:
+    """Fewer bits mend the peak; a context that no setting reaches stays broken."""
+    keys: dict[str, Any] = {"working_set": "4GB", "workload": {"prompt_tokens": 4096}}
+    alone = ask(memfit, folder, {"peak": "70%"}, **keys)[1]["checks"][0]
+    assert "quantize" in {remedy["setting"] for remedy in alone["mends"]}
+    limits: Any = {"peak": "70%", "context": 40960}
+    both = ask(memfit, folder, limits, **keys)[1]["checks"]
+    assert [check["passed"] for check in both] == [False, False]
+    for check in both:
+        for remedy in check["mends"]:
+            setting, value = remedy["setting"], remedy["value"]
+            assert _with(memfit, folder, limits, keys, setting, value) == 0

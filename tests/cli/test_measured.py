@@ -63,9 +63,10 @@ def taken(model: Path) -> Callable[..., Measurement]:
 
 
 def answer(memfit: Memfit, *arguments: str | Path) -> Any:
-    """An estimate without memory used by others, which differs from call to call."""
+    """An estimate without the memory that is used and free, which differs from call to call."""
     data = memfit("estimate", *arguments, "--json").json
-    data["device"].pop("used_by_others_bytes")
+    for name in ("used_by_others_bytes", "working_set_bytes"):
+        data["device"].pop(name)
     return data
 
 

@@ -194,10 +194,10 @@ def test_a_page_of_the_hub_that_is_no_model_is_named(memfit: Memfit, kind: str) 
     assert (run.code, "not a model; give a model's page" in run.err) == (3, True)
 
 
-def test_a_first_policy_is_not_of_a_sample_by_name(memfit: Memfit) -> None:
-    run = memfit("gate", "init", SAMPLE, "--device", "m4-max-64")
-    assert (run.code, "name a path or hub:org/name" in run.err) == (2, True)
-    assert not Path("memfit.yaml").exists()
+def test_a_first_policy_may_be_of_a_sample(memfit: Memfit) -> None:
+    assert memfit("gate", "init", SAMPLE, "--device", "m4-max-64").code == 0
+    assert f'model: "{SAMPLE}"' in Path("memfit.yaml").read_text(encoding="utf-8")
+    assert memfit("gate", "--update").code == 0
 
 
 def test_a_mistyped_option_is_one_error_in_json(memfit: Memfit) -> None:

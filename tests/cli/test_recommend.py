@@ -96,21 +96,24 @@ def test_a_quantised_cache_is_not_suggested_where_it_needs_more(
 
 
 def test_the_sysctl_line_is_for_the_given_workload(memfit: Memfit, tmp_path: Path) -> None:
-    options = ("--memory", "8GB", "--context")
+    options = ("--memory", "16GB", "--context")
 
     def advice(context: str) -> Any:
         path = write_config(tmp_path, QWEN3_4B_4BIT)
-        return memfit("estimate", path, "--json", *options, context).json["recommendation"]
+        result = memfit("estimate", path, "--json", *options, context).json
+        return {**result["recommendation"], "needed": result["needed_bytes"]}
 
-    asked = advice("32k")["wired_limit_mb"]
-    assert (asked["state"], asked["value"]) == ("change", 7397)
-    assert "iogpu.wired_limit_mb=7397 would" in asked["reason"]
-    assert "32768 tokens asked for" in asked["reason"]
+    answer = advice("70000")
+    asked, mebibytes = answer["wired_limit_mb"], -(-answer["needed"] // 2**20)
+    assert (asked["state"], asked["value"]) == ("change", mebibytes)
+    assert f"iogpu.wired_limit_mb={mebibytes} would" in asked["reason"]
+    assert "70000 tokens asked for" in asked["reason"]
     assert "macOS resets it at restart" in asked["reason"]
     assert "mlx issue 3186" in asked["reason"]
     assert advice("4k")["wired_limit_mb"]["state"] == "keep"
-    # More than the machine has.
-    assert advice("64k")["wired_limit_mb"]["state"] == "impossible"
+    # More than the machine has, or more than leaves enough for the system.
+    assert advice("128k")["wired_limit_mb"]["state"] == "impossible"
+    assert advice("80000")["wired_limit_mb"]["state"] == "impossible"
 
 
 def test_an_allocation_above_the_devices_limit_is_reported_with_both_sizes(

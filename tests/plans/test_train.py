@@ -101,10 +101,21 @@ def test_a_loop_over_too_many_tokens_to_trace_is_continued() -> None:
     assert half.peak_bytes < plan.needed_bytes // 3
 
 
-def test_an_action_fits_and_starts_with_what_costs_no_quality(planned: TrainPlan) -> None:
+def test_an_action_fits_and_none_of_its_settings_can_be_left_out(planned: TrainPlan) -> None:
     [action] = planned.actions
     assert action.verdict != "exceeds"
-    assert next(iter(action.settings)) == "grad_checkpoint"
+    asked = Recipe(num_layers=-1, max_seq_length=257)
+    for name in action.settings:
+        others = {key: value for key, value in action.settings.items() if key != name}
+        bits = others.pop("weight_bits", None)
+        changed = asked.in_batches(int(others.pop("batch_size", asked.batch_size)))
+        quantize = converted(bits) if bits else None
+        sized = size(open_checkpoint(SMALL), device=DEVICE, margin_bytes=0, quantize=quantize)
+        question = TrainQuestion(recipe=replace(changed, **others), quantize=quantize)
+        assert plan_train(sized, question).verdict == "exceeds", name
+
+
+def test_changes_are_shown_with_what_costs_no_quality_first(planned: TrainPlan) -> None:
     assert [knob.cost for knob in planned.knobs] == sorted(
         (knob.cost for knob in planned.knobs), key=["none", "speed", "quality"].index
     )

@@ -1,5 +1,6 @@
 """The first screen of an estimate: the verdict, the grid, and what to type."""
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -12,6 +13,7 @@ from memfit.cli.render.views.machines import (
 )
 from memfit.cli.render.views.text import percent, size, tenths
 from memfit.estimators.base.units import Units
+from memfit.estimators.machine.device import FREE_NOW, PROCESS_BYTES
 from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.mlx.versions import MLX_VERSION, format_version
 from memfit.estimators.results.estimate import (
@@ -54,7 +56,15 @@ def _tightness(result: Estimate, units: Units) -> str:
 
 
 def headline(result: Estimate, units: Units) -> str:
-    """The verdict, with what has to change."""
+    """The verdict, with what has to change, and where another MLX reverses it."""
+    found = [note.message for note in result.notes if note.code == "mlx-verdict"]
+    text = _headline(result, units)
+    if found:
+        text = text.removesuffix(" Nothing to change.") + f" {found[0][0].upper()}{found[0][1:]}."
+    return text
+
+
+def _headline(result: Estimate, units: Units) -> str:
     name = result.model.id.rstrip("/").rpartition("/")[2]
     needed = size(result.needed_bytes, units)
     if result.refusal:
@@ -66,6 +76,7 @@ def headline(result: Estimate, units: Units) -> str:
         each = f" on each of {len(result.ranks.ranks)} ranks" if result.ranks else ""
         return f"{name}: needs {needed}{each}. {_mac(result)}"
     share = f"{needed} of {size(result.device.working_set_bytes, units, down=True)}"
+    share += " free now" * (result.device.budget == FREE_NOW)
     start = f"{name}, {_machines(result.device, result)}:"
     part = percent(result.needed_bytes, result.device.working_set_bytes)
     if result.verdict == "unknown":
@@ -272,10 +283,11 @@ def legend(result: Estimate, units: Units) -> tuple[str, ...]:
     if by_prompt and any(cell.verdict == "tight" for cell in cells):
         parts.append("! tight")
     if result.device:
-        budget = size(result.device.working_set_bytes, units, down=True)
         if result.device.backend == "metal":
-            whole = size(result.device.memory_bytes, units)
-            parts.append(f"the GPU may use {budget} of {whole}")
+            parts.append(_of_gpu(result.device, units))
+        if result.device.budget == FREE_NOW:
+            used = size(result.device.used_by_others_bytes or 0, units)
+            parts.append(f"{used} are in use, {size(PROCESS_BYTES, units)} left for the process")
     if result.grid.method != result.method:
         parts.append("by formula")
     if result.grid.left_out:
@@ -296,15 +308,30 @@ def recommended(found: Recommended, units: Units) -> str:
     return ", ".join(parts)
 
 
+def _of_gpu(device: DeviceSummary, units: Units) -> str:
+    """What the GPU may use, and under which macOS it is another figure."""
+    budget = size(device.working_set_bytes, units, down=True)
+    known = device.by_macos or ()
+    own = [each.macos for each in known if each.working_set_bytes == device.working_set_bytes]
+    # Short, so that the first screen keeps its lines: 15 of "macOS 13-15".
+    others = [
+        f"{tenths(each.working_set_bytes, units, down=True)} on {re.split('[ -]', each.macos)[-1]}"
+        for each in known
+        if each.working_set_bytes != device.working_set_bytes
+    ]
+    if own and others:
+        return f"GPU {budget} on {own[0]}, {', '.join(others)}"
+    return f"the GPU may use {budget} of {size(device.memory_bytes, units)}"
+
+
 def task(result: Estimate) -> str:
     """The workload and the runtime, in few words."""
     work = result.workload
     text = f"{work.prompt_tokens} tokens"
-    if work.max_tokens:
-        text += f" + {work.max_tokens} generated"
+    text += f" + {work.max_tokens} generated" if work.max_tokens else ", no reply"
     if work.batch > 1:
         text += f", batch {work.batch}"
-    text += f", prefill step {work.prefill_step}"
+    text += f", step {work.prefill_step}"
     if work.kv_bits:
         text += f", KV {work.kv_bits} bits"
     return f"{text}, {runtime_text(result.runtime)}"

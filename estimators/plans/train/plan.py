@@ -277,18 +277,41 @@ class _Plan:
         return _Change({"grad_checkpoint": True}, "speed", changed, quantize)
 
     def _actions(self) -> tuple[TrainingChange, ...]:
-        """Return the cheapest settings together that fit."""
-
-        def fits(change: _Change) -> bool:
-            need = self._need(change.recipe, change.quantize)
-            return judge(need, self._sized.device)[0] != "exceeds"
-
+        """Return the cheapest settings together that fit, and of them the fewest."""
         # The first is known already, and mostly these are enough.
         changes = tuple(self._joint())
-        found = first_fitting(changes[:2], fits)
-        found = found or first_fitting(changes[2:], fits, monotone=True)
-        evaluated = self._evaluated(found) if found else None
+        found = first_fitting(changes[:2], self._fits)
+        found = found or first_fitting(changes[2:], self._fits, monotone=True)
+        evaluated = self._evaluated(self._fewest(found)) if found else None
         return (evaluated,) if evaluated else ()
+
+    def _fits(self, change: _Change) -> bool:
+        try:
+            need = self._need(change.recipe, change.quantize)
+        except TooLargeError:
+            return False
+        return judge(need, self._sized.device)[0] != "exceeds"
+
+    def _fewest(self, found: _Change) -> _Change:
+        """Return the change without the settings that it fits without, the dearest first.
+
+        Each setting of `_joint` keeps the ones before, of which a later one may need none. One
+        that takes more memory here, as checkpointing can, may be all that another makes up for.
+        """
+        fewer = (self._without(found, name) for name in reversed(tuple(found.settings)))
+        smaller = next((each for each in fewer if each.settings and self._fits(each)), None)
+        return self._fewest(smaller) if smaller else found
+
+    def _without(self, change: _Change, name: KnobName) -> _Change:
+        settings = {key: value for key, value in change.settings.items() if key != name}
+        cost: Cost = "quality" if settings.keys() - {"grad_checkpoint", "batch_size"} else "speed"
+        change = change._replace(settings=settings, cost=cost)
+        if name == "weight_bits":
+            return change._replace(quantize=self._question.quantize)
+        fields: dict[str, int | bool] = {name: getattr(self._recipe, name)}
+        if name == "batch_size":
+            fields["grad_accumulation_steps"] = self._recipe.grad_accumulation_steps
+        return change._replace(recipe=replace(change.recipe, **fields))
 
     def _joint(self) -> Iterator[_Change]:
         """Yield changes that each keep the ones before, those of the least cost first."""
