@@ -39,6 +39,7 @@ from memfit.estimators.runtimes.registry import (
     with_versions,
 )
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.sizing.drafting import require_same_vocabulary
 from memfit.estimators.sizing.unknown import unknown_architecture
 from memfit.estimators.sizing.workload import DRAFT_TOKENS, MARGIN_BYTES
 from memfit.estimators.weights.activations import activation_type
@@ -314,13 +315,16 @@ class SizedModel(Struct):
         """Return the same with a draft model that proposes ``tokens`` in each step.
 
         Raises:
-            UnsupportedError: for a model of another runtime.
+            UnsupportedError: for a model of another runtime, or under mlx-lm with another
+                vocabulary.
         """
         if draft.runtime != self.runtime:
             raise UnsupportedError(
                 f"{draft.checkpoint.id}: a draft for {draft.runtime} cannot serve a model that"
                 f" runs on {self.runtime}"
             )
+        if self.runtime_model.is_mlx_lm:
+            require_same_vocabulary(self.runtime_model.subject, draft.runtime_model.subject)
         return replace(self, draft=draft, draft_tokens=tokens, _drafts={})
 
     def draft_bytes(self, workload: Workload) -> int:
