@@ -476,6 +476,7 @@ def _with_adapter(
 def _size_gguf(checkpoint: Checkpoint, device: Device | None) -> RuntimeModel:
     # Tables and rules of llama.cpp, which no other checkpoint needs.
     from memfit.estimators.arch.gguf.model import build_gguf_model
+    from memfit.estimators.arch.gguf.tensors import require_tensors
     from memfit.estimators.weights.ggml import gguf_footprint
 
     tensors = checkpoint.tensors or ()
@@ -484,6 +485,7 @@ def _size_gguf(checkpoint: Checkpoint, device: Device | None) -> RuntimeModel:
     except UnsupportedError as error:
         known = _known_bytes(checkpoint)
         raise UnsupportedError(f"{error}; its weights hold {known} bytes (exact)") from None
+    require_tensors(checkpoint.config, tensors, model, trunk, checkpoint.config_name)
     subject = Subject(checkpoint, model, gguf_footprint(tensors, trunk), device)
     return bind(native_runtime(checkpoint), subject)
 
