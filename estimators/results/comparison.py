@@ -127,7 +127,8 @@ class Comparison(Result, frozen=True, kw_only=True, tag="memfit.compare/1"):
     def has_refusals(self) -> bool:
         """Whether a runtime does not load one of the models."""
         cells = self.matrix.cells if self.matrix else ()
-        return any(one.verdict == "does_not_load" for one in (*self.models, *cells))
+        found = [model.verdict for model in self.models] + [cell.verdict for cell in cells]
+        return "does_not_load" in found
 
     @property
     def undecided(self) -> tuple[Unavailable, ...]:
