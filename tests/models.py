@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from memfit.estimators.arch.registry import build_model
 from memfit.estimators.checkpoint.local.sample import read_sample
 from tests.sparse import Shapes, write_safetensors
 
@@ -38,6 +39,12 @@ def quantised_tensors(config: Mapping[str, Any], bits: int, group_size: int = 64
 
     tensors = Oracle(config).quantize(bits, group_size).tensors()
     return {n: (_DTYPES[str(v.dtype).split(".")[-1]], v.shape) for n, v in tensors.items()}
+
+
+def plain_tensors(config: Mapping[str, Any]) -> Shapes:
+    """Return the tensors of an unquantised model, by the modules that memfit describes."""
+    modules = build_model(config, "config.json").all_modules()
+    return {f"{path}.weight": ("BF16", module.shape) for path, module in modules}
 
 
 def write_config(directory: Path, config: Mapping[str, Any]) -> Path:

@@ -101,7 +101,8 @@ def compare(
     _reject_wrong_number(len(references), asked, axes)
     _reject_twice({axis.name for axis in axes}, models, workload, machine)
     base = _scenario(models, workload, machine, runtime)
-    rules = runtime.chosen()
+    # Of several runtimes only some keep a number of experts.
+    rules = (replace(runtime, capacity=None) if asked.runtimes else runtime).chosen()
     with reporting(verbose=output.verbose) as progress:
         catalog = _opened(references, runtime, progress)
     result = answer(
@@ -209,13 +210,25 @@ def _under_each(
         wanted = list(runtime_names())
     if len(set(wanted)) < len(wanted):
         raise InputError(f"--runtimes {names[:60]}: a runtime is given twice")
-    return [replace(model, label=name, runtime=_with_capacity(name, runtime)) for name in wanted]
+    runtimes = [runtime.versioned(named_runtime(name), strict=False) for name in wanted]
+    return [
+        replace(model, label=name, runtime=one)
+        for name, one in zip(wanted, _with_capacity(runtimes, runtime), strict=True)
+    ]
 
 
-def _with_capacity(name: str, options: RuntimeOptions) -> "Runtime":
-    """A runtime on the given versions; experts are kept by one that can leave some out."""
-    runtime = options.versioned(named_runtime(name), strict=False)
-    return options.with_capacity(runtime) if name == "mlx-moe" else runtime
+def _with_capacity(runtimes: "list[Runtime]", options: RuntimeOptions) -> "list[Runtime]":
+    """The runtimes, with the experts of --capacity under those that keep a number of them."""
+    found, refused = [], []
+    for runtime in runtimes:
+        try:
+            found.append(options.with_capacity(runtime))
+        except InputError as error:
+            found.append(runtime)
+            refused.append(error)
+    if len(refused) == len(runtimes):
+        raise refused[0]
+    return found
 
 
 def _any_will_do(runtimes: str | None, result: "Comparison") -> bool:

@@ -1,5 +1,6 @@
 """From a config to a model: which family describes which ``model_type``."""
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -121,6 +122,22 @@ _MAX_CONTEXT_KEYS = (
 )
 
 
+# Parts that draft for another model, and models that generate no text token by token.
+_NO_LIKE = re.compile(
+    r"_(mtp|assistant|dflash|eagle3?|draft(er)?)$|bert|encoder|embed|diffusion|llada|dream"
+    r"|tts|whisper|audio|speech|clip"
+)
+
+
+def has_no_like(model_type: str) -> bool:
+    """Return whether a type is of a kind that no described family is like.
+
+    >>> has_no_like("qwen3_5_mtp"), has_no_like("llada2_moe"), has_no_like("qwen4")
+    (True, True, False)
+    """
+    return _NO_LIKE.search(model_type) is not None
+
+
 def build_model(config: Mapping[str, Any], name: str, *, assumed: bool = False) -> Model:
     """Return the model a config describes; ``name`` is how messages name the config.
 
@@ -165,7 +182,7 @@ def family(model_type: str) -> Any:
 
 
 def _unknown_type(name: str, model_type: str) -> str:
-    near = nearest(model_type, FAMILIES)
+    near = "" if has_no_like(model_type) else nearest(model_type, FAMILIES)
     hint = f"; nearest known: {near}" if near else ""
     return f"{name}: model_type: {model_type[:60]!r} is not described{hint}"
 

@@ -72,9 +72,27 @@ def is_there(path: Path) -> bool:
 
 
 def path_near(directory: Path | None, path: str) -> str:
-    """Return a relative path as one in a directory, where there is such a file, else as it is."""
+    """Return a relative path as one in a directory, where there is such a file, else as it is.
+
+    Raises:
+        CheckpointError: when another file has the path from the working directory.
+    """
     near = os.path.join(directory, path) if directory else path
-    return near if os.path.lexists(near) else path
+    if not os.path.lexists(near):
+        return path
+    if os.path.lexists(path) and not _is_same(near, path):
+        raise CheckpointError(
+            f"{printable(path)}: found in {printable(Path(near).parent)} and in the working"
+            " directory; give the whole path"
+        )
+    return near
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return os.path.abspath(one) == os.path.abspath(other)
 
 
 def open_regular(path: Path) -> io.FileIO:

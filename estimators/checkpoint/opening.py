@@ -21,6 +21,8 @@ _HUB_FILE = r"(?ai)[\w.-]+/[\w.-]+(?:@[\w./-]+)?:(?:[\w./-]+\.gguf|[\w.-]+)"
 _ADDRESS = r"(?ai)https?://|(?:www\.)?huggingface\.co/|hf\.co/"
 _OLLAMA_BLOB = "sha256-"
 _STORES = ("ollama:", "modelscope:")
+_SAMPLE = "sample:"
+"""Before the name of a sample that a path has too."""
 HUB = "hub:"
 """Before a name on the Hub, which is not looked up in the directory then."""
 _WANTED = (
@@ -34,8 +36,8 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Return the checkpoint of ``reference``; an existing path comes first.
 
-    Without ``guess_hub`` only a name after ``hub:`` is looked up on the Hub: what looks like one
-    can also be a path that is missing.
+    Without ``guess_hub`` nothing is guessed, as in a policy: only a name after ``hub:`` is looked
+    up on the Hub, and no path takes the place of a prefix, a URL or a sample.
 
     Raises:
         CheckpointError: when there is no such path or repository, or its files are missing or
@@ -47,8 +49,9 @@ def open_checkpoint(
     """
     if reference.startswith(HUB):
         return _open_hub(reference.removeprefix(HUB), progress, picks=guess_hub)
-    path = Path(os.path.expanduser(reference))
-    if reference and _is_there(path):
+    if reference.startswith(_SAMPLE) and (sample := _named_sample(reference[len(_SAMPLE) :])):
+        return sample
+    if path := _existing(reference, guess_hub):
         return _open_path(path)
     # Each source is imported only when it is used, which keeps a local read fast.
     if reference.startswith(_STORES):
@@ -72,6 +75,36 @@ def open_checkpoint(
         return found
     doubt = f"{folder} is a directory without {reference.partition('/')[2]}, so it is the Hub's"
     return replace(found, warnings=(*found.warnings, f"{doubt}; hub:{reference} says so"))
+
+
+def _existing(reference: str, guess_hub: bool) -> Path | None:
+    """The path of that name, if there is one; where nothing is guessed the name is of it alone."""
+    path = Path(os.path.expanduser(reference))
+    is_elsewhere = not guess_hub and has_prefix(reference)
+    if not reference or is_elsewhere or not _is_there(path):
+        return None
+    if not guess_hub:
+        require_no_sample(reference)
+    return path
+
+
+def has_prefix(reference: str) -> bool:
+    """Return whether a reference says where it is looked up: in a store, or at an address."""
+    prefixes = (HUB, _SAMPLE, *_STORES)
+    return reference.startswith(prefixes) or bool(re.match(_ADDRESS, reference))
+
+
+def require_no_sample(reference: str) -> None:
+    """Check that the name of a path is not that of a sample.
+
+    Raises:
+        CheckpointError: when it is.
+    """
+    if _named_sample(reference):
+        raise CheckpointError(
+            f"{printable(reference)!r}: both a sample and a path; write"
+            f" {_SAMPLE}{reference.lower()}, or ./{reference} for the path"
+        )
 
 
 def open_sample(name: str) -> Checkpoint:

@@ -200,6 +200,7 @@ class Evaluation(Struct, frozen=True):
             baseline_model=before.model if before else None,
             changes=tuple(changes(before.figures, figures)) if before else (),
             notes=tuple(self._notes()),
+            source=self.sized.checkpoint.source,
         )
 
     @property

@@ -100,8 +100,13 @@ def _cache_at(model: Model, workload: Workload, tokens: int) -> KVCache:
 
 
 def buffer_token_bytes(model: Model, buffer: KVBuffer, workload: Workload, tokens: int) -> int:
-    """Return the bytes one token of one sequence takes in a buffer that holds ``tokens``."""
-    if _is_quantised(workload, tokens) and not _stays_plain(buffer):
+    """Return the bytes one token of one sequence takes in a buffer that holds ``tokens``.
+
+    Raises:
+        UnsupportedError: when mlx-lm cannot quantise the buffer, also before it would: no command
+            bounds how long its sequences become.
+    """
+    if workload.kv_bits is not None and not _stays_plain(buffer):
         _require_quantizable(model, buffer, workload.kv_group_size)
     width = dtypes.nbytes(1, model.dtype)
     return kv_format(buffer, workload, width, tokens).nbytes(buffer.elements_per_token)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Struct
 
 from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Positive, Tokens, one_of
-from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.results.estimate import Basis, Note, Source
 from memfit.estimators.results.result import Result
 
 # broken: a limit does not hold. invalid: the input must be corrected before anything can be said.
@@ -134,6 +134,8 @@ class TargetReport(Struct, frozen=True, kw_only=True):
     baseline_model: str | None = None
     changes: tuple[FigureChange, ...] = ()
     notes: tuple[Note, ...] = ()
+    source: Source | None = None
+    """Where the model was read; None where it could not be."""
 
 
 class GateReport(Result, frozen=True, kw_only=True, tag="memfit.gate/1"):

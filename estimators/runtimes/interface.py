@@ -271,9 +271,10 @@ class RuntimeModel(Struct, frozen=True):
 
         The strict load of mlx-lm (mlx_lm/utils.py, load_model) is that of everything on MLX.
         """
-        if not self.on_mlx:
-            return ""
         checkpoint = self.subject.checkpoint
+        # Of an assumed type the class is not known, nor what it takes.
+        if not self.on_mlx or checkpoint.assumed_from:
+            return ""
         if checkpoint.has_other_names and self.by_mlx_lm:
             return "mlx-lm loads only model*.safetensors, and the weights are in other files"
         if checkpoint.config.get("model_file") is not None and self.by_mlx_lm:

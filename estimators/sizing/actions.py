@@ -189,7 +189,8 @@ def converting(sized: SizedModel, run: Callable[[str], Iterable[str]]) -> Iterat
 
     There are none for a checkpoint that mlx-lm can neither load nor convert.
     """
-    if not sized.is_loadable:
+    # Nor for an assumed type, of which the library has no class or another one.
+    if not sized.is_loadable or sized.checkpoint.assumed_from:
         return
     model, plan = sized.checkpoint.to_load, sized.footprint.plan
     # No other runtime loads what is made.

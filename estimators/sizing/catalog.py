@@ -11,7 +11,12 @@ from memfit.estimators.base.files import path_near
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.checkpoint.opening import HUB, open_checkpoint
+from memfit.estimators.checkpoint.opening import (
+    HUB,
+    has_prefix,
+    open_checkpoint,
+    require_no_sample,
+)
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.runtimes.registry import native_runtime, with_versions
@@ -157,8 +162,11 @@ class Catalog:
         return self._once(("adapter", directory), lambda: read_adapter(directory))
 
     def _open(self, reference: str) -> Checkpoint:
-        is_name = reference.startswith(HUB)
-        found = reference if is_name else path_near(self._directory, reference)
+        guesses = self._guess_hub and not reference.startswith(HUB)
+        is_path = guesses or not has_prefix(reference)
+        found = path_near(self._directory, reference) if is_path else reference
+        if found != reference and not self._guess_hub:
+            require_no_sample(reference)
         return open_checkpoint(found, progress=self._progress, guess_hub=self._guess_hub)
 
     def _once(self, key: Hashable, make: Callable[[], Found]) -> Found:

@@ -39,6 +39,7 @@ from memfit.estimators.runtimes.registry import (
     with_versions,
 )
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.sizing.drafting import require_same_vocabulary
 from memfit.estimators.sizing.unknown import unknown_architecture
 from memfit.estimators.sizing.workload import DRAFT_TOKENS, MARGIN_BYTES
 from memfit.estimators.weights.activations import activation_type
@@ -327,13 +328,16 @@ class SizedModel(Struct):
         """Return the same with a draft model that proposes ``tokens`` in each step.
 
         Raises:
-            UnsupportedError: for a model of another runtime.
+            UnsupportedError: for a model of another runtime, or under mlx-lm with another
+                vocabulary.
         """
         if draft.runtime != self.runtime:
             raise UnsupportedError(
                 f"{draft.checkpoint.id}: a draft for {draft.runtime} cannot serve a model that"
                 f" runs on {self.runtime}"
             )
+        if self.runtime_model.is_mlx_lm:
+            require_same_vocabulary(self.runtime_model.subject, draft.runtime_model.subject)
         return replace(self, draft=draft, draft_tokens=tokens, _drafts={})
 
     def draft_bytes(self, workload: Workload) -> int:
@@ -487,6 +491,7 @@ def _with_adapter(
 def _size_gguf(checkpoint: Checkpoint, device: Device | None) -> RuntimeModel:
     # Tables and rules of llama.cpp, which no other checkpoint needs.
     from memfit.estimators.arch.gguf.model import build_gguf_model
+    from memfit.estimators.arch.gguf.tensors import require_tensors
     from memfit.estimators.weights.ggml import gguf_footprint
 
     tensors = checkpoint.tensors or ()
@@ -495,6 +500,7 @@ def _size_gguf(checkpoint: Checkpoint, device: Device | None) -> RuntimeModel:
     except UnsupportedError as error:
         known = _known_bytes(checkpoint)
         raise UnsupportedError(f"{error}; its weights hold {known} bytes (exact)") from None
+    require_tensors(checkpoint.config, tensors, model, trunk, checkpoint.config_name)
     subject = Subject(checkpoint, model, gguf_footprint(tensors, trunk), device)
     return bind(native_runtime(checkpoint), subject)
 

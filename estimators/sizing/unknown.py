@@ -1,6 +1,6 @@
 """What can be said of a model with an architecture that nothing describes."""
 
-from memfit.estimators.arch.registry import FAMILIES
+from memfit.estimators.arch.registry import FAMILIES, has_no_like
 from memfit.estimators.base.errors import UnknownArchitectureError, UnsupportedError
 from memfit.estimators.base.nearest import nearest
 from memfit.estimators.base.units import format_bytes
@@ -13,11 +13,10 @@ def unknown_architecture(
 ) -> UnknownArchitectureError:
     """Return the fault, with what is known of the weights and what can be done."""
     kind = str(checkpoint.config.get("model_type"))
-    like = kind if kind in FAMILIES else nearest(kind, FAMILIES, most=1) or "TYPE"
-    ways = (
-        "missing: KV cache and workspace; ways on: a newer mlx-lm with a class for it,"
-        f" --as {like} (an assumption)"
-    )
+    ways = "missing: KV cache and workspace; ways on: a newer mlx-lm with a class for it"
+    if not has_no_like(kind):
+        like = kind if kind in FAMILIES else nearest(kind, FAMILIES, most=1) or "TYPE"
+        ways += f", --as {like} (an assumption)"
     return UnknownArchitectureError(str(fault), _known(checkpoint, device), ways)
 
 

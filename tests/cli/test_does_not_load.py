@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.arch.registry import build_model
 from tests.cli.gating import target, write_policy, write_quantised
 from tests.cli.running import Memfit
-from tests.models import QWEN3_4B, write_checkpoint
+from tests.models import QWEN3_4B, plain_tensors, write_checkpoint
 
 REASON = "mtp.fc.weight: in a header and not in the model class"
 MACHINE = ("--memory", "32GB", "--context", "4k")
@@ -18,9 +17,7 @@ MACHINE = ("--memory", "32GB", "--context", "4k")
 @pytest.fixture
 def refused(tmp_path: Path) -> Path:
     """A text model with a tensor that its class has no place for."""
-    modules = build_model(QWEN3_4B, "config.json").all_modules()
-    tensors = {f"{path}.weight": ("BF16", module.shape) for path, module in modules}
-    tensors["mtp.fc.weight"] = ("BF16", (2560, 5120))
+    tensors = {**plain_tensors(QWEN3_4B), "mtp.fc.weight": ("BF16", (2560, 5120))}
     return write_checkpoint(tmp_path / "refused", QWEN3_4B, tensors)
 
 

@@ -12,7 +12,7 @@ from memfit.estimators.checkpoint.hub.settings import Hub
 from memfit.estimators.checkpoint.hub.source import open_hub
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from tests.hub.server import FakeHub, Repo, serve
-from tests.models import QWEN3_4B, write_checkpoint
+from tests.models import QWEN3_4B, plain_tensors, write_checkpoint
 from tests.sparse import Shapes
 
 NAME = "org/name"
@@ -69,7 +69,7 @@ class Reader:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A checkpoint of three shards with an index."""
-    return write_checkpoint(tmp_path / "model", QWEN3_4B, TENSORS, shards=3)
+    return write_checkpoint(tmp_path / "model", QWEN3_4B, plain_tensors(QWEN3_4B), shards=3)
 
 
 @pytest.fixture

@@ -79,7 +79,9 @@ def status(target: TargetReport) -> str:
 def subject(target: TargetReport) -> str:
     """The model, the machine and the baseline of a target."""
     size = format_bytes(target.working_set_bytes)
-    text = f"{target.model} on {target.device}, {target.budget} {size}"
+    # A prefix names each other source, and all else is a path.
+    source = " (sample)" if target.source == "sample" else ""
+    text = f"{target.model}{source} on {target.device}, {target.budget} {size}"
     if target.baseline_model and target.baseline_model != target.model:
         text += f"; baseline {target.baseline_model}"
     return text
