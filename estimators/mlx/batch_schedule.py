@@ -247,8 +247,10 @@ class BatchSchedule:
         moved = moved.grown(1)
         self._decode_parts += (moved,)
         self._decode_buffer = moved.joined(self._decode_buffer)
-        extended = (self._extended,) if self._extended else ()
-        yield self._moment(*extended, stepped=moved)
+        yield self._moment(*self._joining(), stepped=moved)
+
+    def _joining(self) -> tuple[Buffer, ...]:
+        return (self._extended,) if self._extended else ()
 
     def _admit(self) -> None:
         room = min(self._room, len(self._waiting))
@@ -280,15 +282,15 @@ class BatchSchedule:
         self._prompt_buffer = None
         padded = any(row.prefix - row.done < chunk for row in self._prompts)
         grown = before.grown(chunk, self._step, padded=padded)
-        yield self._moment(*((self._extended,) if self._extended else ()), prefilled=grown)
+        yield self._moment(*self._joining(), prefilled=grown)
         self._prompt_buffer = grown
         for row in self._prompts:
             row.done = min(row.prefix, row.done + self._step)
 
     def _store(self) -> None:
         """Put prefixes, then whole conversations into the prompt cache."""
-        for entry, row in self._evaluated:
-            entry.buffer = row
+        for entry, alone in self._evaluated:
+            entry.buffer = alone
         self._evaluated = []
         for row in self._prompts:
             # Once: a row can wait here for a place in the decoding batch while it is evicted.

@@ -393,10 +393,10 @@ def driven(model: Path, run: Run) -> tuple[int, int, list[tuple[Request, int]]]:
         served(model, run.settings, None) as server,
         ThreadPoolExecutor(run.clients) as clients,
     ):
-        sent = [clients.submit(client, server) for _ in range(run.clients)]
+        open_ = [clients.submit(client, server) for _ in range(run.clients)]
         server.memory("go")
-        for each in sent:
-            each.result()
+        for each_client in open_:
+            each_client.result()
         active, peak, _ = server.settled()
         return active, peak, server.taken()
 
