@@ -100,6 +100,8 @@ class Subject(Struct, frozen=True):
     """The rank that has this part of the model, None: it is the whole model."""
     by_trace: bool | None = None
     """Whether the trace is asked for, where there is one; None: where no formula is."""
+    has_decode: bool = True
+    """Whether the calls after a prompt are among its moments; a formula may leave them out."""
 
     @property
     def backend(self) -> Backend:

@@ -18,6 +18,7 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC
 from memfit.estimators.mlx.batch_groups import grouped_batch
 from memfit.estimators.mlx.batches import merges_caches, require_batch
+from memfit.estimators.mlx.call_plan import CHUNKS
 from memfit.estimators.mlx.kv_cache import (
     KVCache,
     buffer_counts,
@@ -129,8 +130,9 @@ class MlxLm(RuntimeModel, frozen=True):
             return workload.batch
         return grouped_batch(self.subject.model, workload).rows
 
-    def phases_view(self, _: frozenset[CallPhase]) -> "MlxLm":
-        return self
+    def phases_view(self, phases: frozenset[CallPhase]) -> "MlxLm":
+        """Return the same without the calls after a prompt, where none is among the phases."""
+        return replace(self, subject=replace(self.subject, has_decode=not phases <= CHUNKS))
 
     def together(self, workload: Workload) -> MemoryFigures:
         """Return what sequences take that are prefilled and decoded as one batch."""
@@ -164,6 +166,7 @@ class MlxLm(RuntimeModel, frozen=True):
             device=subject.device,
             versions=self.runtime.versions,
             keeps_up=keeps_up,
+            has_decode=subject.has_decode,
         )
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:

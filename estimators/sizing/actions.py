@@ -121,8 +121,10 @@ def _action(
     no_server = not_served(search) if is_request else ""
     server = None
     if is_request and not no_server:
+        # A bound of many rows takes dozens of figures: their longest prompt is not searched.
+        reach = longest if is_here and search.workload.batch == 1 else None
         fits = search.verdict(settings) == "fits"
-        server = Serving(search).run(settings, longest if is_here else None) if fits else None
+        server = Serving(search).run(settings, reach) if fits else None
         no_server = "" if server else "has no room for a prompt cache beside this prompt"
     longer = context_tokens if goal == "longer_prompt" else None
     flags = server.settings if server else None

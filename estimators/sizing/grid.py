@@ -52,8 +52,11 @@ def _stated(row: GridRow, prompts: Sequence[int], search: JointSearch) -> GridRo
 
 
 def with_server(grid: Grid, search: JointSearch, action: Action | None) -> Grid:
-    """Return the grid with the server of an action below the row of its settings."""
-    if action is None or action.server is None or grid.axis != "context_tokens":
+    """Return the grid with the server of an action below the row of its settings.
+
+    Of several clients no prompt but the request's is judged: each takes dozens of figures.
+    """
+    if action is None or action.server is None or search.workload.batch > 1:
         return grid
     changes = {name: value for name, value in action.settings.items() if name != "prefill_step"}
     place = next((n for n, row in enumerate(grid.rows) if row.settings == changes), None)

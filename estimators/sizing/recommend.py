@@ -83,32 +83,36 @@ def recommended(
         return replace(NOT_RECOMMENDED, expert_capacity=partial.experts if partial else None)
     sized = search.model(best.settings.get("weight_bits"))
     is_divided = best.host_bytes is not UNSET
-    if best.server or not best.context_tokens or is_divided:
-        return _recommended(sized, best.server, best.context_tokens, None)
+    if best.server:
+        return _of_server(sized, best.server, search.workload)
+    if not best.context_tokens or is_divided:
+        return _recommended(sized, best.context_tokens, None)
     chosen = replace(search.asked, **best.settings)
-    return _recommended(
-        sized, None, best.context_tokens, search.need(chosen, best.context_tokens).peak_bytes
-    )
+    needed_bytes = search.need(chosen, best.context_tokens).peak_bytes
+    return _recommended(sized, best.context_tokens, needed_bytes)
 
 
 def recommended_here(sized: SizedModel, workload: Workload) -> Recommended:
     """Return what to set for a workload on the model's device, without other settings."""
     if server := served_here(sized, workload):
-        return _recommended(sized, server, None, None)
+        return _of_server(sized, server, workload)
     tokens = longest_context(sized, workload, longest_prompt(sized))
     need = sized.requirement(workload.prompt_only(tokens)) if tokens else None
-    return _recommended(sized, None, tokens, need.peak_bytes if need else None)
+    return _recommended(sized, tokens, need.peak_bytes if need else None)
 
 
 NOT_RECOMMENDED = Recommended(context_tokens=None, wired_limit_bytes=None, expert_capacity=None)
 
 
-def _recommended(
-    sized: SizedModel, server: ServerRun | None, tokens: int | None, needed_bytes: int | None
-) -> Recommended:
-    """The longest prompt, of the server where there is one, and what it follows from it."""
-    if server:
-        tokens, needed_bytes = server.context_tokens, server.context_needed_bytes
+def _of_server(sized: SizedModel, server: ServerRun, workload: Workload) -> Recommended:
+    """What to set for a server: for its longest prompt or, if none was searched, the request's."""
+    if server.context_tokens is None:
+        return _recommended(sized, workload.prompt_tokens, server.needed_bytes)
+    return _recommended(sized, server.context_tokens, server.context_needed_bytes)
+
+
+def _recommended(sized: SizedModel, tokens: int | None, needed_bytes: int | None) -> Recommended:
+    """The longest prompt, and what follows from it."""
     device, counts = sized.device, {moe.experts for moe in sized.model.experts().values()}
     is_wired = device and device.backend == "metal" and sized.runtime_model.on_mlx
     return Recommended(

@@ -11,6 +11,7 @@ from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.batch_buffer import Buffer
 from memfit.estimators.mlx.batch_groups import buffer_bytes, prefilled_alone
+from memfit.estimators.mlx.call_plan import CHUNKS
 from memfit.estimators.results.server import ServerMoment
 from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -39,6 +40,7 @@ class ServerMemory:
     def __init__(self, sized: SizedModel, workload: Workload) -> None:
         """Take a model and the format of its caches; lengths and steps come with each question."""
         self.sized, self._workload = sized, workload
+        self._chunks = sized.phases_view(CHUNKS)
         counts = sized.model.kv_buffer_counts
         self.windows = frozenset(buffer.limit for buffer in counts if buffer.limit)
         self.has_states = any(sized.model.states())
@@ -78,9 +80,9 @@ class ServerMemory:
 
     def _chunk_bytes(self, rows: int, tokens: int, step: int) -> tuple[int, int]:
         workload = replace(prefilled_alone(self._workload, rows, tokens), prefill_step=step)
-        moment = self.sized.figures_for(workload).moment
+        moment = self._chunks.figures_for(workload).moment
         most = moment.nbytes if moment.prefill_bytes is None else moment.prefill_bytes
-        return most - self.sized.resident_bytes, self.sized.error_bytes(workload)
+        return most - self.sized.resident_bytes, self._chunks.error_bytes(workload)
 
     def answer(
         self,

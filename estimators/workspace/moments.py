@@ -69,11 +69,13 @@ class RunMoments:
         self.caches = RunCaches(prepared, workload)
         self._converting = converting_chunk(workload)
 
-    def moments(self) -> Iterator[RunMoment]:
-        """Yield the moments that can be the largest."""
+    def moments(self, *, has_decode: bool = True) -> Iterator[RunMoment]:
+        """Yield the moments that can be the largest, those of the prompt or of all calls."""
         weights = self._weight_bytes
         yield RunMoment("load", weights, 0, "", f"load = weights {weights:,}")
         yield from self.prefill()
+        if not has_decode:
+            return
         if self.caches.is_batched:
             first = PlannedCall("last_token", 1, self._workload.prompt_tokens - 1)
             yield self._during("decode", first)

@@ -76,11 +76,13 @@ def peak(
     device: Device | None,
     versions: MlxVersions = MlxVersions(),  # noqa: B008 - a tuple
     keeps_up: bool = False,
+    has_decode: bool = True,
 ) -> PeakMoment:
     """Return the largest moment of a run with weights of ``resident_bytes``.
 
     What depends on the model alone is computed once for each (model, plan, device, versions). A
-    GPU that ``keeps_up`` has run each batch of work when the next is given.
+    GPU that ``keeps_up`` has run each batch of work when the next is given. Without ``has_decode``
+    it ends with the chunks of the prompt.
 
     Raises:
         UnsupportedError: when MLX is older than the oldest kernels described.
@@ -89,7 +91,7 @@ def peak(
     if keeps_up and prepared.limits:
         prepared = prepared.on(prepared.traits, replace(prepared.limits, in_flight=0))
     run = RunMoments(prepared, workload, resident_bytes)
-    moments = list(run.moments())
+    moments = list(run.moments(has_decode=has_decode))
     best = max(moments, key=lambda moment: moment.nbytes)
     largest, name = max(
         (prepared.largest_weight, "weight"), *((m.largest, m.largest_name) for m in moments)
@@ -104,7 +106,7 @@ def peak(
         explanation=(best.explanation,),
         # Loading comes before the first token, so it belongs to prefill.
         prefill_bytes=max(m.nbytes for m in moments if m.phase != "decode"),
-        decode_bytes=max(m.nbytes for m in moments if m.phase == "decode"),
+        decode_bytes=max((m.nbytes for m in moments if m.phase == "decode"), default=None),
         call_bytes=_of_calls(moments),
     )
 
