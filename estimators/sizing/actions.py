@@ -11,7 +11,6 @@ from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.results.estimate import Action
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import convert_command, draft_flags
-from memfit.estimators.sizing.divide import divided
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import smallest_mac
 from memfit.estimators.sizing.search import is_accepted
@@ -46,7 +45,11 @@ def actions(search: JointSearch, answer: Answer) -> tuple[Action, ...]:
     """Return what to do: for the request, then for longer prompts, each cheapest first."""
     found = [_action(search, settings) for settings in answer.settings]
     found += [_on_mac(*each) for each in dict.fromkeys((answer.smallest, answer.as_asked)) if each]
-    if search.asked not in answer.settings:
+    device = search.sized.device
+    if device and device.has_host and search.asked not in answer.settings:
+        # Few machines have two memories.
+        from memfit.estimators.sizing.divide import divided
+
         found += divided(search)
     if answer.settings and search.searches_prompts:
         found += _for_longer_prompts(search, answer.settings[-1])

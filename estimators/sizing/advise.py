@@ -24,7 +24,6 @@ from memfit.estimators.sizing.grid import (
 )
 from memfit.estimators.sizing.joint import JointSearch
 from memfit.estimators.sizing.macs import macs
-from memfit.estimators.sizing.partial_experts import partial_experts
 from memfit.estimators.sizing.recommend import (
     NOT_RECOMMENDED,
     memory_advice,
@@ -67,8 +66,17 @@ def advise(sized: SizedModel, workload: Workload, units: Units) -> Advised:
     chosen = None if best is None else found[best]
     if is_here := chosen is not None and "memory_bytes" not in chosen.settings:
         grid = with_server(grid, looked_at, chosen)
-    partial = None if is_here else partial_experts(looked_at)
+    partial = None if is_here else _partial_experts(looked_at)
     return Advised(advice, found, best, recommended(search, chosen, partial), partial, grid)
+
+
+def _partial_experts(search: JointSearch) -> PartialExperts | None:
+    if not search.sized.model.experts():
+        return None
+    # What is published about them, which no other model needs.
+    from memfit.estimators.sizing.partial_experts import partial_experts
+
+    return partial_experts(search)
 
 
 def search_of(sized: SizedModel, workload: Workload) -> JointSearch:

@@ -23,7 +23,6 @@ from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.other_kinds import kind_of_config
-from memfit.estimators.images.processor import has_tower
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.as_of import as_of, check_class
 from memfit.estimators.mlx.versions import MlxVersions
@@ -39,7 +38,6 @@ from memfit.estimators.runtimes.registry import (
     with_versions,
 )
 from memfit.estimators.runtimes.runtime import Runtime
-from memfit.estimators.sizing.drafting import require_same_vocabulary
 from memfit.estimators.sizing.unknown import unknown_architecture
 from memfit.estimators.sizing.workload import DRAFT_TOKENS, MARGIN_BYTES
 from memfit.estimators.weights.activations import activation_type
@@ -131,6 +129,9 @@ class SizedModel(Struct):
         except UnsupportedError:
             return False
         if other.on_mlx and self.checkpoint.has_other_names:
+            # The rules of all image processors, for a question that few models have.
+            from memfit.estimators.images.processor import has_tower
+
             # Classes of mlx-vlm are of models with towers.
             return not other.refusal and (not other.takes_images or has_tower(self.checkpoint))
         return self.is_foreign and other.loads_foreign_formats
@@ -337,6 +338,8 @@ class SizedModel(Struct):
                 f" runs on {self.runtime}"
             )
         if self.runtime_model.is_mlx_lm:
+            from memfit.estimators.sizing.drafting import require_same_vocabulary
+
             require_same_vocabulary(self.runtime_model.subject, draft.runtime_model.subject)
         return replace(self, draft=draft, draft_tokens=tokens, _drafts={})
 
