@@ -71,11 +71,10 @@ MODELS = {
 
 def sized_sample(name: str, gibibytes: int) -> SizedModel:
     """Return a sample with 4 bits."""
-    quantize = {} if "4bit" in name else {"quantize": Quantization(bits=4, group_size=64)}
+    quantize = None if "4bit" in name else Quantization(bits=4, group_size=64)
     device = memory_device(gibibytes * 2**30)
-    return Catalog().sized(
-        str(SAMPLES / f"{name}.yaml"), device=device, method="formula", **quantize
-    )
+    path = str(SAMPLES / f"{name}.yaml")
+    return Catalog().sized(path, device=device, method="formula", quantize=quantize)
 
 
 class Search:

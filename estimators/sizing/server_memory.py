@@ -1,6 +1,6 @@
 """Bytes of what mlx_lm.server has in memory: batches of caches, prompts in prefill, logits."""
 
-from functools import cache
+from functools import cache, partial
 
 from msgspec.structs import replace
 
@@ -43,6 +43,8 @@ class ServerMemory:
         self._buffers = counts
         self.windows = frozenset(buffer.limit for buffer in counts if buffer.limit)
         self.has_states = any(sized.model.states())
+        self._weights_bytes, self._state_bytes = sized.resident_bytes, state_bytes(sized.model, 1)
+        self._view_bytes = cache(partial(view_bytes, sized.model))
         self.layers = max(1, sum(counts.values()))
         self.cache_bytes = cache(self._cache_bytes)
         self.prefill = cache(self._prefill)
@@ -50,7 +52,7 @@ class ServerMemory:
     def _cache_bytes(self, buffer: Buffer) -> int:
         """Return the bytes of a batch's caches."""
         model, windows = self.sized.model, dict(buffer.windows)
-        one = state_bytes(model, 1) + view_bytes(model, buffer.viewed)
+        one = self._state_bytes + self._view_bytes(buffer.viewed)
         for kv, layers in self._buffers.items():
             # The step by which a cache grows is in the tokens of the buffer.
             tokens = windows[kv.limit] if kv.limit else kv.held_tokens(buffer.capacity)
@@ -106,15 +108,16 @@ class ServerMemory:
         stored: int,
     ) -> ServerMoment:
         """Return a moment: bytes of caches, of a chunk with its error, and of logits."""
-        sized, (nbytes, error) = self.sized, prefill
+        nbytes, error = prefill
+        weights, margin = self._weights_bytes, self.sized.margin_bytes
         return ServerMoment(
-            peak_bytes=sized.resident_bytes + held + logits + nbytes + sized.margin_bytes,
-            weights_bytes=sized.resident_bytes,
+            peak_bytes=weights + held + logits + nbytes + margin,
+            weights_bytes=weights,
             cache_bytes=held,
             logits_bytes=logits,
             prefill_bytes=nbytes,
             prefill_error_bytes=error,
-            margin_bytes=sized.margin_bytes,
+            margin_bytes=margin,
             prefilled_prompts=prompts,
             decoding_requests=decoding,
             stored_caches=stored,

@@ -377,8 +377,8 @@ def driven(model: Path, run: Run) -> tuple[int, int, list[tuple[Request, int]]]:
     """Return idle and peak bytes, and the requests, of which most arrive while others run."""
     count = 3 * run.clients + run.settings.prompt_cache_size
     work: queue.Queue[tuple[int, tuple[int, int]]] = queue.Queue()
-    for each in enumerate(lengths_of(run.lengths, min(count, 20))):
-        work.put(each)
+    for numbered in enumerate(lengths_of(run.lengths, min(count, 20))):
+        work.put(numbered)
 
     def client(server: Server) -> None:
         while True:

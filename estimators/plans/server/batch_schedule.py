@@ -191,7 +191,7 @@ class BatchSchedule:
         self._extended = None
         if len(self._decoding) >= self._settings.rows:
             return
-        self._admit()
+        self._extended = self._admit()
         ready = [row for row in self._prompts if row.done == row.prefix]
         if not ready:
             return
@@ -213,7 +213,8 @@ class BatchSchedule:
         self._decode_buffer = moved.joined(self._decode_buffer)
         yield self._moment(*((self._extended,) if self._extended else ()))
 
-    def _admit(self) -> None:
+    def _admit(self) -> Buffer | None:
+        """Let prompts in, and return the batch of prompts if they joined one."""
         settings = self._settings
         room = min(
             settings.prompt_concurrency - len(self._prompts),
@@ -222,16 +223,16 @@ class BatchSchedule:
         )
         admitted = [self._waiting.popleft() for _ in range(room)]
         if not admitted:
-            return
+            return None
         new = self._merged(admitted)
-        if self._prompt_buffer:
-            self._extended = new.joined(self._prompt_buffer)
-        self._prompt_buffer = self._extended or (new if new.index else None)
+        joined = new.joined(self._prompt_buffer) if self._prompt_buffer else None
+        self._prompt_buffer = joined or (new if new.index else None)
         self._prompts += admitted
         for row in admitted:
             if row.hit and not row.hit.is_evaluated:
                 row.hit.is_evaluated = True
                 self._evaluated.append((row.hit, row.hit.row()))
+        return joined
 
     def _merged(self, rows: Collection[_Row]) -> Buffer:
         """The batch of rows before their first chunk, which begin with stored caches or without."""
@@ -255,8 +256,8 @@ class BatchSchedule:
 
     def _store(self) -> None:
         """Put prefixes, then whole conversations into the prompt cache."""
-        for entry, row in self._evaluated:
-            entry.buffer = row
+        for entry, alone in self._evaluated:
+            entry.buffer = alone
         self._evaluated = []
         for row in self._prompts:
             # Once: a row can wait here for a place in the decoding batch while it is evicted.
@@ -265,8 +266,8 @@ class BatchSchedule:
                 buffer = self._prompt_buffer or self._merged([row])
                 self._last_prefix = buffer
                 self._insert(row, "prefix", buffer)
-        for row, buffer in self._finished:
-            self._insert(row, "whole", buffer)
+        for row, ended in self._finished:
+            self._insert(row, "whole", ended)
         self._responses = tuple(buffer for _, buffer in self._finished)
         self._arrivals.end(self._call, len(self._finished))
         self._finished = []

@@ -10,6 +10,7 @@ from memfit.estimators.results.server import ServerMix, ServerSettings
 from memfit.estimators.sizing.server_memory import ServerMemory
 
 _TURNS = 5
+_NEXT = 16
 _SEED = 11
 
 
@@ -42,7 +43,7 @@ def usual_mixes(
 def _mixes(
     prompt: int, reply: int, settings: ServerSettings, clients: int
 ) -> Iterator[tuple[str, list[Request]]]:
-    count = 2 * clients + settings.prompt_cache_size + 8
+    count = clients + min(clients, _NEXT) + settings.prompt_cache_size + 8
     yield "equal requests", [Request(prompt, reply)] * count
     yield "growing conversations", list(_conversations(prompt, reply, clients))
     short = max(1, reply // 25)
