@@ -107,7 +107,7 @@ class _Plan(Struct, frozen=True):
             largest_batch=self._at_once(workload.prompt_tokens) if device else None,
             traffic=self._traffic(longest) if self.asked.traffic else None,
             assumptions=tuple(runtime_model.allocation_rules()),
-            notes=(*self._notes(), *self._left_out(ceilings)),
+            notes=(*self._notes(), *self._notes_on_matrix(ceilings)),
             images=image_advice(sized, workload) or UNSET,
         )
 
@@ -171,12 +171,18 @@ class _Plan(Struct, frozen=True):
                 verdict, _ = judge(need, self.sized.device)
                 yield MatrixCell(tokens, requests, need.peak_bytes, verdict)
 
-    def _left_out(self, ceilings: Ceilings) -> Iterator[Note]:
+    def _notes_on_matrix(self, ceilings: Ceilings) -> Iterator[Note]:
         asked = self.asked.contexts
         for tokens in asked if asked != ContextQuestion().contexts else ():
             if tokens > ceilings.effective:
                 text = f"{tokens} tokens are not in the table: {ceilings.effective} are the most"
                 yield Note("warning", "not-in-table", text)
+        if self.sized.runtime_model.is_mlx_lm and max(self.asked.requests, default=1) > 1:
+            text = (
+                "requests at once are one batch that begins and ends together; mlx_lm.server lets"
+                " them come and go and keeps caches: memfit plan server --clients bounds that"
+            )
+            yield Note("info", "requests-in-one-batch", text)
 
     def _at_once(self, tokens: int) -> int:
         """The most requests of ``tokens`` each that fit at once; 0 where not even one does."""
