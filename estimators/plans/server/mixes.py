@@ -56,10 +56,10 @@ def _mixes(
 
 
 def _conversations(prompt: int, reply: int, clients: int) -> Iterator[Request]:
-    """Two conversations of each client: a turn begins with all that was said before."""
+    """A conversation of each client, and more: a turn begins with all that was said before."""
     turn = max(reply + 1, ceil_div(prompt, _TURNS))
     turns = max(1, prompt // turn)
-    for number in range(2 * turns * clients):
+    for number in range(turns * (clients + min(clients, _NEXT))):
         round_ = number // clients % turns
         tokens = prompt - turn * (turns - 1 - round_)
         said = tokens - turn + reply
