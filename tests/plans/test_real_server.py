@@ -79,6 +79,7 @@ EXPERTS = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
     "norm_topk_prob": True,
+    "torch_dtype": "float32",  # GatherMM of the CPU
 }
 # Settings, then prompts and generated tokens of requests that arrive together.
 CASES: dict[str, tuple[ServerSettings, tuple[tuple[int, int], ...]]] = {
@@ -121,7 +122,8 @@ def saved(path: Path, config: dict[str, Any], *, chats: bool = False) -> Path:
     from tests.oracle import Oracle
 
     mx.random.seed(0)
-    save_weights(path, Oracle(config).tensors())
+    dtype = getattr(mx, config["torch_dtype"])
+    save_weights(path, {k: v.astype(dtype) for k, v in Oracle(config).tensors().items()})
     save_config(dict(config), path / "config.json")
     save_tokenizer(path, has_chat_template=chats)
     return path
