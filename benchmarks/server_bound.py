@@ -73,9 +73,8 @@ def sized_sample(name: str, gibibytes: int) -> SizedModel:
     """Return a sample with 4 bits."""
     quantize = None if "4bit" in name else Quantization(bits=4, group_size=64)
     device = memory_device(gibibytes * 2**30)
-    return Catalog().sized(
-        str(SAMPLES / f"{name}.yaml"), device=device, method="formula", quantize=quantize
-    )
+    path = str(SAMPLES / f"{name}.yaml")
+    return Catalog().sized(path, device=device, method="formula", quantize=quantize)
 
 
 class Search:

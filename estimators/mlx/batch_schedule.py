@@ -227,7 +227,7 @@ class BatchSchedule:
         self._extended = None
         if len(self._decoding) >= self._settings.rows:
             return
-        self._admit()
+        self._extended = self._admit()
         ready = [row for row in self._prompts if row.done == row.prefix]
         if not ready:
             return
@@ -252,20 +252,21 @@ class BatchSchedule:
     def _joining(self) -> tuple[Buffer, ...]:
         return (self._extended,) if self._extended else ()
 
-    def _admit(self) -> None:
+    def _admit(self) -> Buffer | None:
+        """Let prompts in, and return the batch of prompts if they joined one."""
         room = min(self._room, len(self._waiting))
         admitted = [self._waiting.popleft() for _ in range(room)]
         if not admitted:
-            return
+            return None
         new = self._merged(admitted)
-        if self._prompt_buffer:
-            self._extended = new.joined(self._prompt_buffer)
-        self._prompt_buffer = self._extended or (new if new.index else None)
+        joined = new.joined(self._prompt_buffer) if self._prompt_buffer else None
+        self._prompt_buffer = joined or (new if new.index else None)
         self._prompts += admitted
         for row in admitted:
             if row.hit and not row.hit.is_evaluated:
                 row.hit.is_evaluated = True
                 self._evaluated.append((row.hit, row.hit.row()))
+        return joined
 
     def _merged(self, rows: Collection[_Row]) -> Buffer:
         """The batch of rows before their first chunk, which begin with stored caches or without."""
@@ -299,8 +300,8 @@ class BatchSchedule:
                 buffer = self._prompt_buffer or self._merged([row])
                 self._last_prefix = buffer
                 self._insert(row, "prefix", buffer)
-        for row, buffer in self._finished:
-            self._insert(row, "whole", buffer)
+        for row, ended in self._finished:
+            self._insert(row, "whole", ended)
         self._responses = tuple(buffer for _, buffer in self._finished)
         self._arrivals.end(self._call, len(self._finished))
         self._finished = []

@@ -144,7 +144,8 @@ class _Limits:
             # A prefix is an entry until its own reply ends.
             fewest = max(0, count - clients)
             prefixes = [
-                self._prefilled(min(self._prompts, clients - each)) for each in range(count)
+                self._prefilled(min(self._prompts, clients - each))
+                for each in range(min(count, clients))
             ]
         else:
             fewest = max(0, count - (count + clients) // 2)

@@ -37,9 +37,8 @@ def fitting_flags(
 def _concurrencies(settings: ServerSettings, clients: int) -> Iterator[ServerSettings]:
     decode = min(settings.decode_concurrency, clients)
     prompts = min(settings.prompt_concurrency, clients)
-    for step in PREFILL_STEPS:
-        if step > settings.prefill_step:
-            continue
+    given = settings.prefill_step
+    for step in (given, *(each for each in PREFILL_STEPS if each < given)):
         for together in (prompts, *halves(prompts, 1)):
             for rows in (decode, *halves(decode, 1)):
                 # The larger of the two decides how many decode (BatchGenerator).

@@ -44,6 +44,7 @@ class ServerMemory:
         counts = sized.model.kv_buffer_counts
         self.windows = frozenset(buffer.limit for buffer in counts if buffer.limit)
         self.has_states = any(sized.model.states())
+        self._weights_bytes = sized.resident_bytes
         self.layers = max(1, sum(counts.values()))
         self.cache_bytes = cache(partial(buffer_bytes, sized.model, workload))
         self.prefill = cache(self._prefill)
@@ -95,15 +96,16 @@ class ServerMemory:
         stored: int,
     ) -> ServerMoment:
         """Return a moment: bytes of caches, of a chunk with its error, and of logits."""
-        sized, (nbytes, error) = self.sized, prefill
+        nbytes, error = prefill
+        weights, margin = self._weights_bytes, self.sized.margin_bytes
         return ServerMoment(
-            peak_bytes=sized.resident_bytes + held + logits + nbytes + sized.margin_bytes,
-            weights_bytes=sized.resident_bytes,
+            peak_bytes=weights + held + logits + nbytes + margin,
+            weights_bytes=weights,
             cache_bytes=held,
             logits_bytes=logits,
             prefill_bytes=nbytes,
             prefill_error_bytes=error,
-            margin_bytes=sized.margin_bytes,
+            margin_bytes=margin,
             prefilled_prompts=prompts,
             decoding_requests=decoding,
             stored_caches=stored,

@@ -120,3 +120,10 @@ def test_times_are_numbers_and_in_every_row(memfit: Memfit, tmp_path: Path) -> N
         run = memfit("plan", "server", DENSE, "--traffic", path)
         assert run.code == 2
         assert problem in " ".join(run.err.split())
+
+
+def test_requests_at_once_of_a_context_plan_say_how_a_server_differs(memfit: Memfit) -> None:
+    data = memfit("plan", "context", DENSE, "--memory", "32GB", "--json").json
+    notes = [note["message"] for note in data["notes"] if note["code"] == "requests-in-one-batch"]
+    assert len(notes) == 1
+    assert "memfit plan server" in notes[0]

@@ -97,13 +97,13 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
         Raises:
             InputError: when it cannot be read.
         """
-        from memfit.estimators.base.reading.request_trace import read_request_trace
+        from memfit.estimators.base.reading.request_trace import read_timed_trace
         from memfit.estimators.mlx.arrivals import Request
 
-        rows = read_request_trace(self.traffic) if self.traffic else ()
+        rows, times = read_timed_trace(self.traffic) if self.traffic else ((), ())
         # The server generates at least one token.
         requests = (Request(row.prompt_tokens, max(1, row.completion_tokens)) for row in rows)
-        return tuple(requests), tuple(row.seconds for row in rows if row.seconds)
+        return tuple(requests), times
 
 
 def _option(name: str) -> str:

@@ -30,8 +30,6 @@ class TraceRequest(NamedTuple):
     completion_tokens: int
     agent: str = ""
     """Empty in a trace without agents."""
-    seconds: tuple[float, float] | None = None
-    """When it arrived, and when its reply ended; None in a trace without times."""
 
     @property
     def total_tokens(self) -> int:
@@ -42,33 +40,54 @@ class TraceRequest(NamedTuple):
 def read_request_trace(path: Path, *, agents: bool = False) -> tuple[TraceRequest, ...]:
     """Return the requests of a file in their order; other columns and keys are ignored.
 
-    ``agents`` requires the column ``agent``. Times are read where every row has them; requests are
-    then sorted by arrival. The ending of the name tells CSV from JSON Lines.
+    ``agents`` requires the column ``agent``. The ending of the name tells CSV from JSON Lines.
 
     Raises:
         InputError: when the file cannot be read, has no request, or a row is not one; the
             message names file and line.
     """
+    return tuple(request for request, _ in _read(path, agents=agents))
+
+
+def read_timed_trace(
+    path: Path,
+) -> tuple[tuple[TraceRequest, ...], tuple[tuple[float, float], ...]]:
+    """Return the requests of a file, and when each arrived and its reply ended, in seconds.
+
+    Requests with times are sorted by arrival; without times the second is empty.
+
+    Raises:
+        InputError: as `read_request_trace`, or when only some rows have times.
+    """
+    found = _read(path, agents=False, timed=True)
+    times = [seconds for _, seconds in found if seconds]
+    if times and len(times) < len(found):
+        named = " and ".join(TIME_COLUMNS)
+        raise InputError(f"{printable(path)}: give {named} in every row, or in none")
+    if times:
+        found.sort(key=lambda each: each[1] or (0.0, 0.0))
+    return tuple(request for request, _ in found), tuple(sorted(times))
+
+
+def _read(
+    path: Path, *, agents: bool, timed: bool = False
+) -> list[tuple[TraceRequest, tuple[float, float] | None]]:
     ending = path.suffix.lower()
     if ending not in (".csv", *JSON_LINES):
         raise InputError(f"{printable(path)}: a request trace is a .csv or a .jsonl file")
     content = read_whole(path, limit=MAX_TRACE_BYTES).removeprefix(codecs.BOM_UTF8)
     columns = ("agent", *TOKEN_COLUMNS) if agents else TOKEN_COLUMNS
     rows = _json_rows(content, path) if ending in JSON_LINES else _csv_rows(content, path, columns)
-    requests: list[TraceRequest] = []
+    requests: list[tuple[TraceRequest, tuple[float, float] | None]] = []
     for line, row in rows:
         if len(requests) == MAX_REQUESTS:
             raise InputError(f"{printable(path)}: more than {MAX_REQUESTS} requests")
-        requests.append(_request(row, f"{printable(path)}:{line}", agents=agents))
+        where = f"{printable(path)}:{line}"
+        times = _times(row, where) if timed else None
+        requests.append((_request(row, where, agents=agents), times))
     if not requests:
         raise InputError(f"{printable(path)}: no requests")
-    times = [each.seconds for each in requests if each.seconds]
-    if times and len(times) < len(requests):
-        named = " and ".join(TIME_COLUMNS)
-        raise InputError(f"{printable(path)}: give {named} in every row, or in none")
-    if times:
-        requests.sort(key=lambda each: each.seconds or (0.0, 0.0))
-    return tuple(requests)
+    return requests
 
 
 def _csv_rows(content: bytes, path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Row]]:
@@ -106,7 +125,7 @@ def _request(row: Row, where: str, *, agents: bool) -> TraceRequest:
     if prompt == 0:
         raise InputError(f"{where}: prompt_tokens: a prompt has at least one token")
     agent = _agent(row.get("agent"), where) if agents else ""
-    return TraceRequest(prompt, completion, agent, _times(row, where))
+    return TraceRequest(prompt, completion, agent)
 
 
 def _times(row: Row, where: str) -> tuple[float, float] | None:

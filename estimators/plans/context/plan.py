@@ -113,7 +113,7 @@ class _Plan(Struct, frozen=True):
             largest_batch=self._at_once(workload.prompt_tokens) if device else None,
             traffic=self._traffic(longest) if self.asked.traffic else None,
             assumptions=tuple(runtime_model.allocation_rules()),
-            notes=(*self._notes(), *self._above(ceilings)),
+            notes=(*self._notes(), *self._notes_on_matrix(ceilings)),
             images=image_advice(sized, workload) or UNSET,
         )
 
@@ -181,11 +181,17 @@ class _Plan(Struct, frozen=True):
         verdict, _ = judge(self.sized.requirement(workload), self.sized.device)
         return tightened(verdict, run_limits(self.sized.runtime_model, workload))
 
-    def _above(self, ceilings: Ceilings) -> Iterator[Note]:
+    def _notes_on_matrix(self, ceilings: Ceilings) -> Iterator[Note]:
         for tokens in self.asked.contexts:
             if tokens > ceilings.effective:
                 text = f"{tokens} tokens are above {ceilings.effective}, the most that can be run"
                 yield Note("warning", "above-ceiling", text)
+        if self.sized.runtime_model.is_mlx_lm and max(self.asked.requests, default=1) > 1:
+            text = (
+                "requests at once are one batch that begins and ends together; mlx_lm.server lets"
+                " them come and go and keeps caches: memfit plan server --clients bounds that"
+            )
+            yield Note("info", "requests-in-one-batch", text)
 
     def _at_once(self, tokens: int) -> int:
         """The most requests of ``tokens`` each that fit at once; 0 where not even one does."""

@@ -11,6 +11,7 @@ from memfit.estimators.results.server import ServerMix
 from memfit.estimators.sizing.server_memory import ServerMemory
 
 _TURNS = 5
+_NEXT = 16
 _SEED = 11
 
 
@@ -43,7 +44,7 @@ def usual_mixes(
 def _mixes(
     prompt: int, reply: int, settings: ServerSettings, clients: int
 ) -> Iterator[tuple[str, list[Request]]]:
-    count = 2 * clients + settings.prompt_cache_size + 8
+    count = clients + min(clients, _NEXT) + settings.prompt_cache_size + 8
     yield "equal requests", [Request(prompt, reply)] * count
     yield "growing conversations", list(_conversations(prompt, reply, clients))
     short = max(1, reply // 25)
@@ -56,10 +57,10 @@ def _mixes(
 
 
 def _conversations(prompt: int, reply: int, clients: int) -> Iterator[Request]:
-    """Two conversations of each client: a turn begins with all that was said before."""
+    """A conversation of each client, and more: a turn begins with all that was said before."""
     turn = max(reply + 1, ceil_div(prompt, _TURNS))
     turns = max(1, prompt // turn)
-    for number in range(2 * turns * clients):
+    for number in range(turns * (clients + min(clients, _NEXT))):
         round_ = number // clients % turns
         tokens = prompt - turn * (turns - 1 - round_)
         said = tokens - turn + reply
