@@ -131,7 +131,12 @@ class _Limits:
             return 0, 0
         step, index = self.settings.prefill_step, self._index
         ends = {max(1, self.prompt - 2), self.prompt - 1, index, round_down(index, step) or index}
-        return max(self.memory.chunk(self._batch(rows), step, end) for end in ends)
+        return max(self._chunk_bytes(self._batch(rows), step, end) for end in ends)
+
+    def _chunk_bytes(self, batch: Buffer, step: int, end: int) -> tuple[int, int]:
+        """Bytes of a chunk; with states, whose convolutions rise and fall with its length."""
+        nbytes, error = self.memory.chunk(batch, step, end)
+        return (nbytes + error, 0) if self.memory.has_states else (nbytes, error)
 
     def _kept_bytes(self, away: int) -> int:
         """The most that the entries of the prompt cache keep: a batch each.
@@ -244,7 +249,7 @@ class _Limits:
             return 0, 0
         windows = self._windows(chunk - 1, None)
         batch = Buffer(rows, windows, chunk, chunk + self._slack, chunk, chunk)
-        return self.memory.chunk(batch, self.settings.prefill_step)
+        return self._chunk_bytes(batch, self.settings.prefill_step, chunk)
 
     def _moment(
         self, held: int, prompts: int, decoding: int, chunk: tuple[int, int] = (0, 0)

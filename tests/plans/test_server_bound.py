@@ -126,11 +126,10 @@ def test_a_larger_cache_more_rows_and_more_clients_never_take_less() -> None:
     [
         ("lfm2-1.2b", Question(1, 2, 2, flags(1, 1, 0))),
         ("granite-4.0-h-tiny", Question(1, 1, 2, flags(1, 1, 1, 512))),
+        ("lfm2-1.2b", Question(1500, 1, 1, flags(1, 2, 0))),
     ],
 )
-def test_a_prompt_of_one_token_takes_the_place_of_a_reply_in_the_same_call(
-    name: str, question: Question
-) -> None:
+def test_requests_that_once_passed_the_bound_stay_within_it(name: str, question: Question) -> None:
     search = Search(sized_sample(name, 96), question)
     found, _ = search.run(30)
     assert found <= search.bound
