@@ -275,7 +275,7 @@ class Action(Struct, frozen=True, kw_only=True):
     """To paste into a shell; empty for a runtime without a command."""
     cost: Cost
     verdict: Verdict
-    """Of the request with these settings."""
+    """Of the request, or of the longer prompt, with these settings."""
     peak_bytes: Bytes
     needed_bytes: Bytes
     """The peak with the margin."""

@@ -117,7 +117,7 @@ def _action(
     *,
     is_here: bool = True,
 ) -> Action:
-    need, verdict = search.need(settings), search.stated_verdict(settings)
+    need = search.need(settings)
     longest = search.longest_with(settings) if context_tokens is None else context_tokens
     # The longest prompts are those of one run: a server has no room for them.
     is_request = goal == "request" and search.sized.runtime_model.is_mlx_lm
@@ -130,6 +130,7 @@ def _action(
         server = Serving(search).run(settings, reach) if fits else None
         no_server = "" if server else "has no room for a prompt cache beside this prompt"
     longer = context_tokens if goal == "longer_prompt" else None
+    verdict = search.stated_verdict(settings, longer)
     flags = server.settings if server else None
     return Action(
         goal=goal,

@@ -1,6 +1,6 @@
 """What a server takes under some requests, by its schedule."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
@@ -37,13 +37,33 @@ def simulated(
     )
     # Many moments are equal: each is computed once.
     moments = dict.fromkeys(schedule.moments())
-    sizes = [size_of(memory, each, settings.prefill_step) for each in moments]
     last = schedule.idle()
     return Simulated(
-        max(sizes, key=lambda moment: moment.peak_bytes),
+        _largest(memory, moments, settings.prefill_step),
         memory.sized.resident_bytes + sum(map(memory.cache_bytes, last.buffers)),
         schedule.waited,
     )
+
+
+def _largest(memory: ServerMemory, moments: Collection[Moment], step: int) -> ServerMoment:
+    """Return the largest moment, without the chunks of those that cannot be."""
+    chunks = [each.prefilled for each in moments if each.prefilled]
+    most = 0
+    if chunks:
+        rows, end = max(each.rows for each in chunks), max(each.index for each in chunks)
+        # What a chunk takes does not grow with every token: its stated error is above that.
+        most = sum(memory.prefill(rows, end, step)) + max(map(memory.cache_bytes, chunks))
+    most += memory.logits_bytes(max(each.running for each in moments), prefilling=False)
+    most += memory.sized.resident_bytes + memory.sized.margin_bytes
+    held = {each: sum(map(memory.cache_bytes, each.buffers)) for each in moments}
+    best: ServerMoment | None = None
+    for moment in sorted(moments, key=held.__getitem__, reverse=True):
+        if best and held[moment] + most <= best.peak_bytes:
+            break
+        found = size_of(memory, moment, step)
+        best = found if best is None or found.peak_bytes > best.peak_bytes else best
+    assert best
+    return best
 
 
 def size_of(memory: ServerMemory, moment: Moment, step: int) -> ServerMoment:
