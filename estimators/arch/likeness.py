@@ -43,11 +43,22 @@ def like(config: Mapping[str, Any]) -> str:
     Such a type finds its required keys there, reads every key that looks structural, and asks for
     the fewest that are absent. The name decides only between types that this does not tell apart.
     """
+    if _differs_by_tower(config):
+        return ""
     absent = {each: count for each in FAMILIES if (count := _absent(config, each)) is not None}
     fewest = min(absent.values(), default=0)
     tied = [each for each in absent if absent[each] == fewest]
     named = nearest(str(config.get("model_type"))[:60], tied, most=1)
     return named or ("llama" if "llama" in absent else "".join(tied[:1]))
+
+
+def _differs_by_tower(config: Mapping[str, Any]) -> bool:
+    """Whether the language part is a plain one, so that only the tower, not compared, differs."""
+    if not config.get("vision_config"):
+        return False
+    plain = {key: value for key, value in config.items() if key != "vision_config"}
+    text = plain.get("text_config", plain)
+    return not isinstance(text, dict) or _absent(text, "llama") is not None
 
 
 def _absent(config: Mapping[str, Any], model_type: str) -> int | None:
