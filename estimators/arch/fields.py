@@ -151,7 +151,11 @@ class Fields(Section):
 
     def ignore(self, *keys: str) -> None:
         """Mark keys that this family's model class reads without any effect on bytes."""
-        self._read.update(keys)
+        self._read.update(self.values.keys() & set(keys))
+
+    def read(self) -> dict[str, Any]:
+        """Return the keys that a getter asked for, with their values; None where absent."""
+        return {key: self.values.get(key) for key in self._read}
 
     def unread(self) -> dict[str, Any]:
         """Return the keys, with their values, that no getter asked for."""

@@ -1,6 +1,5 @@
 """From a config to a model: which family describes which ``model_type``."""
 
-import re
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -12,7 +11,6 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.structural import unread_keys
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.nearest import nearest
 
 # model_type -> module of arch/families, imported only when asked for.
 FAMILIES: dict[str, str] = {
@@ -122,22 +120,6 @@ _MAX_CONTEXT_KEYS = (
 )
 
 
-# Parts that draft for another model, and models that generate no text token by token.
-_NO_LIKE = re.compile(
-    r"_(mtp|assistant|dflash|eagle3?|draft(er)?)$|bert|encoder|embed|diffusion|llada|dream"
-    r"|tts|whisper|audio|speech|clip"
-)
-
-
-def has_no_like(model_type: str) -> bool:
-    """Return whether a type is of a kind that no described family is like.
-
-    >>> has_no_like("qwen3_5_mtp"), has_no_like("llada2_moe"), has_no_like("qwen4")
-    (True, True, False)
-    """
-    return _NO_LIKE.search(model_type) is not None
-
-
 def build_model(config: Mapping[str, Any], name: str, *, assumed: bool = False) -> Model:
     """Return the model a config describes; ``name`` is how messages name the config.
 
@@ -151,7 +133,7 @@ def build_model(config: Mapping[str, Any], name: str, *, assumed: bool = False) 
     fields = config_fields(config, name)
     model_type = fields.text("model_type")
     if model_type not in FAMILIES:
-        raise UnsupportedError(_unknown_type(name, model_type))
+        raise UnsupportedError(f"{name}: model_type: {model_type[:60]!r} is not described")
     model: Model = family(model_type).build(fields)
     unknown = list(unread_keys(fields))
     if unknown and assumed:
@@ -179,12 +161,6 @@ def _hold_layer_types(section: Fields, layers: int) -> None:
 def family(model_type: str) -> Any:
     """Return the module that describes a model type; its ``build`` takes the config's fields."""
     return import_module(f"memfit.estimators.arch.families.{FAMILIES[model_type]}")
-
-
-def _unknown_type(name: str, model_type: str) -> str:
-    near = "" if has_no_like(model_type) else nearest(model_type, FAMILIES)
-    hint = f"; nearest known: {near}" if near else ""
-    return f"{name}: model_type: {model_type[:60]!r} is not described{hint}"
 
 
 def _sections(fields: Fields) -> tuple[Fields, ...]:

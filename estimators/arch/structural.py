@@ -40,12 +40,22 @@ _IGNORED = frozenset(
 )
 
 
+def looks_structural(key: str) -> bool:
+    """Return whether a key is named as those that shape a model are."""
+    return any(part in key for part in _STRUCTURAL) and not is_ignored(key)
+
+
+def is_ignored(key: str) -> bool:
+    """Return whether a key is named as those that change no byte are."""
+    return re.search(_IGNORED_PATTERN, key) is not None
+
+
 def unread_keys(fields: Fields) -> Iterator[str]:
     """Yield every key, as messages show it, that looks structural, is on and was not read."""
     for key, value in fields.unread().items():
         if _is_off(value) or key in _IGNORED:
             continue
-        if any(part in key for part in _STRUCTURAL) and not re.search(_IGNORED_PATTERN, key):
+        if looks_structural(key):
             yield printable(fields.full_path(key))
     for section in fields.sections:
         yield from unread_keys(section)

@@ -1,23 +1,36 @@
 """What can be said of a model with an architecture that nothing describes."""
 
-from memfit.estimators.arch.registry import FAMILIES, has_no_like
+import re
+
+from memfit.estimators.arch.likeness import is_other_kind, like
+from memfit.estimators.arch.registry import FAMILIES
 from memfit.estimators.base.errors import UnknownArchitectureError, UnsupportedError
-from memfit.estimators.base.nearest import nearest
 from memfit.estimators.base.units import format_bytes
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
+
+_EMBEDDING = re.compile(r"emb|wte")
 
 
 def unknown_architecture(
     checkpoint: Checkpoint, fault: UnsupportedError, device: Device | None
 ) -> UnknownArchitectureError:
     """Return the fault, with what is known of the weights and what can be done."""
-    kind = str(checkpoint.config.get("model_type"))
     ways = "missing: KV cache and workspace; ways on: a newer mlx-lm with a class for it"
-    if not has_no_like(kind):
-        like = kind if kind in FAMILIES else nearest(kind, FAMILIES, most=1) or "TYPE"
-        ways += f", --as {like} (an assumption)"
+    if proposed := _proposed(checkpoint):
+        ways += f", --as {proposed} (an assumption)"
     return UnknownArchitectureError(str(fault), _known(checkpoint, device), ways)
+
+
+def _proposed(checkpoint: Checkpoint) -> str:
+    """The model type that can be assumed; a described one is taken at its word."""
+    config, tensors = checkpoint.config, checkpoint.tensors
+    if is_other_kind(config):
+        return ""
+    if tensors is not None and not any(_EMBEDDING.search(each.name) for each in tensors):
+        return ""  # a part of a model, such as a head that drafts
+    kind = str(config.get("model_type"))
+    return kind if kind in FAMILIES else like(config)
 
 
 def _known(checkpoint: Checkpoint, device: Device | None) -> str:

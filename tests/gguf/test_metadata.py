@@ -148,8 +148,8 @@ def test_mla_lengths_come_in_pairs() -> None:
         built(generic("deepseek2", **keys))
 
 
-def test_an_unknown_architecture_is_rejected_with_a_suggestion() -> None:
-    with pytest.raises(UnsupportedError, match=r"'qwen33' is not described; nearest known: qwen3"):
+def test_an_unknown_architecture_is_rejected_without_a_guess_by_its_name() -> None:
+    with pytest.raises(UnsupportedError, match=r"'qwen33' is not described$"):
         built(generic("qwen33", **HEADS))
 
 

@@ -504,6 +504,8 @@ def _served(result: Estimate, chosen: Action | None) -> Iterator[str]:
             alone = "One run alone" if chosen.commands else "No command"
             yield f"{alone}: mlx_lm.server {chosen.no_server}."
         return
+    if not chosen.commands:
+        return  # an assumed type has figures, and no server to start
     flags = chosen.server.settings
     users = "one client" if flags.rows == 1 else f"{flags.rows} clients"
     longest = chosen.server.context_tokens or result.workload.prompt_tokens

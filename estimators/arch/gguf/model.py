@@ -1,6 +1,5 @@
 """The model of a GGUF file, from its metadata and the shapes of its tensors."""
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -46,11 +45,7 @@ def build_gguf_model(
 def _rule(architecture: str, name: str) -> Rule:
     if architecture in RULES:
         return RULES[architecture]
-    near = difflib.get_close_matches(architecture[:60], RULES, n=3, cutoff=0.5)
-    hint = f"; nearest known: {', '.join(near)}" if near else ""
-    raise UnsupportedError(
-        f"{name}: general.architecture: {architecture[:60]!r} is not described{hint}"
-    )
+    raise UnsupportedError(f"{name}: general.architecture: {architecture[:60]!r} is not described")
 
 
 def _section(metadata: Mapping[str, Any], architecture: str, name: str) -> Fields:
