@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models import QWEN3_4B, write_checkpoint
+from tests.models import QWEN3_4B, plain_tensors, write_checkpoint
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"httpx2", "huggingface_hub", "mlx", "mlx_lm", "numpy", "rich", "transformers", "yaml"}
@@ -82,7 +82,7 @@ def test_a_question_to_the_library_loads_neither_typer_nor_a_command() -> None:
 def after_an_estimate(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The modules loaded at the end of an estimate of a directory."""
     directory = tmp_path_factory.mktemp("qwen3")
-    write_checkpoint(directory, QWEN3_4B, {"model.norm.weight": ("BF16", (2560,))})
+    write_checkpoint(directory, QWEN3_4B, plain_tensors(QWEN3_4B))
     arguments = ["memfit", "estimate", str(directory), "--device", "m4-max-64"]
     code = f"""
 from memfit.cli.app import main

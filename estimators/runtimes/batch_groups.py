@@ -1,7 +1,7 @@
 """The figures of a batch that mlx-lm prefills in groups (mlx/batch_groups.py)."""
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,18 +18,41 @@ from memfit.estimators.mlx.batch_groups import (
 )
 from memfit.estimators.mlx.batch_schedule import Moment
 from memfit.estimators.mlx.call_plan import CHUNKS
+from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.estimate import Phase
-from memfit.estimators.runtimes.interface import MemoryFigures
+from memfit.estimators.runtimes.interface import MemoryFigures, Subject
 from memfit.estimators.workspace.peak import PeakMoment, with_load
-
-if TYPE_CHECKING:
-    from memfit.estimators.runtimes.mlx_lm import MlxLm
 
 _AFTER: frozenset[CallPhase] = ALL_PHASES - CHUNKS
 """The calls after a prompt; the first of them copies the caches of all its sequences."""
 
 
-def grouped_figures(runtime_model: "MlxLm", workload: Workload) -> MemoryFigures:
+class BatchedModel(Protocol):
+    """What the figures of groups are made of: mlx-lm's model, by formula or by trace."""
+
+    @property
+    def subject(self) -> Subject:
+        """The model."""
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of its weights."""
+
+    @property
+    def load_bytes(self) -> int:
+        """The most bytes in use while it is loaded."""
+
+    def caches(self, workload: Workload) -> tuple[KVCache, int]:
+        """Return keys and values, and the bytes of states, of sequences that decode together."""
+
+    def phases_view(self, phases: frozenset[CallPhase]) -> "BatchedModel":
+        """Return what may leave out the calls of other phases."""
+
+    def together(self, workload: Workload) -> MemoryFigures:
+        """Return what sequences take that are prefilled and decoded as one batch."""
+
+
+def grouped_figures(runtime_model: BatchedModel, workload: Workload) -> MemoryFigures:
     """Return what a batch takes; its caches are of the sequences that decode together.
 
     A call takes what it takes of a batch of its own; in addition there are the buffers of the other
@@ -71,7 +94,9 @@ class _Highest(Struct, frozen=True):
 class _GroupedRun:
     """The moments of one batch with what a call takes in each; equal calls are computed once."""
 
-    def __init__(self, runtime_model: "MlxLm", workload: Workload, batch: GroupedBatch) -> None:
+    def __init__(
+        self, runtime_model: BatchedModel, workload: Workload, batch: GroupedBatch
+    ) -> None:
         self._model, self._workload, self._batch = runtime_model, workload, batch
         self._of_calls: dict[Workload, tuple[int, PeakMoment]] = {}
         of_buffer = partial(buffer_bytes, runtime_model.subject.model, workload)

@@ -9,7 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.specs import Attention
+from memfit.estimators.arch.specs import (
+    Attention,
+    GatedDelta,
+    LatentAttention,
+    Recurrent,
+    TracedMixer,
+)
+from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.manifest import Tensor
@@ -80,6 +87,11 @@ def _has(block: Shapes, beginnings: tuple[str, ...]) -> bool:
 def _expected(layer: Layer, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The shapes of keys and values, by which their cache is sized."""
     for mixer in layer.mixers:
-        if isinstance(mixer, Attention):
-            yield "attn_k.weight", (hidden, mixer.kv_heads * mixer.key_dim)
-            yield "attn_v.weight", (hidden, mixer.kv_heads * mixer.value_dim)
+        match mixer:
+            case Attention():
+                yield "attn_k.weight", (hidden, mixer.kv_heads * mixer.key_dim)
+                yield "attn_v.weight", (hidden, mixer.kv_heads * mixer.value_dim)
+            case LatentAttention() | GatedDelta() | Recurrent() | TracedMixer():
+                pass
+            case _:
+                assert_never(mixer)
