@@ -104,10 +104,13 @@ def figure_name(change: FigureChange) -> str:
 
 
 def figure(check: LimitCheck) -> str:
-    """The figure of a check with its unit."""
+    """The figure of a check with its unit, and the smaller workload that it is of."""
     if check.figure is None:
         return "none fits" if check.unit == "tokens" else "no experts"
-    return _amount(check.figure, check.unit)
+    text = _amount(check.figure, check.unit)
+    if run := check.peak_of:
+        text += f" at batch {run.batch}, {run.prompt_tokens} tokens"
+    return text
 
 
 def allowed(check: LimitCheck) -> str:
