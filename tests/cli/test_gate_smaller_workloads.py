@@ -46,7 +46,10 @@ def test_a_broken_limit_names_the_workload_that_breaks_it(
     assert peak["peak_of"] == wired["peak_of"] == report["figures"]["peak_of"]
     assert "peak_of" not in load
     of = peak["peak_of"]
-    assert f"at batch {of['batch']}, {of['prompt_tokens']} tokens" in memfit("gate").out
+    at = f"at batch {of['batch']}, {of['prompt_tokens']} tokens"
+    screen = " ".join(memfit("gate").out.split())
+    assert f"the peak is {at}" in screen
+    assert f"GB {at}, allowed at most 21.000 GB" in screen
 
 
 def test_each_remedy_passes_with_its_smaller_workloads(
