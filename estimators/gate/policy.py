@@ -51,6 +51,7 @@ _MOST_GROWTH = 10  # times the baseline: a model that grows more is another clas
 MACHINE_KEYS = ("device", "memory", "working_set")
 ALLOWED_KEYS = ("allow_stale", "allow_beyond_context")
 VERSION_KEYS = ("mlx_version", "mlx_lm_version")
+RUN_LIMITS = ("peak", "wired_limit", "growth.peak")
 TRAINING_LIMITS = ("training_peak", "growth.training_peak")
 IMAGE_KEYS = ("image", "video")
 BASES = get_args(RequiredBasis)

@@ -24,7 +24,12 @@ from memfit.estimators.gate.baseline import (
     replaced,
 )
 from memfit.estimators.gate.figures import figures_of
-from memfit.estimators.gate.policy import TRAINING_LIMITS, PolicyLimit, PolicyTarget
+from memfit.estimators.gate.policy import (
+    RUN_LIMITS,
+    TRAINING_LIMITS,
+    PolicyLimit,
+    PolicyTarget,
+)
 from memfit.estimators.gate.remedies import Question, remedies
 from memfit.estimators.gate.verdict import Totals, bounds, judge_limit, judge_limits
 from memfit.estimators.images.processor import with_image_tokens
@@ -45,6 +50,7 @@ from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.ranks import Ranks, ranked
 from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.smaller_workloads import are_compared, can_take_more
 from memfit.estimators.sizing.training_steps import TracedSteps
 from memfit.estimators.sizing.workload import MARGIN_BYTES
 
@@ -332,6 +338,9 @@ class Evaluation(Struct, frozen=True):
         workload = self.subject.workload
         figures, runtime_model = self.sized.figures_for(workload), self.sized.runtime_model
         yield from ending_notes(run_limits(runtime_model, workload))
+        if can_take_more(self.sized) and not are_compared(self.sized):
+            text = "by trace the peak is of this workload alone; a smaller one can take more"
+            yield Note("info", "one-workload", text)
         for note in runtime_model.notes(workload, figures, Units.GB):
             # A budget is a check of its own.
             if note.level == "warning" and note.code != "runtime-budget":
@@ -421,5 +430,14 @@ class Evaluation(Struct, frozen=True):
             prompt = question.workload.prompt_only(limit.amount.numerator)
             if not fits_comfortably(sized, prompt):
                 return False  # one evaluation in place of a search
-        figures = figures_of(sized, question.workload, with_context=is_context)
-        return judge_limit(limit, figures, self._totals).is_passed
+
+        def judged(*, with_smaller: bool) -> bool:
+            figures = figures_of(
+                sized, question.workload, with_context=is_context, with_smaller=with_smaller
+            )
+            return judge_limit(limit, figures, self._totals).is_passed
+
+        # Smaller workloads are computed for those alone that may pass.
+        return judged(with_smaller=False) and (
+            limit.name not in RUN_LIMITS or judged(with_smaller=True)
+        )

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.gate.policy import BasisLimit, PolicyLimit
+from memfit.estimators.gate.policy import RUN_LIMITS, BasisLimit, PolicyLimit
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.gate import (
     BoundName,
@@ -66,6 +66,7 @@ def judge_limit(limit: PolicyLimit, figures: GateFigures, totals: Totals) -> Lim
         allowed=allowed,
         written=limit.amount.text,
         whole=f"the {totals.device.budget}" if rule.whole is None else rule.whole,
+        peak_of=figures.peak_of if limit.name in RUN_LIMITS else UNSET,
     )
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Positive, Tokens, one_of
 from memfit.estimators.results.estimate import Basis, Note, Source
@@ -34,6 +34,13 @@ RemedySetting = Literal[
 ]
 
 
+class SmallerRun(Struct, frozen=True, forbid_unknown_fields=True):
+    """A workload that the target's command allows too, and that takes more."""
+
+    batch: Positive
+    prompt_tokens: Positive
+
+
 class GateFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The figures that limits are set on and that a baseline keeps: bytes or tokens."""
 
@@ -42,8 +49,9 @@ class GateFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kv_bytes: Bytes
     state_bytes: Bytes
     workspace_bytes: Bytes
+    """Of the run with the largest peak."""
     peak_bytes: Bytes
-    """The peak as memfit estimate gives it."""
+    """The largest peak of the target's workload and of smaller ones (``peak_of``)."""
     load_peak_bytes: Bytes
     """The most in use while the weights are loaded, for mlx-moe while its slots are filled; always
     an estimate, never a measurement."""
@@ -62,6 +70,8 @@ class GateFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     workspace_basis: Basis | None = None
     """How far the figure of the workspace can be trusted; None in the baseline of an older memfit.
     """
+    peak_of: SmallerRun | UnsetType = UNSET
+    """The smaller workload with the largest peak, where that is above the target's own."""
 
 
 class FigureChange(Struct, frozen=True):
@@ -104,6 +114,8 @@ class LimitCheck(Struct, frozen=True, kw_only=True):
     mends: tuple[Remedy, ...] = ()
     undecided_by: tuple[BoundName, ...] = ()
     """The bounds that leave it open whether it passes; empty where it is decided."""
+    peak_of: SmallerRun | UnsetType = UNSET
+    """The smaller workload that the figure of a peak is of, where that is not the target's own."""
 
     @property
     def is_passed(self) -> bool:

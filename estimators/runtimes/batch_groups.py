@@ -64,10 +64,13 @@ def grouped_figures(runtime_model: BatchedModel, workload: Workload) -> MemoryFi
     batch = grouped_batch(runtime_model.subject.model, workload)
     kv, states = runtime_model.caches(replace(workload, batch=batch.rows))
     run = _GroupedRun(runtime_model, workload, batch)
-    prefill, decode = run.highest("prefill"), run.highest("decode")
-    best = max(prefill, decode, key=lambda found: found.nbytes)
+    decode = run.highest("decode")
+    # A prompt of which no more than its last token is prefilled has no chunk.
+    prefill = run.highest("prefill") if run.has_chunks else None
+    both = (prefill, decode) if prefill else (decode,)
+    best = max(both, key=lambda found: found.nbytes)
     held = runtime_model.resident_bytes + kv.nbytes + states
-    largest = max(prefill, decode, key=lambda found: found.alone.largest_buffer_bytes).alone
+    largest = max(both, key=lambda found: found.alone.largest_buffer_bytes).alone
     moment = replace(
         best.alone,
         phase=best.phase,
@@ -76,7 +79,7 @@ def grouped_figures(runtime_model: BatchedModel, workload: Workload) -> MemoryFi
         largest_buffer_bytes=largest.largest_buffer_bytes,
         largest_buffer=largest.largest_buffer,
         explanation=(best.line, *best.alone.explanation),
-        prefill_bytes=prefill.nbytes,
+        prefill_bytes=prefill.nbytes if prefill else runtime_model.resident_bytes,
         decode_bytes=decode.nbytes,
         call_bytes={},
     )
@@ -102,6 +105,11 @@ class _GroupedRun:
         of_buffer = partial(buffer_bytes, runtime_model.subject.model, workload)
         sizes = {buffer: 0 for moment in batch.moments for buffer in moment.buffers}
         self._sizes = {buffer: of_buffer(buffer) for buffer in sizes}
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether anything is prefilled before the last token of a prompt."""
+        return any(self._computed(moment, "prefill")[0] for moment in self._batch.moments)
 
     def highest(self, phase: Phase) -> _Highest:
         """Return the highest moment of a phase."""

@@ -107,6 +107,16 @@ def test_a_batch_in_one_group_is_what_it_was(method: str) -> None:
     assert not runtime_model.is_grouped(workload)
 
 
+@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize("generated", [0, 50])
+def test_prompts_without_a_chunk_are_sized_in_groups_too(tokens: int, generated: int) -> None:
+    one = sized("qwen3", "formula")
+    workload = Workload(prompt_tokens=tokens, max_tokens=generated, batch=40)
+    moment = one.figures_for(workload).moment
+    assert moment.decode_bytes
+    assert one.resident_bytes <= (moment.prefill_bytes or 0) <= moment.nbytes
+
+
 def test_chunks_that_are_skipped_change_no_peak() -> None:
     # Groups of 40 chunks; every chunk that begins or ends something is followed.
     one = sized("llama", "formula")

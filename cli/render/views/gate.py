@@ -69,6 +69,8 @@ def _target(target: TargetReport) -> Iterator[Heading | Text | Table]:
         rows = [_check(check) for check in target.checks]
         headings = ("Limit", "Figure", "Allowed", "")
         yield Table(headings, rows, align="lrl", wrapped=(2,), gap=False)
+    if run := gate_text.smaller_run(target.figures):
+        yield Text([run], indent=2)
     broken = [check for check in target.checks if check.is_broken]
     problems = [Pair(gate_text.broken(check), gate_text.remedy(check)) for check in broken]
     yield Text(problems, mark="-", indent=2)

@@ -4,10 +4,12 @@ from memfit.estimators.base.units import format_bytes
 from memfit.estimators.gate.remedies import SETTINGS
 from memfit.estimators.results.gate import (
     FigureChange,
+    GateFigures,
     GateReport,
     LimitCheck,
     Remedy,
     RemedySetting,
+    SmallerRun,
     TargetReport,
     TargetStatus,
 )
@@ -110,6 +112,17 @@ def figure(check: LimitCheck) -> str:
     return _amount(check.figure, check.unit)
 
 
+def _at(run: SmallerRun) -> str:
+    return f"at batch {run.batch}, {run.prompt_tokens} tokens"
+
+
+def smaller_run(figures: GateFigures | None) -> str | None:
+    """What a target's peak is of, where a smaller workload takes more than its own."""
+    if figures is None or not figures.peak_of:
+        return None
+    return f"the peak is {_at(figures.peak_of)}: that takes more than the target's workload"
+
+
 def allowed(check: LimitCheck) -> str:
     """The allowed amount, and the text of the policy."""
     share = f" ({check.written} of {check.whole})" if "%" in check.written else ""
@@ -120,7 +133,8 @@ def allowed(check: LimitCheck) -> str:
 
 def broken(check: LimitCheck) -> str:
     """A broken limit in one line: its numbers, and the excess."""
-    text = f"{limit_name(check)}: {figure(check)}, allowed {allowed(check)}"
+    at = f" {_at(check.peak_of)}" if check.peak_of else ""
+    text = f"{limit_name(check)}: {figure(check)}{at}, allowed {allowed(check)}"
     if check.missed_by is not None:
         word = "too much" if check.sense == "at most" else "too few"
         text += f", {_amount(check.missed_by, check.unit)} {word}"
