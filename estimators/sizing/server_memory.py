@@ -116,7 +116,7 @@ class ServerMemory:
     ) -> ServerMoment:
         """Return the most where one request runs at a time and ``stored`` caches like its are kept.
 
-        Every cache is stored as it is (server.py, _serve_single).
+        Every cache is stored as it is, with that of a draft model (server.py, _serve_single).
         """
         workload = replace(
             self._workload,
@@ -125,7 +125,8 @@ class ServerMemory:
             prefill_step=settings.prefill_step,
         )
         sized, figures = self.sized, self.sized.figures_for(workload)
-        kept = stored * (figures.kv.nbytes + figures.ssm_bytes)
+        cached = [figures, *([sized.draft.figures_for(workload)] if sized.draft else [])]
+        kept = stored * sum(each.kv.nbytes + each.ssm_bytes for each in cached)
         run = figures.moment.nbytes + sized.draft_bytes(workload) - sized.resident_bytes
         error = sized.error_bytes(workload)
         return self.answer(kept, prefill=(run, error), prompts=1, decoding=0, stored=stored)

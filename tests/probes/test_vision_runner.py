@@ -42,20 +42,30 @@ RUN_ME = "open(__file__ + '.ran', 'w')"
 @pytest.fixture(scope="module")
 def image_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An image of 32 by 32: 64 patches of 4, 16 tokens after merging 2 by 2."""
+    return draw_image(tmp_path_factory.mktemp("pictures") / "red.png", 32)
+
+
+def draw_image(path: Path, side: int) -> Path:
+    """Save a square image."""
     image = pytest.importorskip("PIL.Image")
-    path = tmp_path_factory.mktemp("pictures") / "red.png"
-    image.new("RGB", (32, 32), (200, 30, 30)).save(path)
+    image.new("RGB", (side, side), (200, 30, 30)).save(path)
     return path
 
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Qwen2-VL with random weights, saved as mlx-vlm saves its own."""
+    return save_seeing(tmp_path_factory.mktemp("seeing") / "model", has_code=True)
+
+
+def save_seeing(path: Path, *, has_code: bool) -> Path:
+    """Save a small Qwen2-VL with random weights as mlx-vlm saves its own.
+
+    With code it names classes of its own file, which no process may run.
+    """
     import mlx.core as mx
     from mlx.utils import tree_flatten
     from mlx_vlm.models.qwen2_vl import Model, ModelConfig, TextConfig, VisionConfig
 
-    path = tmp_path_factory.mktemp("seeing") / "model"
     config = json.loads((CASES / "qwen2_vl.json").read_text())
     config |= {
         "torch_dtype": "bfloat16",
@@ -63,8 +73,9 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "image_token_id": VOCABULARY - 2,
         "video_token_id": VOCABULARY - 1,
         "vision_start_token_id": VOCABULARY - 4,
-        "auto_map": {"AutoProcessor": "code.P", "AutoTokenizer": ["code.T", None]},
     }
+    if has_code:
+        config["auto_map"] = {"AutoProcessor": "code.P", "AutoTokenizer": ["code.T", None]}
     built = ModelConfig.from_dict(dict(config))
     built.text_config = TextConfig.from_dict(config)
     built.vision_config = VisionConfig.from_dict(config["vision_config"])
@@ -74,12 +85,13 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "config.json").write_text(json.dumps(config))
     pixels = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2, "min_pixels": 64}
     (path / "preprocessor_config.json").write_text(json.dumps(pixels))
-    _save_tokenizer(path)
-    (path / "code.py").write_text(RUN_ME)
+    _save_tokenizer(path, {"auto_map": {"AutoTokenizer": ["code.T", None]}} if has_code else {})
+    if has_code:
+        (path / "code.py").write_text(RUN_ME)
     return path
 
 
-def _save_tokenizer(path: Path) -> None:
+def _save_tokenizer(path: Path, more: dict[str, Any]) -> None:
     import tokenizers
 
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -95,7 +107,7 @@ def _save_tokenizer(path: Path) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": unused[0],
         "chat_template": TEMPLATE,
-        "auto_map": {"AutoTokenizer": ["code.T", None]},
+        **more,
     }
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
 
