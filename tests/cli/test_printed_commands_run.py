@@ -239,7 +239,7 @@ def served(command: str, request: Request, clients: int, kept: int, directory: P
 
 
 RECIPES_OF_TRAINING = (
-    (4, Recipe(num_layers=-1, batch_size=4, max_seq_length=257)),
+    (8, Recipe(num_layers=-1, batch_size=4, max_seq_length=257)),
     (8, Recipe(num_layers=2, batch_size=4, max_seq_length=257, fine_tune_type="dora", rank=4)),
     (40, Recipe(num_layers=1, batch_size=2, max_seq_length=129, fine_tune_type="full")),
     (40, Recipe(num_layers=3, max_seq_length=129, grad_checkpoint=True, optimizer="adafactor")),
