@@ -57,6 +57,7 @@ class OpenSettings(TypedDict, total=False):
     n_cpu_moe: int | str | None
     host_memory: int | str | None
     host_bandwidth: int | str | None
+    capacity: int | str | None
 
 
 class MachineSettings(TypedDict, total=False):

@@ -29,15 +29,14 @@ def unfinished_file(directory: Path, *, suffix: str = "") -> Iterator[tuple[Path
     remove_unfinished(directory)
     while True:
         handle, name = tempfile.mkstemp(dir=directory, prefix=UNFINISHED, suffix=suffix)
-        if _is_locked(handle, name):
-            break
-        os.close(handle)
-    try:
-        yield Path(name), handle
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(name)
-        os.close(handle)
+        try:
+            if _is_locked(handle):
+                yield Path(name), handle
+                return
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(name)
+            os.close(handle)
 
 
 @contextmanager
@@ -54,16 +53,17 @@ def unfinished_folder(directory: Path | None = None) -> Iterator[Path]:
     remove_unfinished(directory)
     while True:
         name = tempfile.mkdtemp(dir=directory, prefix=UNFINISHED)
-        with suppress(FileNotFoundError):  # another process may have removed it before the lock
-            handle = os.open(name, os.O_RDONLY)
-            if _is_locked(handle, name):
-                break
-            os.close(handle)
-    try:
-        yield Path(name)
-    finally:
-        shutil.rmtree(name, ignore_errors=True)
-        os.close(handle)
+        handle = -1
+        try:
+            with suppress(FileNotFoundError):  # another process may have removed it already
+                handle = os.open(name, os.O_RDONLY)
+            if handle >= 0 and _is_locked(handle):
+                yield Path(name)
+                return
+        finally:
+            shutil.rmtree(name, ignore_errors=True)
+            if handle >= 0:
+                os.close(handle)
 
 
 def remove_unfinished(directory: Path) -> None:
@@ -94,13 +94,10 @@ def _remove(path: str) -> None:
         os.close(handle)
 
 
-def _is_locked(handle: int, name: str) -> bool:
+def _is_locked(handle: int) -> bool:
     """Lock a new file or folder; False when another process has removed it before."""
     import fcntl
 
     with suppress(OSError):  # a file system without locks: nobody removes it there
         fcntl.flock(handle, fcntl.LOCK_EX)
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(name))
-    except FileNotFoundError:
-        return False
+    return os.fstat(handle).st_nlink > 0

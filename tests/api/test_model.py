@@ -11,13 +11,13 @@ import memfit
 from memfit.estimators.base.units import Units
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.results.estimate import Verdict
-from tests.models import QWEN3_4B, write_checkpoint
+from tests.models import QWEN3_4B, plain_tensors, write_checkpoint
 
 SAMPLE = Path(__file__).parents[2] / "sample_configs" / "qwen3-4b-4bit.yaml"
 
 
 def test_a_model_is_read_once_for_all_machines_and_workloads(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, QWEN3_4B, {"model.norm.weight": ("BF16", (2560,))})
+    write_checkpoint(tmp_path, QWEN3_4B, plain_tensors(QWEN3_4B))
     model = memfit.open(tmp_path, quantize=4)
     large, small = model.on("m4-max-64"), model.on(memory="8GB", os_regime="macos-15")
     first = large.at("4k")

@@ -12,7 +12,7 @@ from tests.cli.running import Memfit
 
 QUESTIONS = [
     ("qwen3.5-35b-a3b", "--memory", "32GB", "--context", "128k"),
-    ("llama-3.1-70b", "--quantize", "4", "--memory", "36GB"),
+    ("llama-3.1-70b", "--memory", "36GB"),
     ("qwen3-8b-4bit", "--memory", "8GB", "--context", "32k"),
     ("qwen3-8b-4bit", "--memory", "32GB"),
     ("gemma-3-27b", "--memory", "24GB", "--context", "64k"),
@@ -53,8 +53,8 @@ def with_settings(memfit: Memfit, question: tuple[str, ...], settings: dict[str,
 
 def test_a_mac_is_advised_with_what_else_has_to_change(memfit: Memfit) -> None:
     advice = memfit("estimate", *QUESTIONS[1], "--json").json["recommendation"]["memory_bytes"]
-    assert advice["assumes"] == {"weight_bits": 3}
-    assert "with weights of 3 bits" in advice["reason"]
+    assert advice["assumes"] == {"weight_bits": 5, "kv_bits": 8, "prefill_step": 256}
+    assert "with weights of 5 bits and KV of 8 bits and prefill step 256" in advice["reason"]
 
 
 @pytest.mark.parametrize("gigabytes", [8, 16, 32, 64, 192, 512])

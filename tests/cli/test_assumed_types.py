@@ -129,7 +129,7 @@ def test_no_command_prints_a_server_of_an_assumed_type(
     options = (*load, "--as", "qwen3", "--memory", "32GB", "--format", form)
     text = memfit(*command.split(), path, *options).out
     assert "qwen3" in text
-    assert "The server fits" not in text
+    assert "for 1 client" not in text
     assert "--model" not in text
     assert "mlx_lm.generate" not in text
 

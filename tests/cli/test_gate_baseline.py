@@ -14,7 +14,7 @@ from memfit.estimators.base.version import __version__
 from tests.cli.gating import target, write_policy
 from tests.cli.running import SCHEMAS, Memfit
 from tests.cli.test_bad_input import assert_one_line
-from tests.models import QWEN3_4B, write_config
+from tests.models import QWEN3_4B, plain_tensors, write_config
 from tests.sparse import write_safetensors
 
 GROWTH = {"peak": "90%", "growth": {"peak": "0%"}}
@@ -81,12 +81,13 @@ def test_spacing_in_a_config_does_not_change_the_checkpoint(memfit: Memfit, lock
     assert lock(locked) == before
 
 
-def test_a_renamed_tensor_is_a_replaced_checkpoint(memfit: Memfit, folder: Path) -> None:
+def test_another_header_is_a_replaced_checkpoint(memfit: Memfit, folder: Path) -> None:
     write_policy(folder, it=target({"peak": "90%", "growth": {"kv_per_token": 0}}))
     file = folder / "model" / "model.safetensors"
-    write_safetensors(file, {"model.norm.weight": ("BF16", (2560,))})
+    tensors = plain_tensors(QWEN3_4B)
+    write_safetensors(file, tensors)
     assert memfit("gate", "--update", "--allow-bounds").code == 0
-    write_safetensors(file, {"model.norm.other": ("BF16", (2560,))})
+    write_safetensors(file, dict(reversed(tensors.items())))
     (report,) = memfit("gate", "--allow-bounds", "--format", "json").json["targets"]
     assert report["notes"][0]["code"] == "checkpoint-changed"
     assert "the header of model.safetensors" in report["notes"][0]["message"]
@@ -265,7 +266,7 @@ def test_a_shard_with_a_name_that_is_not_utf_8_is_kept_escaped(
     memfit: Memfit, folder: Path
 ) -> None:
     name = os.fsdecode(b"model-00001-of-00001-\xff.safetensors")
-    write_safetensors(folder / "model" / name, {"model.norm.weight": ("BF16", (2560,))})
+    write_safetensors(folder / "model" / name, plain_tensors(QWEN3_4B))
     assert memfit("gate", "--update", "--allow-bounds").code in (0, 1)
     headers = lock(folder)["targets"]["chat"]["checkpoint"]["headers_sha256"]
     assert list(headers) == [r"model-00001-of-00001-\udcff.safetensors"]

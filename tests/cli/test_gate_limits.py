@@ -253,8 +253,6 @@ def test_fewer_bits_are_suggested_for_weights_that_have_more(memfit: Memfit, fol
 @pytest.mark.parametrize(
     ("sample", "work", "machine"),
     [
-        # From token 5000 on mlx-lm would quantise a rotating cache, which it does not support.
-        ("gemma-3-27b", {"prompt_tokens": 4096, "kv_bits": 8}, "128GB"),
         # Prompts above 200,000 tokens would have more chunks than a workload allows.
         ("qwen3-next-80b-a3b-4bit", {"prompt_tokens": 300, "prefill_step": 2}, "128GB"),
     ],

@@ -55,5 +55,6 @@ def test_what_cannot_run_is_one_line(memfit: Memfit, checkpoints: Checkpoints) -
     path: Path = checkpoints("dense")
     asked = ("tune", "train", path, *SHORT)
     assert_one_line(memfit(*asked, "--memory-limit", "1MB"), 5, "above the memory limit", "--force")
-    assert_one_line(memfit(*asked, "--num-layers", "99"), 3, "num_layers 99")
+    layers = ("tune", "train", path, *SHORT[2:], "--num-layers", "99")
+    assert_one_line(memfit(*layers), 3, "num_layers 99")
     assert_one_line(memfit("tune", "train", "nowhere", *SHORT), 2, "nowhere")

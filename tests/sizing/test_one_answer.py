@@ -282,6 +282,12 @@ def check_gate(expected: Estimate, report: TargetReport, question: Question) -> 
     parts, figures, peak = expected.components, report.figures, expected.peak_bytes
     assert figures
     assert report.message is None
+    if figures.peak_of:
+        # A smaller workload that the same command allows takes more (sizing/smaller_workloads.py).
+        assert figures.peak_bytes > peak
+        peak = figures.peak_bytes
+    else:
+        assert figures.workspace_bytes == parts.workspace.bytes
     assert figures.peak_bytes == peak
     assert figures.wired_limit_bytes == peak + MARGIN_BYTES
     assert figures.weights_bytes == parts.weights.loaded_bytes
@@ -291,7 +297,6 @@ def check_gate(expected: Estimate, report: TargetReport, question: Question) -> 
     assert figures.kv_bytes_per_token == parts.kv.bytes_per_token
     assert figures.kv_bytes == parts.kv.bytes
     assert figures.state_bytes == parts.ssm.bytes
-    assert figures.workspace_bytes == parts.workspace.bytes
     assert figures.basis == parts.weights.basis
     passed = {check.limit: check.passed for check in report.checks}
     assert passed["peak"] == (peak <= question.device.working_set_bytes * 9 // 10)

@@ -295,12 +295,16 @@ def legend(result: Estimate, units: Units) -> tuple[str, ...]:
     return ("; ".join(parts),) if parts else ()
 
 
-def recommended(found: Recommended, units: Units) -> str:
-    """What to set for the printed command; empty where nothing fits this machine."""
+def recommended(found: Recommended, units: Units, *, clients: int = 0) -> str:
+    """What to set for the printed command; empty where nothing fits this machine.
+
+    ``clients`` are those of a server whose command is printed.
+    """
     parts = []
     if found.context_tokens:
         count = found.context_tokens
-        parts.append(f"context {tokens(count) if count >= 10240 else count}")
+        users = f" for {clients} client{'s' * (clients > 1)}" if clients else ""
+        parts.append(f"context {tokens(count) if count >= 10240 else count}{users}")
     if found.wired_limit_bytes:
         parts.append(f"wired limit {size(found.wired_limit_bytes, units)}")
     if found.expert_capacity and parts:
@@ -496,7 +500,7 @@ def named(device: DeviceSummary) -> str:
 
 
 def _served(result: Estimate, chosen: Action | None) -> Iterator[str]:
-    """For what the printed server is safe, or why none is printed."""
+    """What the printed server lacks, or why none is printed."""
     if chosen is None or result.device is None:
         return
     if chosen.server is None:
@@ -506,10 +510,5 @@ def _served(result: Estimate, chosen: Action | None) -> Iterator[str]:
         return
     if not chosen.commands:
         return  # an assumed type has figures, and no server to start
-    flags = chosen.server.settings
-    users = "one client" if flags.rows == 1 else f"{flags.rows} clients"
-    longest = chosen.server.context_tokens or result.workload.prompt_tokens
-    text = f"The server fits {users} with prompts up to {tokens(longest)}"
-    if not flags.prompt_cache_size:
-        text += "; without a prompt cache every turn computes its whole prompt again"
-    yield f"{text}."
+    if not chosen.server.settings.prompt_cache_size:
+        yield "Without a prompt cache every turn computes its whole prompt again."

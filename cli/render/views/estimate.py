@@ -90,7 +90,10 @@ class EstimateView(NamedTuple):
         return marked(document, model.model_type) if model.assumed_from else document
 
     def _recommended(self) -> Iterator[str]:
-        if found := answer.recommended(self.result.recommended, self.units):
+        best = self.result.best
+        is_served = best and best.server and best.commands
+        clients = self.result.workload.batch if is_served else 0
+        if found := answer.recommended(self.result.recommended, self.units, clients=clients):
             yield f"Recommended: {found}"
 
     def _notes(self) -> Iterator[Text]:
