@@ -89,7 +89,7 @@ QUESTIONS = [
     Question("hybrid", 6, text(600)),
     Question("hybrid", 8, text(600)),
     Question("hybrid", 20, text(600, **KV8)),
-    Question("hybrid", 20, text(300, batch=3)),
+    Question("hybrid", 30, text(300, batch=3)),
     Question("state", 6, text(600)),
     Question("state", 20, text(600)),
     Question("moe", 5, text(300)),

@@ -144,7 +144,8 @@ def check_server(
             continue  # plan server refuses what the model's positions do not reach
         request = replace(served, prompt_tokens=tokens, batch=1)
         plan = plan_server(model, request, settings, clients=workload.batch)
-        assert plan.verdict == "fits", (model.checkpoint.id, request, settings)
+        limits = run_limits(model.runtime_model, request, serving=True)
+        assert plan.verdict == tightened("fits", limits), (model.checkpoint.id, request, settings)
 
 
 def check_run(
