@@ -185,8 +185,10 @@ class BatchSchedule:
             return
         calls = self._calls()
         if self._has_joined:
-            # The parts are copied in this call.
-            parts, self._has_joined = self._decode_parts, False
+            # The parts are copied in this call. A server counts them whole, since a GPU may free
+            # them later; a batch alone was measured with the copies of one layer.
+            parts = self._decode_parts if self._keeps_prefixes else ()
+            self._has_joined = False
             self._decode_by(1)
             yield self._moment(*parts, stepped=self._decode_buffer)
             calls -= 1
