@@ -87,7 +87,7 @@ def test_another_header_is_a_replaced_checkpoint(memfit: Memfit, folder: Path) -
     tensors = plain_tensors(QWEN3_4B)
     write_safetensors(file, tensors)
     assert memfit("gate", "--update", "--allow-bounds").code == 0
-    write_safetensors(file, dict(reversed(tensors.items())))
+    write_safetensors(file, dict(reversed(list(tensors.items()))))
     (report,) = memfit("gate", "--allow-bounds", "--format", "json").json["targets"]
     assert report["notes"][0]["code"] == "checkpoint-changed"
     assert "the header of model.safetensors" in report["notes"][0]["message"]

@@ -137,7 +137,7 @@ def test_the_rows_have_the_buffers_that_the_batch_generator_leaks(name: str) -> 
     def leaked() -> int:
         generator = generate.BatchGenerator(model, max_tokens=900)
         generator.insert([[1, 2, 3, 4, 5]])
-        held = []
+        held: list[int] = []
         for step in range(391):
             generator.next()
             if step in (270, 390):
