@@ -15,9 +15,10 @@ from memfit.estimators.base.units import parse_count, parse_memory
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.machine.working_set import OsRegime
+from memfit.estimators.questions.machine import Ranks
+from memfit.estimators.questions.runtime import MARGIN_BYTES
+from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.results.comparison import AXES, SettingValue
-from memfit.estimators.sizing.ranks import Ranks
-from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
 
 # Nobody reads a larger matrix: it is a mistake, and would take minutes.
 MAX_COMBINATIONS = 10_000
@@ -33,7 +34,7 @@ _COUNTS = {
 class Scenario(Struct, frozen=True):
     """What is run where."""
 
-    workload: PartialWorkload
+    workload: WorkloadQuestion
     device: Device | None
     quantize: Quantization | None = None
     """A conversion before the run; None for the model as it is."""
@@ -113,7 +114,7 @@ def scenarios(
     for settings in product(*(axis.settings for axis in axes)):
         # All at once: a combination may be valid where half of it is not.
         changes: dict[str, Any] = {setting.field: setting.change for setting in settings}
-        counts = {name: changes.pop(name) for name in _COUNTS.values() if name in changes}
+        counts = {name: changes.pop(name) or 0 for name in _COUNTS.values() if name in changes}
         scenario = replace(base, workload=base.workload.varied(counts), **changes)
         yield {n: s.value for n, s in zip(names, settings, strict=True)}, scenario
 

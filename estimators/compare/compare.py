@@ -75,7 +75,7 @@ def compare(
     combinations = list(scenarios(base, axes))
     first = combinations[0][1]
     if runtime is None:
-        models, runtime = _native(catalog, models, with_images=bool(first.workload.values.images))
+        models, runtime = _native(catalog, models, with_images=first.workload.has_images)
     ready = [_ready(catalog, model, first, runtime) for model in models]
     estimates = [_estimate(one, units) for one in ready]
     contexts = [_context(one) for one in ready]

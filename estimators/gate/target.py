@@ -34,6 +34,8 @@ from memfit.estimators.gate.remedies import Question, remedies
 from memfit.estimators.gate.verdict import Totals, bounds, judge_limit, judge_limits
 from memfit.estimators.images.processor import with_image_tokens
 from memfit.estimators.machine.device import Device
+from memfit.estimators.questions.machine import Ranks
+from memfit.estimators.questions.runtime import MARGIN_BYTES
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.gate import (
     BoundName,
@@ -47,12 +49,11 @@ from memfit.estimators.runtimes.registry import runtime_for_images, with_version
 from memfit.estimators.runtimes.run_limits import ending_notes, run_limits
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
-from memfit.estimators.sizing.ranks import Ranks, ranked
+from memfit.estimators.sizing.ranks import ranked
 from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.smaller_workloads import are_compared, can_take_more
 from memfit.estimators.sizing.training_steps import TracedSteps
-from memfit.estimators.sizing.workload import MARGIN_BYTES
 
 
 class TargetModel(Struct, frozen=True):
@@ -70,7 +71,7 @@ class TargetModel(Struct, frozen=True):
         runtime = target.runtime
         if runtime is None:
             runtime = self.catalog.native_runtime(self.model)
-            if target.workload.values.images:
+            if target.workload.has_images:
                 runtime = runtime_for_images(runtime)
         return with_versions(runtime, mlx=target.mlx_version, mlx_lm=target.mlx_lm_version)
 

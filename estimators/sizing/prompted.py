@@ -1,13 +1,13 @@
 """A model with the workload that is asked of it: the tokens of images depend on both."""
 
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.runtimes.registry import runtime_for_images
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.estimators.sizing.workload import PartialWorkload
 
 
 def prompted(
-    sized: SizedModel, asked: PartialWorkload, *, keeps_runtime: bool
+    sized: SizedModel, asked: WorkloadQuestion, *, keeps_runtime: bool
 ) -> tuple[SizedModel, Workload]:
     """Return the model and its workload, with the tokens of images.
 
@@ -17,9 +17,9 @@ def prompted(
         InputError: when the model's processor refuses an image, or the model takes none.
         UnsupportedError: when the runtime takes no images, or the processor is not described.
     """
-    if asked.values.images and not keeps_runtime:
+    if asked.has_images and not keeps_runtime:
         sized = sized.with_runtime(runtime_for_images(sized.runtime_model.runtime))
-    sized.require_images(asked.values)
+    sized.require_images(asked.under(None))
     run = asked.under(sized.runtime_model.runtime)
     if not run.images:
         return sized, run
