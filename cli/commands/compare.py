@@ -97,7 +97,6 @@ def compare(
     Each model is compared with the first.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.views.compare import ComparisonView
     from memfit.estimators.compare.compare import compare as answer
 
     axes = _axes(asked.matrix or [], machine)
@@ -117,10 +116,8 @@ def compare(
         runtime=None if runtime.runtime is None and asked.runtimes is None else rules,
         units=output.units,
     )
-    view = ComparisonView(
-        result, output.units, asked.runtimes is not None, output.draws(asked.plot)
-    )
-    output.write(view)
+    plot, by_runtime = output.draws(asked.plot), asked.runtimes is not None
+    output.write(result, units=output.units, by_runtime=by_runtime, plot=plot)
     raise typer.Exit(Exit.YES if _any_will_do(asked.runtimes, result) else _code(result))
 
 

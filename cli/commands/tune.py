@@ -167,8 +167,6 @@ def _over_ranks(
 ) -> NoReturn:
     """Run a model over ranks, and compare each of them with its estimate."""
     reference = model.reference()
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.tune_ranks import to_document
     from memfit.probes.tune_ranks import tune_ranks
 
     if prompt.prompt_tokens is None or run.sweep or run.wired or output.flags or output.plot:
@@ -196,7 +194,7 @@ def _over_ranks(
             force=run.force,
             progress=progress,
         )
-    output.write(Answer(result, to_document(result, output.units)))
+    output.write(result, units=output.units)
     raise typer.Exit(Exit.YES)
 
 
@@ -258,9 +256,9 @@ def _command_model(checkpoint: "Checkpoint", path: Path) -> str:
 
 def _deliver(result: "TuneResult", output: TuneOutput) -> None:
     """Write the report; with --flags the commands take its place on standard output."""
-    from memfit.cli.render.views.tune import TuneView
+    from memfit.cli.render.view import view_of
 
-    view = TuneView(result, output.units, output.draws(output.plot))
+    view = view_of(result, units=output.units, plot=output.draws(output.plot))
     report = rendered(view, output.form, to_file=output.to_file)
     if output.flags and not output.to_file:
         print(report, end="", file=sys.stderr)

@@ -92,7 +92,6 @@ def tune_cache(
     of several conversations are served under a budget.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.views.tune_cache import TuneCacheView
     from memfit.probes.prompt_caches.process import CacheProcess
     from memfit.probes.prompt_caches.tune import tune_cache as answer
     from memfit.probes.store import user_store
@@ -102,7 +101,7 @@ def tune_cache(
         request = asked(checkpoint=checkpoint, path=path)
         start = run.start(CacheProcess, path)
         result = answer(request, start=start, store=user_store(), progress=progress)
-    output.write(TuneCacheView(result, output.units))
+    output.write(result, units=output.units)
 
 
 def _asked(

@@ -74,7 +74,6 @@ def tune_experts(
     Shows memory, speed and agreement for numbers of experts, and whether fewer pay.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.views.tune_experts import TuneExpertsView
     from memfit.probes.experts.process import ExpertProcess
     from memfit.probes.experts.tune import tune_experts as answer
     from memfit.probes.store import user_store
@@ -84,7 +83,7 @@ def tune_experts(
         request = asked(checkpoint=checkpoint, path=path)
         start = run.start(ExpertProcess, path)
         result = answer(request, start=start, store=user_store(), progress=progress)
-    output.write(TuneExpertsView(result, output.units, experts.plot))
+    output.write(result, units=output.units, plot=experts.plot)
     raise typer.Exit(Exit.NO if result.answer.pays is False else Exit.YES)
 
 

@@ -86,9 +86,6 @@ def context(
     The context that the runtime itself would choose is shown too.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.assumed import marked
-    from memfit.cli.render.views.context import to_document
     from memfit.estimators.plans.context.plan import plan_context
     from memfit.estimators.sizing.estimate import curve
     from memfit.estimators.sizing.prompted import prompted
@@ -112,7 +109,7 @@ def context(
     sized = ranked(sized, machine.over()).full_first(run).formula_view().settled(run)
     result = plan_context(sized, run, question, units=output.units)
     points = curve(sized, run) if output.draws(asked.plot) else ()
-    output.write(Answer(result, marked(to_document(result, output.units, points), model.as_type)))
+    output.write(result, units=output.units, curve=points, as_type=model.as_type)
     raise typer.Exit(exit_of_verdict(result.verdict, is_asked=result.device is not None))
 
 

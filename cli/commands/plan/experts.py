@@ -72,8 +72,6 @@ def experts(
     Also the share of the routing they cover.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.experts import to_document
     from memfit.estimators.plans.experts.plan import ExpertQuestion, plan_experts
     from memfit.estimators.sizing.partial_experts import experts_of, run_memory
 
@@ -94,7 +92,7 @@ def experts(
     )
     is_saved = profile is not None and asked.profile is None
     result = _with_measurements(result, sized, run, output.units, is_saved=is_saved)
-    output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
+    output.write(result, units=output.units, plot=output.draws(asked.plot))
     fits = result.chosen.verdict != "exceeds" if result.chosen else device is None
     raise typer.Exit(Exit.YES if fits else Exit.NO)
 

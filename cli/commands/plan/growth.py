@@ -102,8 +102,6 @@ def growth(
     Also where they exceed a budget.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.growth import to_document
     from memfit.estimators.plans.sessions.plan import plan_growth
 
     sessions, rules = asked.sessions_asked(), asked.chosen(runtime)
@@ -111,7 +109,7 @@ def growth(
     context = parsed("--context", parse_count, asked.context)
     sized = sized_model(model, machine.machine(), runtime, verbose=output.verbose)
     result = plan_growth(sized, sessions, rules, budget_bytes=budget, context=context)
-    output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
+    output.write(result, units=output.units, plot=output.draws(asked.plot))
     if not result.rules:
         raise typer.Exit(Exit.UNSUPPORTED)
     crossed = all(rule.crossing for rule in result.rules)

@@ -117,8 +117,6 @@ def offload(
     Also the time saved by loading them again.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.offload import to_document
     from memfit.estimators.base.workload import Workload
     from memfit.estimators.plans.offload.plan import plan_offload
     from memfit.estimators.sizing.estimate import ALONE, notes_on_versions
@@ -135,7 +133,7 @@ def offload(
     )
     others = notes_on_versions(sized, alone, output.units, of=ALONE)
     result = replace(result, notes=(*result.notes, *others))
-    output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
+    output.write(result, units=output.units, plot=output.draws(asked.plot))
     raise typer.Exit(Exit.NO if result.hot_conversations == 0 else Exit.YES)
 
 

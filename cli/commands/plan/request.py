@@ -18,8 +18,6 @@ def request(
     output: Annotated[PlanOutput, Only("format_", "json_", "file")],
 ) -> None:
     """Say how many tokens a request gets, and the answer of a server."""
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.request import to_document
     from memfit.estimators.runtimes.zinc.requests import plan_request
 
     result = plan_request(
@@ -27,5 +25,5 @@ def request(
         parsed("--requested", parse_count, requested) or 0,
         parsed("--capacity", parse_count, capacity) or 0,
     )
-    output.write(Answer(result, to_document(result)))
+    output.write(result)
     raise typer.Exit(Exit.NO if result.admission == "refused" else Exit.YES)

@@ -131,9 +131,6 @@ def server(
     # The library is imported here so that --help stays fast.
     from msgspec.structs import replace
 
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.assumed import marked
-    from memfit.cli.render.views.server import to_document
     from memfit.estimators.questions.runtime import MARGIN_BYTES
     from memfit.estimators.sizing.prompted import prompted
     from memfit.estimators.sizing.ranks import ranked
@@ -148,8 +145,8 @@ def server(
     sized = ranked(sized, machine.over()).full_first(run)
     run = replace(run, max_tokens=parsed("--max-tokens", parse_count, asked.max_tokens))
     result = _planned(sized, run, *question, output.units)
-    document = to_document(result, output.units, plot=output.draws(False))
-    output.write(Answer(result, marked(document, model.as_type)))
+    plot = output.draws(False)
+    output.write(result, units=output.units, plot=plot, as_type=model.as_type)
     raise typer.Exit(exit_of_verdict(result.verdict, is_asked=result.device is not None))
 
 
