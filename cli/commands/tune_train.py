@@ -40,7 +40,7 @@ def tune_train(
 
     recipe, reference = asked.recipe(), asked.of_file(model).reference()
     require_writable(output.file, needs_stdout=False)
-    limit = run.memory_limit_bytes()
+    limit = run.memory_limit
     with measuring(reference, run, verbose=output.verbose) as (checkpoint, path, _):
         request = TrainRequest(
             model=checkpoint.id,
