@@ -103,6 +103,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         # A type that is narrowed again has several.
         offered = ((), *(each.names for each in markers if isinstance(each, Only)))[-1]
         options = next((each for each in markers if isinstance(each, Options)), None)
+        make: Callable[..., Any]
         if options:
             parameters, make = list(options.parameters(offered)), options.group
         elif isinstance(kind, type) and issubclass(kind, OptionGroup):

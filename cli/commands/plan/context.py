@@ -68,7 +68,7 @@ class ContextOptions(OptionGroup, frozen=True, kw_only=True):
     plot: Annotated[bool, typer.Option("--plot", help="Draw memory against context.")] = False
 
     def question(self) -> "ContextQuestion":
-        """Return what is asked.
+        """Return the question.
 
         Raises:
             InputError: when a value or the file of requests cannot be read.
@@ -95,7 +95,7 @@ class ContextOptions(OptionGroup, frozen=True, kw_only=True):
 @grouped
 def context(
     model: AssumableModel,
-    asked: ContextOptions,
+    options: ContextOptions,
     workload: Annotated[WorkloadOptions, Only(*CONTEXT, *BATCH, *RUNTIME_DEFAULTS, *IMAGES)],
     machine: RankedMachine,
     runtime: ServedRuntime,
@@ -111,7 +111,7 @@ def context(
     from memfit.estimators.sizing.prompted import prompted
     from memfit.estimators.sizing.ranks import ranked
 
-    question = asked.question()
+    question = options.question()
     rules = runtime.chosen()
     sized = sized_model(
         model,
@@ -128,6 +128,6 @@ def context(
     # Hundreds of workloads are sized: a trace of each takes too long.
     sized = ranked(sized, machine.over()).full_first(run).formula_view().settled(run)
     result = plan_context(sized, run, question, units=output.units)
-    points = curve(sized, run) if output.draws(asked.plot) else ()
+    points = curve(sized, run) if output.draws(options.plot) else ()
     output.write(result, units=output.units, curve=points, as_type=model.as_type)
-    raise typer.Exit(exit_of_verdict(result.verdict, is_asked=result.device is not None))
+    raise typer.Exit(exit_of_verdict(result.verdict, is_requested=result.device is not None))

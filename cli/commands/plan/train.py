@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @grouped
 def train(
     model: NamedModel,
-    asked: TrainingOptions,
+    training: TrainingOptions,
     machine: MachineOptions,
     versions: VersionOptions,
     output: PlanOutput,
@@ -37,13 +37,13 @@ def train(
     from memfit.probes.saved_training import saved_phases
     from memfit.probes.store import user_store
 
-    recipe, model, directory = asked.recipe(), asked.of_file(model), asked.data_directory()
+    recipe, model, directory = training.recipe(), training.of_file(model), training.data_directory()
     sized = sized_for_mlx_lm(
         model, machine.machine(), versions, verbose=output.verbose, margin_bytes=MARGIN_BYTES
     )
     data = None if directory is None else _data(directory, model.reference(), sized, recipe)
     question = TrainQuestion(
-        recipe=recipe, quantize=model.quantization(), data=data, config=asked.adapter_file()
+        recipe=recipe, quantize=model.quantization(), data=data, config=training.adapter_file()
     )
     result = plan_train(sized, question)
     saved = saved_phases(result, sized.checkpoint, sized.device, user_store())
