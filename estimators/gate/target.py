@@ -257,7 +257,9 @@ class Evaluation(Struct, frozen=True):
             certain = self._accepts_bounds or ("weights" not in found and known > allowed)
             yield check if certain else replace(check, undecided_by=found)
 
-    def _broken(self, limit: str, unit: Unit, figure: int, allowed: int, whole: str) -> LimitCheck:
+    def _broken(
+        self, limit: str, unit: Unit, figure: int, allowed: int, relative_to: str
+    ) -> LimitCheck:
         """A limit that is not the policy's, and that the figure is above."""
         return LimitCheck(
             limit=limit,
@@ -267,9 +269,9 @@ class Evaluation(Struct, frozen=True):
             sense="at most",
             figure=figure,
             allowed=allowed,
-            written=str(allowed),
-            whole=whole,
-            missed_by=figure - allowed,
+            limit_text=str(allowed),
+            relative_to=relative_to,
+            excess=figure - allowed,
         )
 
     def _require_baseline(self) -> None:
@@ -358,7 +360,7 @@ class Evaluation(Struct, frozen=True):
             ceil_div(8 * footprint.nbytes, footprint.parameters) * self.sized.runtime_model.on_mlx,
             self._whole(limit),
         )
-        return replace(check, mends=tuple(found))
+        return replace(check, remedies=tuple(found))
 
     def _whole(self, limit: PolicyLimit) -> Callable[[Question], bool]:
         """What judges whether the target passes with a change that is for one limit."""

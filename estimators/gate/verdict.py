@@ -59,13 +59,13 @@ def judge_limit(limit: PolicyLimit, figures: GateFigures, totals: Totals) -> Lim
         undecided_by=()
         if totals.accepts_bounds
         else _undecided_by(limit, figures, allowed, totals),
-        missed_by=excess,
+        excess=excess,
         unit=rule.unit,
         sense=rule.sense,
         figure=figure,
         allowed=allowed,
-        written=limit.amount.text,
-        whole=f"the {totals.device.budget}" if rule.whole is None else rule.whole,
+        limit_text=limit.amount.text,
+        relative_to=f"the {totals.device.budget}" if rule.relative_to is None else rule.relative_to,
         peak_of=figures.peak_of if limit.name in RUN_LIMITS else UNSET,
     )
 
@@ -109,8 +109,8 @@ def _judge_basis(limit: BasisLimit, figures: GateFigures) -> LimitCheck:
         sense="at least",
         figure=figures.basis,
         allowed=limit.least,
-        written=limit.least,
-        whole="",
+        limit_text=limit.least,
+        relative_to="",
     )
 
 
@@ -119,7 +119,7 @@ class _Rule(Struct, frozen=True):
     allowed: Callable[[PolicyLimit, GateFigures, Totals], int]
     sense: Sense = "at most"
     unit: Unit = "bytes"
-    whole: str | None = None
+    relative_to: str | None = None
     """What a share is of; None: of what the runtime may take of the machine."""
     known: Callable[[GateFigures], int | None] | None = None
     """What is known of a figure where its workspace is a bound; None: it has no workspace."""
@@ -168,7 +168,7 @@ def _grown(
             raise InputError(f"the baseline has no figure for {limit.name}")
         return before + limit.amount.most(before)
 
-    return _Rule(figure, allowed, whole="the baseline", known=known)
+    return _Rule(figure, allowed, relative_to="the baseline", known=known)
 
 
 def worst(targets: Iterable[TargetReport]) -> TargetStatus:

@@ -105,13 +105,13 @@ class LimitCheck(Struct, frozen=True, kw_only=True):
     """Of ``unit``, or a basis; None where no context fits, or the model has no experts."""
     allowed: int | str
     """Of ``unit``, or a basis."""
-    written: str
+    limit_text: str
     """The limit as the policy has it."""
-    whole: str
+    relative_to: str
     """What a share is of."""
-    missed_by: Count | None = None
+    excess: Count | None = None
     """The excess of a broken limit, or what is missing to it, of ``unit``."""
-    mends: tuple[Remedy, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
     undecided_by: tuple[BoundName, ...] = ()
     """The bounds that leave it open whether it passes; empty where it is decided."""
     peak_of: SmallerRun | UnsetType = UNSET
@@ -150,7 +150,7 @@ class TargetReport(Struct, frozen=True, kw_only=True):
     """Where the model was read; None where it could not be."""
 
 
-class GateReport(Result, frozen=True, kw_only=True, tag="memfit.gate/1"):
+class GateReport(Result, frozen=True, kw_only=True, tag="memfit.gate/2"):
     """All targets that were checked, in the order of the policy; there is at least one."""
 
     policy: str

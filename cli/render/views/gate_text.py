@@ -125,9 +125,9 @@ def smaller_run(figures: GateFigures | None) -> str | None:
 
 def allowed(check: LimitCheck) -> str:
     """The allowed amount, and the text of the policy."""
-    share = f" ({check.written} of {check.whole})" if "%" in check.written else ""
+    share = f" ({check.limit_text} of {check.relative_to})" if "%" in check.limit_text else ""
     if check.limit.startswith("growth.") and not share:
-        share = f" (+{check.written})"
+        share = f" (+{check.limit_text})"
     return f"{check.sense} {_amount(check.allowed, check.unit)}{share}"
 
 
@@ -135,9 +135,9 @@ def broken(check: LimitCheck) -> str:
     """A broken limit in one line: its numbers, and the excess."""
     at = f" {_at(check.peak_of)}" if check.peak_of else ""
     text = f"{limit_name(check)}: {figure(check)}{at}, allowed {allowed(check)}"
-    if check.missed_by is not None:
+    if check.excess is not None:
         word = "too much" if check.sense == "at most" else "too few"
-        text += f", {_amount(check.missed_by, check.unit)} {word}"
+        text += f", {_amount(check.excess, check.unit)} {word}"
     return text
 
 
@@ -151,8 +151,8 @@ def remedy(check: LimitCheck) -> str:
         return "it does not run the workload; shorter prompts or fewer requests take less"
     if check.limit == "expert_capacity" and check.figure is None:
         return "the model has no routed experts, or only a bound is known: remove the limit"
-    text = "passes with " + ", or ".join(_remedy(each) for each in check.mends)
-    if not check.mends:
+    text = "passes with " + ", or ".join(_remedy(each) for each in check.remedies)
+    if not check.remedies:
         tried = ", ".join(_SETTINGS[setting] for setting in SETTINGS[check.limit])
         text = f"nothing tried alone makes it pass ({tried})"
     if check.limit.startswith("growth."):
