@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from memfit.estimators.sizing.explore import Explored
     from memfit.estimators.sizing.ranks import Ranks
+    from memfit.estimators.sizing.resolved import ResolvedTarget
     from memfit.estimators.sizing.sized_model import SizedModel
     from memfit.estimators.sizing.workload import PartialWorkload
     from memfit.settings import (
@@ -108,14 +109,10 @@ class OpenModel(Struct, frozen=True):
         """
         from memfit.estimators.sizing.estimate import estimate as answer
         from memfit.estimators.sizing.estimate import with_plots
-        from memfit.estimators.sizing.ranks import ranked
 
-        sized, run = self._settled(asked, device)
-        if self._may_use_measurements and ranks is None:
-            sized = _measured(sized, run)
-        shared = ranked(sized, ranks)
-        sized = shared.tightest(run)
-        result = shared.added(answer(sized, run, units=units))
+        target = self._resolved(asked, device, ranks, measures=self._may_use_measurements)
+        sized, run = target.sized, target.workload
+        result = target.ranks.added(answer(sized, run, units=units))
         if plot and not result.refusal:
             result = with_plots(result, sized)
         if explain:
@@ -128,16 +125,26 @@ class OpenModel(Struct, frozen=True):
         """Return what settings around a workload need."""
         from memfit.estimators.sizing.explore import explore
 
-        return explore(*self._settled(asked, device))
+        target = self._resolved(asked, device, None, measures=False)
+        return explore(target.sized, target.workload)
 
-    def _settled(
-        self, asked: "PartialWorkload", device: Device | None
-    ) -> "tuple[SizedModel, Workload]":
-        from memfit.estimators.sizing.prompted import prompted
+    def _resolved(
+        self,
+        asked: "PartialWorkload",
+        device: Device | None,
+        ranks: "Ranks | None",
+        *,
+        measures: bool,
+    ) -> "ResolvedTarget":
+        from memfit.estimators.sizing.resolved import resolved
 
-        sized = self._sized(device=device)
-        sized, run = prompted(sized, asked, keeps_runtime=self._runtime_is_named)
-        return sized.settled(run), run
+        return resolved(
+            self._sized(device=device),
+            asked,
+            ranks,
+            keeps_runtime=self._runtime_is_named,
+            measured=_measured if measures and ranks is None else None,
+        )
 
 
 def estimate(

@@ -21,11 +21,12 @@ from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.progress import Progress
 
 if TYPE_CHECKING:
-    from memfit.estimators.compare.axes import MatrixAxis, Scenario
+    from memfit.estimators.compare.axes import MatrixAxis
     from memfit.estimators.compare.compare import ComparedModel
     from memfit.estimators.results.comparison import Comparison
     from memfit.estimators.runtimes.runtime import Runtime
     from memfit.estimators.sizing.catalog import Catalog
+    from memfit.estimators.sizing.resolved import TargetQuestion
 
 
 class ComparedModels(ModelOptions, frozen=True, kw_only=True):
@@ -100,7 +101,7 @@ def compare(
     references = models.references()
     _reject_wrong_number(len(references), asked, axes)
     _reject_twice({axis.name for axis in axes}, models, workload, machine)
-    base = _scenario(models, workload, machine, runtime)
+    base = _question(models, workload, machine, runtime)
     # Of several runtimes only some keep a number of experts.
     rules = (replace(runtime, capacity=None) if asked.runtimes else runtime).chosen()
     with reporting(verbose=output.verbose) as progress:
@@ -156,22 +157,22 @@ def _reject_twice(
             raise InputError(f"--matrix {name}: an option also sets {name}; give one of them")
 
 
-def _scenario(
+def _question(
     models: ComparedModels,
     workload: WorkloadOptions,
     machine: RankedMachine,
     runtime: RuntimeOptions,
-) -> "Scenario":
-    from memfit.estimators.compare.axes import Scenario
+) -> "TargetQuestion":
+    from memfit.estimators.sizing.resolved import TargetQuestion
 
-    return Scenario(
-        workload.partial(),
-        machine.chosen(),
-        models.quantization(),
-        runtime.margin_bytes(),
-        machine.over(),
-        models.as_type,
-        models.adapter,
+    return TargetQuestion(
+        workload=workload.partial(),
+        device=machine.chosen(),
+        quantize=models.quantization(),
+        margin_bytes=runtime.margin_bytes(),
+        ranks=machine.over(),
+        as_type=models.as_type,
+        adapter=models.adapter,
     )
 
 

@@ -9,9 +9,7 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.machine.device import Device
 
 if TYPE_CHECKING:
-    from memfit.estimators.base.workload import Workload
     from memfit.estimators.sizing.ranks import Ranks
-    from memfit.estimators.sizing.sized_model import SizedModel
 
 
 LISTS = ("--device", "--memory")
@@ -76,17 +74,6 @@ class RankedMachine(MachineOptions, frozen=True, kw_only=True):
         from memfit.estimators.sizing.ranks import Ranks
 
         return Ranks(size, parallel, split, devices)
-
-    def full_first(self, sized: "SizedModel", run: "Workload") -> "SizedModel":
-        """Return the rank that is full first with longer prompts, the model without ranks.
-
-        Raises:
-            InputError: as `over`, or for a split that is not of the model's layers.
-            UnsupportedError: when mlx-lm does not run the model over such ranks.
-        """
-        from memfit.estimators.sizing.ranks import ranked
-
-        return ranked(sized, self.over()).full_first(run)
 
     def _devices(self) -> tuple[Device | None, ...]:
         """Return a machine for each rank, nothing when at most one is named."""

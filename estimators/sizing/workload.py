@@ -30,7 +30,7 @@ class PartialWorkload(Struct, frozen=True):
         Raises:
             InputError: when a value is out of range.
         """
-        return PartialWorkload(replace(self.values, **fields), self.given | fields.keys())
+        return PartialWorkload(replace(self.values, **fields), self.given.union(fields))
 
     def under(self, runtime: Runtime) -> Workload:
         """Return the workload with the runtime's own defaults where nothing was given."""

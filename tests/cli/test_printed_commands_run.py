@@ -33,7 +33,7 @@ from memfit.estimators.plans.train.plan import TrainQuestion, plan_train
 from memfit.estimators.results.estimate import Action
 from memfit.estimators.sizing.catalog import Catalog, Draft
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.prompted import prompted
+from memfit.estimators.sizing.resolved import resolved
 from memfit.estimators.sizing.server_bound import server_need
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.workload import PartialWorkload
@@ -302,9 +302,9 @@ def test_a_prompt_with_an_image_takes_no_more_than_printed(
     asked = sized(Question("seeing", 200, text(1)), model, None)
     written = "Every byte has a reason."
     workload = text(len(written), 5, images=Images((ImageSize(width, width),)), **settings)
-    asked, run = prompted(
-        asked, PartialWorkload(workload, frozenset(settings)), keeps_runtime=False
-    )
+    partial_workload = PartialWorkload(workload, frozenset(settings))
+    target = resolved(asked, partial_workload, keeps_runtime=False)
+    asked, run = target.sized, target.workload
     answer = estimate(asked, run)
     action = answer.actions[0]
     [command] = action.commands

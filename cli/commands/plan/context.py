@@ -82,7 +82,8 @@ def context(
     from memfit.cli.render.views.context import to_document
     from memfit.estimators.plans.context.plan import plan_context
     from memfit.estimators.sizing.estimate import curve
-    from memfit.estimators.sizing.prompted import prompted
+    from memfit.estimators.sizing.ranks import RankedModel
+    from memfit.estimators.sizing.resolved import resolved
 
     question = asked.question()
     rules = runtime.chosen()
@@ -96,9 +97,15 @@ def context(
         rules = runtime.with_settings(runtime.versioned(named_runtime(sized.runtime)))
     named = runtime.runtime is not None
     sized = sized.with_runtime(rules).loaded()
-    sized, run = prompted(sized, workload.partial(), keeps_runtime=named)
+    target = resolved(
+        sized,
+        workload.partial(),
+        machine.over(),
+        keeps_runtime=named,
+        deciding=RankedModel.full_first,
+    )
     # Hundreds of workloads are sized: a trace of each takes too long.
-    sized = machine.full_first(sized, run).formula_view().settled(run)
+    sized, run = target.sized.formula_view(), target.workload
     result = plan_context(sized, run, question, units=output.units)
     points = curve(sized, run) if output.draws(asked.plot) else ()
     output.write(model.answer(result, to_document(result, output.units, points)))

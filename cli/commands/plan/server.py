@@ -129,7 +129,8 @@ def server(
     from msgspec.structs import replace
 
     from memfit.cli.render.views.server import to_document
-    from memfit.estimators.sizing.prompted import prompted
+    from memfit.estimators.sizing.ranks import RankedModel
+    from memfit.estimators.sizing.resolved import resolved
     from memfit.estimators.sizing.workload import MARGIN_BYTES
 
     partial = workload.partial()
@@ -143,10 +144,16 @@ def server(
         versions=versions,
         margin_bytes=MARGIN_BYTES,
     )
-    sized, run = prompted(sized.loaded(), partial, keeps_runtime=False)
-    sized = machine.full_first(sized, run)
-    run = replace(run, max_tokens=parsed("--max-tokens", parse_count, asked.max_tokens))
-    result = _planned(sized, run, *question, output.units)
+    target = resolved(
+        sized.loaded(),
+        partial,
+        machine.over(),
+        keeps_runtime=False,
+        deciding=RankedModel.full_first,
+    )
+    most = parsed("--max-tokens", parse_count, asked.max_tokens)
+    run = replace(target.workload, max_tokens=most)
+    result = _planned(target.sized, run, *question, output.units)
     output.write(model.answer(result, to_document(result, output.units, plot=output.draws(False))))
     raise typer.Exit(exit_of_verdict(result.verdict, is_asked=result.device is not None))
 
