@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.expert_capacity import capacity_of
 from memfit.estimators.sizing.decode_speed import decode_speed
-from memfit.estimators.sizing.recommend import capacity_of
 from memfit.estimators.sizing.sized_model import SizedModel
 
 
@@ -80,7 +80,7 @@ def _verdict(sized: SizedModel, workload: Workload, units: Units) -> Iterator[st
 
 
 def _capacity(sized: SizedModel) -> Iterator[str]:
-    capacity = capacity_of(sized)
+    capacity = capacity_of(sized.runtime_model)
     if capacity and sized.device:
         experts = sized.footprint.by_part["experts"]
         yield (

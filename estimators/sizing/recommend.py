@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from memfit.estimators.arch.modules import Part
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
@@ -22,7 +21,6 @@ from memfit.estimators.results.estimate import (
     ServerRun,
 )
 from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, judge
-from memfit.estimators.runtimes.expert_capacity import ExpertCapacity, expert_capacity
 from memfit.estimators.runtimes.run_limits import run_limits
 from memfit.estimators.sizing.actions import Answer
 from memfit.estimators.sizing.joint import JointSearch, Settings
@@ -123,29 +121,6 @@ def _recommended(sized: SizedModel, tokens: int | None, needed_bytes: int | None
             else None
         ),
         expert_capacity=max(counts, default=None),
-    )
-
-
-def capacity_of(sized: SizedModel) -> ExpertCapacity | None:
-    """Return the experts to keep of each layer on the model's device.
-
-    Under mlx-moe they are those that it keeps. None without a device, under another runtime than
-    these and mlx-lm, and for a model without experts or with different numbers of them.
-    """
-    if kept := sized.runtime_model.kept_experts:
-        return kept
-    device = sized.device
-    if device is None or not sized.runtime_model.is_mlx_lm:
-        return None
-    counts = {moe.experts for moe in sized.model.experts().values()}
-    expert_bytes = sized.footprint.by_part[Part.EXPERTS.value]
-    if len(counts) != 1 or not expert_bytes or sized.footprint.basis == "bound":
-        return None
-    return expert_capacity(
-        working_set_bytes=device.working_set_bytes,
-        other_bytes=sized.footprint.loaded_bytes - expert_bytes,
-        expert_bytes=expert_bytes,
-        experts=counts.pop(),
     )
 
 
