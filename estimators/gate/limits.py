@@ -238,11 +238,13 @@ _GROWTH = LimitKind(
 )
 _WEIGHTS = ("quantize",)
 _RUN = ("context", "kv_bits", "prefill_step", "quantize")
+_WORKSPACE = ("batch", "prefill_step", "kv_bits", "context")
 _TRAINING = ("grad_checkpoint", "batch_size", "quantize", "num_layers", "max_seq_length")
 
 
 _RULES = (
     LimitRule("peak", "peak", _MEMORY, "run", "peak_bytes", _RUN),
+    LimitRule("workspace", "workspace", _MEMORY, "run", "workspace_bytes", _WORKSPACE),
     LimitRule("load_peak", "load peak", _MEMORY, "weights", "load_peak_bytes", _WEIGHTS),
     LimitRule("wired_limit", "wired limit", _MEMORY, "run", "wired_limit_bytes", _RUN),
     LimitRule("context", "context", _CONTEXT, "context", "context_tokens", _RUN[1:]),

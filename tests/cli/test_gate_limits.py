@@ -11,7 +11,12 @@ from tests.cli.gating import SAMPLES, target, write_plain_config, write_policy, 
 from tests.cli.running import Memfit
 from tests.models import QWEN3_4B, QWEN3_NEXT_80B, sample_config, write_config
 
-AT_MOST = {"peak": "peak_bytes", "load_peak": "load_peak_bytes", "wired_limit": "wired_limit_bytes"}
+AT_MOST = {
+    "peak": "peak_bytes",
+    "workspace": "workspace_bytes",
+    "load_peak": "load_peak_bytes",
+    "wired_limit": "wired_limit_bytes",
+}
 GROWN = {"weights": "weights_bytes", "kv_per_token": "kv_bytes_per_token", "peak": "peak_bytes"}
 CASE = SAMPLES.parent / "tests" / "arch" / "cases" / "qwen3.json"
 FOUR_BIT = {"group_size": 64, "bits": 4}
