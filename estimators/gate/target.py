@@ -1,7 +1,7 @@
 """One target of a policy: its figures, their checks, and what makes broken limits pass."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -43,7 +43,10 @@ from memfit.estimators.sizing.resolved import ResolvedTarget
 from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.smaller_workloads import are_compared, can_take_more
-from memfit.estimators.sizing.training_steps import TracedSteps
+
+# The trace of training, which other targets do not need.
+if TYPE_CHECKING:
+    from memfit.estimators.sizing.training_steps import TracedSteps
 
 
 class SizedTarget(Struct, frozen=True):
@@ -51,7 +54,7 @@ class SizedTarget(Struct, frozen=True):
 
     target: PolicyTarget
     resolved: ResolvedTarget
-    steps: TracedSteps | None
+    steps: "TracedSteps | None"
     """The trainer's steps, each traced once; None where the target is not fine-tuned."""
     now: BaselineEntry
     """The figures that a baseline keeps."""
@@ -92,8 +95,10 @@ def size_target(catalog: Catalog, target: PolicyTarget) -> SizedTarget:
     return SizedTarget(target, resolved, steps, entry)
 
 
-def _training_steps(catalog: Catalog, target: PolicyTarget) -> TracedSteps:
+def _training_steps(catalog: Catalog, target: PolicyTarget) -> "TracedSteps":
     """What traces the trainer's steps, as memfit plan train does."""
+    from memfit.estimators.sizing.training_steps import TracedSteps
+
     sized = catalog.sized_for(replace(target.question, quantize=None, adapter=None))
     if not sized.runtime_model.is_mlx_lm:
         raise UnsupportedError(f"training: mlx_lm.lora does not train for {sized.runtime}")
