@@ -95,7 +95,7 @@ def combinations(
     for settings in product(*(axis.settings for axis in axes)):
         # All at once: a combination may be valid where half of it is not.
         changes: dict[str, Any] = {setting.field: setting.change for setting in settings}
-        counts = {name: changes.pop(name) for name in _COUNTS.values() if name in changes}
+        counts = {name: changes.pop(name) or 0 for name in _COUNTS.values() if name in changes}
         question = replace(base, workload=base.workload.varied(counts), **changes)
         yield {n: s.value for n, s in zip(names, settings, strict=True)}, question
 

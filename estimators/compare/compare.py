@@ -72,7 +72,7 @@ def compare(
     cells = list(combinations(base, axes))
     first = cells[0][1]
     if runtime is None:
-        models, runtime = _native(catalog, models, with_images=bool(first.workload.values.images))
+        models, runtime = _native(catalog, models, with_images=first.workload.has_images)
     targets = [_resolved(catalog, model, first, runtime) for model in models]
     estimates = [_estimate(target, units) for target in targets]
     contexts = [_context(target) for target in targets]

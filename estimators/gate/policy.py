@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import path_near, short
-from memfit.estimators.base.images import Images
 from memfit.estimators.base.quantization import FLOAT_MODES, Quantization, converted
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.reading.section import Reading, Section, read_yaml
@@ -44,11 +43,12 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
 from memfit.estimators.mlx.versions import Version, parse_version
+from memfit.estimators.questions.machine import Ranks
+from memfit.estimators.questions.runtime import MARGIN_BYTES
+from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime
 from memfit.estimators.runtimes.runtime import Runtime
-from memfit.estimators.sizing.ranks import Ranks
 from memfit.estimators.sizing.resolved import TargetQuestion
-from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
 
 Item = TypeVar("Item")
 MAX_POLICY_BYTES = 1_000_000
@@ -205,7 +205,7 @@ def _device(section: Section) -> Device | None:
     return section.take(given[0], makers[given[0]])
 
 
-def _workload(target: Section) -> PartialWorkload | None:
+def _workload(target: Section) -> WorkloadQuestion | None:
     section = target.mapping("workload", WorkloadKeys.__struct_fields__)
     given = [key for key in ("context", "prompt_tokens") if key in section]
     if len(given) != 1:
@@ -223,9 +223,7 @@ def _workload(target: Section) -> PartialWorkload | None:
     videos = section.take("video", partial(_each, read_video))
     if len(section.reading.mistakes) > known:
         return None
-    if images or videos:
-        settings["images"] = Images(images or (), videos or ())
-    return PartialWorkload(Workload(**settings), frozenset(settings))
+    return WorkloadQuestion(**settings, image=images or (), video=videos or ())
 
 
 def _each(read: Callable[[str], Item], value: Any) -> tuple[Item, ...]:

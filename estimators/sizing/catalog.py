@@ -4,8 +4,6 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec import Struct
-
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.files import path_near
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
@@ -19,26 +17,18 @@ from memfit.estimators.checkpoint.opening import (
 )
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
+from memfit.estimators.questions.model import Draft
+from memfit.estimators.questions.runtime import MARGIN_BYTES, Method
 from memfit.estimators.runtimes.registry import native_runtime, runtime_for_images, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
-from memfit.estimators.sizing.workload import DRAFT_TOKENS, MARGIN_BYTES
 
 # Imported where it is used: a checkpoint on the Hub is fetched while the library is imported.
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
     from memfit.estimators.sizing.resolved import ResolvedTarget, TargetQuestion
-    from memfit.estimators.sizing.sized_model import Method, SizedModel
+    from memfit.estimators.sizing.sized_model import SizedModel
 
 Made = TypeVar("Made")
-
-
-class Draft(Struct, frozen=True):
-    """A draft model for speculative decoding."""
-
-    reference: str
-    quantize: Quantization | None = None
-    tokens: int = DRAFT_TOKENS
-    """The tokens that it proposes in each step."""
 
 
 class Catalog:
@@ -91,7 +81,7 @@ class Catalog:
         quantize: Quantization | None = None,
         device: Device | None = None,
         runtime: Runtime | None = None,
-        method: "Method" = "auto",
+        method: Method = "auto",
         adapter: Path | None = None,
         draft: Draft | None = None,
         margin_bytes: int = MARGIN_BYTES,
@@ -142,7 +132,7 @@ class Catalog:
         runtime = question.runtime
         if runtime is None:
             runtime = self.native_runtime(question.reference)
-            if question.workload.values.images:
+            if question.workload.has_images:
                 runtime = runtime_for_images(runtime)
         return self.sized(
             question.reference,
@@ -161,7 +151,7 @@ class Catalog:
         device: Device | None,
         reference: str,
         quantize: Quantization | None,
-        method: "Method",
+        method: Method,
         adapter: Path | None,
         draft: Draft | None,
         margin_bytes: int,

@@ -9,11 +9,13 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import Version
+from memfit.estimators.questions.machine import Ranks
+from memfit.estimators.questions.runtime import MARGIN_BYTES
+from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.runtimes.registry import runtime_for_images
 from memfit.estimators.runtimes.runtime import Runtime
-from memfit.estimators.sizing.ranks import RankedModel, Ranks, ranked
+from memfit.estimators.sizing.ranks import RankedModel, ranked
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
 
 
 class TargetQuestion(Struct, frozen=True, kw_only=True):
@@ -21,7 +23,7 @@ class TargetQuestion(Struct, frozen=True, kw_only=True):
 
     reference: str = ""
     """The catalog's name of the model; empty where each of several models takes its place."""
-    workload: PartialWorkload
+    workload: WorkloadQuestion
     device: Device | None
     runtime: Runtime | None = None
     """None for the native runtime of the checkpoint, or the one that takes its images."""
@@ -55,7 +57,7 @@ class ResolvedTarget(Struct, frozen=True):
 
 def resolved(
     sized: SizedModel,
-    requested: PartialWorkload,
+    requested: WorkloadQuestion,
     ranks: Ranks | None = None,
     *,
     keeps_runtime: bool,
@@ -74,12 +76,11 @@ def resolved(
         UnsupportedError: when the runtime takes no images, the processor is not described, or
             mlx-lm does not run the model over such ranks.
     """
-    images = requested.values.images
-    if images and not keeps_runtime:
+    if requested.has_images and not keeps_runtime:
         sized = sized.with_runtime(runtime_for_images(sized.runtime_model.runtime))
-    sized.require_images(requested.values)
+    sized.require_images(requested.under(None))
     workload = requested.under(sized.runtime_model.runtime)
-    if images:
+    if workload.images:
         # The rules of all image processors, which other prompts need not.
         from memfit.estimators.images.processor import with_image_tokens
 

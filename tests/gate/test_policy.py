@@ -48,7 +48,7 @@ def test_a_target_has_its_own_values_and_the_defaults_of_its_runtime(tmp_path: P
     target = read(tmp_path, HEAD + TARGET).targets[0]
     assert (target.name, target.line, target.question.reference) == ("chat", 3, "models/chat")
     assert target.device.name == "m4-pro-24"
-    assert target.question.workload.values.prompt_tokens == 4096
+    assert target.question.workload.prompt_tokens == 4096
     assert target.question.runtime is None
     assert [
         (work.prefill_step, work.kv_group_size, work.quantized_kv_start, work.kv_bits)
@@ -82,7 +82,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
 """
         + f"             {named(False)}, growth: {{{named(True)}}}}}\n",
     ).targets[0]
-    work = target.question.workload.values
+    work = target.question.workload
     assert (work.prompt_tokens, work.max_tokens, work.batch, work.prefill_step) == (
         1024,
         64,
