@@ -20,7 +20,7 @@ from memfit.estimators.results.estimate import (
     Recommended,
     ServerRun,
 )
-from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, judge
+from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, comfortable_bytes, judge
 from memfit.estimators.runtimes.run_limits import run_limits
 from memfit.estimators.sizing.actions import Answer
 from memfit.estimators.sizing.joint import JointSearch, Settings
@@ -417,9 +417,10 @@ class _Recommender(Struct, frozen=True):
             )
         limit_bytes = self.device.working_set_bytes
         needed = f"{tokens} would need {self._size(need.peak_bytes)}{by}"
-        if need.peak_bytes * 10 > limit_bytes * 9:
-            budget = self._size(limit_bytes * 9 // 10)
-            return f"{needed}, above {budget}, nine tenths of the {self.device.budget}"
+        comfortable = comfortable_bytes(limit_bytes)
+        if need.peak_bytes > comfortable:
+            budget = f"nine tenths of the {self.device.budget}"
+            return f"{needed}, above {self._size(comfortable)}, {budget}"
         return (
             f"{needed}, with its stated error up to"
             f" {self._size(need.peak_bytes + need.error_bytes)}, above the {self.device.budget},"
