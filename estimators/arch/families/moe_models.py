@@ -1,20 +1,24 @@
-"""Decoders with experts by model type: what each mlx-lm class has that the others have not.
+"""Decoders with experts by model type: what each mlx-lm class has that the others have not."""
 
-Source: mlx-lm models/mixtral.py, phimoe.py, qwen2_moe.py, qwen3_moe.py, olmoe.py,
-granitemoe.py, minimax.py, glm4_moe.py, solar_open.py and ernie4_5_moe.py.
-"""
-
-from collections.abc import Callable, Mapping
-
-from msgspec import Struct, field
 from msgspec.structs import replace
 
-from memfit.estimators.arch.families.dense_traits import HeadDim, QKNorm
+from memfit.estimators.arch.class_row import (
+    DENSE,
+    EXPERTS,
+    HEAD,
+    HEADS,
+    INPUT_OUTPUT,
+    SHARED_EXPERTS,
+    W_NAMES,
+    ClassRow,
+    Cut,
+    Fp8,
+    Sanitize,
+    projections,
+)
+from memfit.estimators.arch.families.dense import HeadDim, QKNorm
+from memfit.estimators.arch.families.moe import MoE
 from memfit.estimators.arch.fields import Fields
-
-
-def _none(fields: Fields, count: int) -> frozenset[int]:
-    return frozenset()
 
 
 def _first(fields: Fields, count: int) -> frozenset[int]:
@@ -39,57 +43,6 @@ def _outside_span(fields: Fields, count: int) -> frozenset[int]:
     return frozenset(index for index in range(count) if index not in span or (index + 1) % step)
 
 
-class MoE(Struct, frozen=True, kw_only=True):
-    """The traits of one model class; every path and every key as that class has it."""
-
-    experts: str
-    """The key of their number."""
-    top_k: str = "num_experts_per_tok"
-    width: str = "intermediate_size"
-    """The key of the width of one expert."""
-    shared_width: str | None = None
-    """The key of the width of the shared expert."""
-    shared_count: str | None = None
-    """The key of how many shared experts there are, each as wide as a routed one."""
-    head_dim: HeadDim = HeadDim.DERIVED
-    qk_norm: QKNorm = QKNorm.NONE
-    qk_norm_key: str | None = None
-    """The key that turns the norm on."""
-    kv_optional: bool = False
-    """Whether absent KV heads are as many as heads."""
-    bias: bool | str = False
-    """Of queries, keys and values: whether there is one, or the key that says it."""
-    output_bias: bool = True
-    """Whether the output has it too."""
-    expert_bias: str | None = None
-    """The key of a bias in MLPs and experts."""
-    block: str = "mlp"
-    router: str = "gate"
-    router_is_linear: bool = True
-    correction: str | None = None
-    """The path of the router's correction of its scores."""
-    float32_scores: bool = False
-    """As `MixtureOfExperts.float32_scores`."""
-    float32_router: bool = False
-    """As `MixtureOfExperts.float32_router`."""
-    dense: Callable[[Fields, int], frozenset[int]] = _none
-    """Which layers are dense."""
-    tied: bool = False
-    """Whether the class reads ``tie_word_embeddings``."""
-    biased_ends: bool = False
-    """Whether norms are LayerNorms and they and the head have biases."""
-    eight_bit: tuple[str, ...] = ()
-    """Path endings of the class's ``quant_predicate``."""
-    defaults: Mapping[str, int | bool] = field(default_factory=dict)
-    """The class's own values for absent keys."""
-    forced_values: Mapping[str, int | bool] = field(default_factory=dict)
-    """What it takes for any value in the config."""
-    zero_is_absent: tuple[str, ...] = ()
-    """Keys where a 0 is no size."""
-    ignored: tuple[str, ...] = ()
-    """Keys that change no byte."""
-
-
 _MIXTRAL_SIZES = {
     "hidden_size": 4096,
     "num_hidden_layers": 32,
@@ -109,8 +62,16 @@ _MINIMAX = MoE(
     eight_bit=("block_sparse_moe.gate",),
     defaults={"use_qk_norm": True, "tie_word_embeddings": False},
     forced_values={"shared_intermediate_size": 0},
+    sanitize=Sanitize(expert_names=W_NAMES, fp8=Fp8.BLOCKS),
+    tensor={
+        **HEADS,
+        **projections("block_sparse_moe.switch_mlp"),
+        "self_attn.q_norm": Cut.FIRST,
+        "self_attn.k_norm": Cut.FIRST,
+    },
+    since=(0, 28, 4),
 )
-_GLM4_MOE = MoE(
+GLM4_MOE = MoE(
     experts="n_routed_experts",
     width="moe_intermediate_size",
     shared_count="n_shared_experts",
@@ -124,8 +85,13 @@ _GLM4_MOE = MoE(
     float32_scores=True,
     dense=_first,
     ignored=("n_group", "topk_group"),
+    # A prefix without an end, as in the class: startswith finds 460 where the layer is 46.
+    sanitize=Sanitize(drops_next_layer=r"^model\.layers\."),
+    tensor={**DENSE, **EXPERTS, **SHARED_EXPERTS},
+    pipeline=True,
+    since=(0, 26, 2),
 )
-MODELS = {
+CLASSES: dict[str, ClassRow] = {
     "mixtral": MoE(
         experts="num_local_experts",
         kv_optional=True,
@@ -138,6 +104,7 @@ MODELS = {
             "num_local_experts": 8,
             "tie_word_embeddings": False,
         },
+        sanitize=Sanitize(expert_names=W_NAMES, drops_when_tied=HEAD),
     ),
     "phimoe": MoE(
         experts="num_local_experts",
@@ -151,6 +118,7 @@ MODELS = {
             "num_local_experts": 16,
         },
         forced_values={"attention_bias": True, "lm_head_bias": True},
+        sanitize=Sanitize(expert_names=W_NAMES),
     ),
     "qwen2_moe": MoE(
         experts="num_experts",
@@ -171,6 +139,9 @@ MODELS = {
         tied=True,
         eight_bit=("mlp.gate",),
         ignored=("max_window_layers", "use_sliding_window"),
+        sanitize=Sanitize(drops_when_tied=HEAD),
+        tensor={**DENSE, **EXPERTS},
+        pipeline=True,
     ),
     "olmoe": MoE(
         experts="num_experts",
@@ -192,12 +163,16 @@ MODELS = {
         # "mlp.down_proj" also ends the path of the experts' switch_mlp.
         eight_bit=("block_sparse_moe.router.layer", "self_attn.o_proj", "mlp.down_proj", "lm_head"),
         defaults={"tie_word_embeddings": True},
+        sanitize=Sanitize(expert_names={}, joined=INPUT_OUTPUT, drops_when_tied=HEAD),
+        since=(0, 27, 1),
     ),
     "minimax": _MINIMAX,
-    "minimax_m2": _MINIMAX,
-    "glm4_moe": _GLM4_MOE,
+    "minimax_m2": replace(_MINIMAX, since=(0, 30, 2)),
+    "glm4_moe": GLM4_MOE,
     # The class is glm4_moe's, with defaults of its own.
-    "solar_open": replace(_GLM4_MOE, defaults={"attention_bias": False, "use_qk_norm": False}),
+    "solar_open": replace(
+        GLM4_MOE, defaults={"attention_bias": False, "use_qk_norm": False}, since=(0, 30, 2)
+    ),
     "ernie4_5_moe": MoE(
         experts="moe_num_experts",
         top_k="moe_k",
@@ -218,5 +193,10 @@ MODELS = {
         },
         zero_is_absent=("moe_intermediate_size", "moe_num_shared_experts"),
         ignored=("moe_capacity", "moe_use_aux_free"),
+        sanitize=Sanitize(
+            # Multi-token prediction, which mlx-lm does not run.
+            drops=r"mtp_block\.|mtp_linear_proj\.|mtp_hidden_norm\.|mtp_emb_norm\."
+            r"|e_score_correction_bias"
+        ),
     ),
 }
