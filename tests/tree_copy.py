@@ -31,7 +31,9 @@ class TreeCopy:
         assert content.count(before) == 1, f"{path}: {content.count(before)} times {before!r}"
         self.write(path, content.replace(before, f"{text}{before}"))
 
-    def run(self, *arguments: str | Path, module: str = "memfit") -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str | Path, module: str = "memfit"
+    ) -> subprocess.CompletedProcess[str]:
         """Run a module of the copy in the copy's folder, by default the command line."""
         return subprocess.run(
             [sys.executable, "-m", module, *arguments],

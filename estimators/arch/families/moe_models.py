@@ -27,6 +27,15 @@ def _first(fields: Fields, count: int) -> frozenset[int]:
     return frozenset(range(min(count, fields.count("first_k_dense_replace", least=0))))
 
 
+def _first_before_experts(fields: Fields, count: int) -> frozenset[int]:
+    """As `_first`, of a class that cannot do without experts and shared ones."""
+    dense = min(count, fields.count("first_k_dense_replace", least=0))
+    if dense < count:
+        fields.count("n_routed_experts")
+        fields.count("n_shared_experts")
+    return frozenset(range(dense))
+
+
 def _unless_sparse_step(fields: Fields, count: int) -> frozenset[int]:
     step = fields.count("decoder_sparse_step")
     named = fields.counts("mlp_only_layers", least=0) or []
@@ -92,6 +101,26 @@ GLM4_MOE = MoE(
     since=(0, 26, 2),
 )
 CLASSES: dict[str, ClassRow] = {
+    "dots1": MoE(
+        experts="n_routed_experts",
+        width="moe_intermediate_size",
+        shared_count="n_shared_experts",
+        head_dim=HeadDim.OPTIONAL,
+        qk_norm=QKNorm.HEAD,
+        expert_bias="mlp_bias",
+        routed_bias=False,
+        stack="experts",
+        router_is_linear=False,
+        correction="gate.e_score_correction_bias",
+        float32_correction=False,
+        float32_scores=True,
+        dense=_first_before_experts,
+        tied=True,
+        defaults={"mlp_bias": False, "tie_word_embeddings": False},
+        forced_values={"attention_bias": False, "moe_layer_freq": 1},
+        ignored=("n_group", "topk_group", "layer_types", "max_window_layers", "use_sliding_window"),
+        sanitize=Sanitize(drops=r"rotary_emb\.inv_freq", drops_when_tied=HEAD, stack="experts"),
+    ),
     "mixtral": MoE(
         experts="num_local_experts",
         kv_optional=True,
