@@ -37,8 +37,8 @@ _FILES = {
     "mamba": "falcon_mamba mamba mamba2",
     "mimo_v2_flash": "mimo_v2_flash",
     "moe_models": """
-        dots1 ernie4_5_moe glm4_moe granitemoe minimax minimax_m2 mixtral olmoe phimoe qwen2_moe qwen3_moe
-        solar_open
+        dots1 ernie4_5_moe glm4_moe granitemoe minimax minimax_m2 mixtral olmoe phimoe qwen2_moe
+        qwen3_moe solar_open
         """,
     "nemotron_h": "nemotron_h",
     "qwen3_next": "qwen3_5 qwen3_5_moe qwen3_next",

@@ -18,7 +18,8 @@ def test_a_row_is_found_without_importing_the_other_classes() -> None:
 import sys
 from memfit.estimators.arch.registry import FAMILIES, class_row
 class_row("qwen3")
-print({each for each in FAMILIES.values() if f"memfit.estimators.arch.families.{each}" in sys.modules})
+package = "memfit.estimators.arch.families."
+print({each for each in FAMILIES.values() if package + each in sys.modules})
 """
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
