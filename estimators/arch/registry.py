@@ -15,7 +15,7 @@ from memfit.estimators.base.errors import UnsupportedError
 
 # The files of arch/families/ with rows, and the model types of each; a file is imported only when
 # one of its types is asked for.
-_FILES = {
+_FILES: dict[str, str] = {
     "bailing_moe": "bailing_moe",
     "deepseek": "deepseek_v2 deepseek_v3 deepseek_v32 glm_moe_dsa joyai_llm_flash kimi_k2 minicpm3",
     "dense_models": """
