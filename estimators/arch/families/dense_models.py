@@ -182,7 +182,8 @@ CLASSES: dict[str, ClassRow] = {
         input_bias=Key("attention_bias"),
         output_bias=Key("attention_bias"),
         mlp_bias=Key("mlp_bias"),
-        outputs_8bit=True,
+        # What writes to the residual stream, and the head.
+        eight_bit=("self_attn.o_proj", "mlp.down_proj", "lm_head"),
         tied=TIED,
         sanitize=_DROPS_HEAD,
     ),

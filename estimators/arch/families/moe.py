@@ -9,40 +9,35 @@ from msgspec import field
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import ClassRow
-from memfit.estimators.arch.families.dense import HeadDim, QKNorm
+from memfit.estimators.arch.families.dense import (
+    Dense,
+    Flag,
+    Sizes,
+    decoder,
+    dense_mlp,
+    is_on,
+    sizes_of,
+)
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import Modules, Part, array, linear, norm, under
+from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.modules import Modules, Part, array, linear, under
 from memfit.estimators.arch.specs import MixtureOfExperts
 
 
-class MoE(ClassRow, frozen=True, kw_only=True):
-    """A class with attention that is all alike and experts; every path and key as it has it."""
+class MoE(Dense, frozen=True, kw_only=True):
+    """A class that has experts in some layers or all, and is like a dense one otherwise."""
 
     experts: str
     """The key of their number."""
     top_k: str = "num_experts_per_tok"
-    width: str = "intermediate_size"
+    expert_width: str = "intermediate_size"
     """The key of the width of one expert."""
     shared_width: str | None = None
     """The key of the width of the shared expert."""
     shared_count: str | None = None
     """The key of how many shared experts there are, each as wide as a routed one."""
-    head_dim: HeadDim = HeadDim.DERIVED
-    qk_norm: QKNorm = QKNorm.NONE
-    qk_norm_key: str | None = None
-    """The key that turns the norm on."""
-    kv_optional: bool = False
-    """Whether absent KV heads are as many as heads."""
-    bias: bool | str = False
-    """Of queries, keys and values: whether there is one, or the key that says it."""
-    output_bias: bool = True
-    """Whether the output has it too."""
-    expert_bias: str | None = None
-    """The key of a bias in MLPs and experts."""
     routed_bias: bool = True
-    """Whether routed experts have that bias too."""
+    """Whether routed experts have the bias of the MLPs too."""
     block: str = "mlp"
     stack: str = "switch_mlp"
     """The path of the stacked experts in the block."""
@@ -58,74 +53,30 @@ class MoE(ClassRow, frozen=True, kw_only=True):
     """As `MixtureOfExperts.float32_router`."""
     dense: Callable[[Fields, int], frozenset[int]] = lambda fields, count: frozenset()
     """Which layers are dense."""
-    tied: bool = False
-    """Whether the class reads ``tie_word_embeddings``."""
-    biased_ends: bool = False
-    """Whether norms are LayerNorms and they and the head have biases."""
-    eight_bit: tuple[str, ...] = ()
-    """Path endings of the class's ``quant_predicate``."""
-    defaults: Mapping[str, int | bool] = field(default_factory=dict)
-    """The class's own values for absent keys."""
+    tied: Flag = False
     forced_values: Mapping[str, int | bool] = field(default_factory=dict)
     """What it takes for any value in the config."""
     zero_is_absent: tuple[str, ...] = ()
     """Keys where a 0 is no size."""
-    ignored: tuple[str, ...] = ()
-    """Keys that change no byte."""
 
     def build(self, fields: Fields) -> Model:
         """Return the model of a config."""
-        return _describe(fields.with_overrides({}, self.defaults), self)
+        fields = fields.with_overrides({}, self.defaults)
+        sizes, count = sizes_of(fields, self), fields.layers()
+        dense_layers = self.dense(fields, count)
+        sparse = len(dense_layers & set(range(count))) < count
+        dense = dense_mlp(fields, self, sizes)
+        block = _experts(fields, self, sizes) if sparse else dense
+        for key, value in self.forced_values.items():
+            fields.expect(key, value)
+        fields.ignore("sliding_window", self.experts, self.top_k, self.expert_width, *self.ignored)
+        feed_forwards = [dense if index in dense_layers else block for index in range(count)]
+        return decoder(fields, self, sizes, (None,) * count, feed_forwards)
 
 
-def _describe(fields: Fields, traits: MoE) -> Model:
-    hidden, count = fields.count("hidden_size"), fields.layers()
-    mixer = _attention(fields, traits, hidden)
-    dense_layers = traits.dense(fields, count)
-    sparse = len(dense_layers & set(range(count))) < count
-    bias = traits.expert_bias is not None and fields.required_flag(traits.expert_bias)
-    dense = blocks.dense_mlp(hidden, fields.count("intermediate_size"), bias=bias)
-    block = _experts(fields, traits, hidden, bias=bias) if sparse else dense
-    for key, value in traits.forced_values.items():
-        fields.expect(key, value)
-    fields.ignore("sliding_window", traits.experts, traits.top_k, traits.width, *traits.ignored)
-    layer, dense_layer = (_layer(traits, mixer, each, hidden) for each in (block, dense))
-    tied = traits.tied and fields.required_flag("tie_word_embeddings")
-    outside = blocks.ends(fields, tied=tied, bias=traits.biased_ends)
-    return blocks.decoder(
-        fields,
-        (dense_layer if index in dense_layers else layer for index in range(count)),
-        blocks.at_8_bits(outside, traits.eight_bit),
-    )
-
-
-def _layer(
-    traits: MoE, mixer: blocks.MixerBlock, block: blocks.FeedForwardBlock, hidden: int
-) -> Layer:
-    layer = blocks.decoder_layer(mixer, block, hidden, norm_bias=traits.biased_ends)
-    return replace(layer, modules=blocks.at_8_bits(layer.modules, traits.eight_bit))
-
-
-def _attention(fields: Fields, traits: MoE, hidden: int) -> blocks.MixerBlock:
-    given = traits.head_dim is HeadDim.GIVEN or (
-        traits.head_dim is HeadDim.OPTIONAL and fields.has("head_dim")
-    )
-    head_dim = fields.count("head_dim") if given else blocks.derived_head_dim(fields)
-    has_norm = traits.qk_norm_key is None or fields.required_flag(traits.qk_norm_key)
-    qk_norm = traits.qk_norm is not QKNorm.NONE and has_norm
-    spec = blocks.grouped_attention(
-        fields, head_dim, kv_optional=traits.kv_optional, qk_norm=qk_norm
-    )
-    bias = traits.bias if isinstance(traits.bias, bool) else fields.required_flag(traits.bias)
-    modules = blocks.attention(hidden, spec, bias=bias, output_bias=bias and traits.output_bias)
-    if qk_norm and traits.qk_norm is QKNorm.ALL_HEADS:
-        widths = {"q_norm": spec.heads * head_dim, "k_norm": spec.kv_heads * head_dim}
-        modules = (*modules[:-2], *(norm(name, width) for name, width in widths.items()))
-    return spec, under("self_attn", modules)
-
-
-def _experts(fields: Fields, traits: MoE, hidden: int, *, bias: bool) -> blocks.FeedForwardBlock:
-    width = _size(fields, traits, traits.width) or fields.count("intermediate_size")
+def _experts(fields: Fields, traits: MoE, sizes: Sizes) -> blocks.FeedForwardBlock:
+    bias = is_on(fields, traits.mlp_bias)
+    width = _size(fields, traits, traits.expert_width) or sizes.width
     shared = _size(fields, traits, traits.shared_width) if traits.shared_width else 0
     if traits.shared_count and not fields.null(traits.shared_count):
         shared = width * _size(fields, traits, traits.shared_count)
@@ -133,8 +84,8 @@ def _experts(fields: Fields, traits: MoE, hidden: int, *, bias: bool) -> blocks.
     spec = replace(spec, float32_scores=traits.float32_scores, float32_router=traits.float32_router)
     modules = blocks.expert_modules(
         spec,
-        hidden,
-        _router(traits, spec, hidden),
+        sizes.hidden,
+        _router(traits, spec, sizes.hidden),
         stack=traits.stack,
         shared="shared_expert" if traits.shared_width else "shared_experts",
         bias=bias,
