@@ -41,7 +41,8 @@ class Layer(Struct, frozen=True):
 class Model(Struct, frozen=True, kw_only=True, dict=True):
     """An architecture with every size filled in."""
 
-    model_type: str
+    model_type: str = ""
+    """That of the config, which is known where the class's row is looked up."""
     hidden_size: int
     vocab_size: int
     layers: tuple[Layer, ...]
