@@ -274,8 +274,14 @@ class MlxLm(RuntimeModel, frozen=True):
         )
         moments = speculative_moments(target, other_model, workload, tokens)
         best = max(moments, key=lambda moment: moment.nbytes)
-        found = DraftFigures(best.nbytes, "derived", best.phase, best.explanation)
-        return self._above_alone(found, draft, MlxLm.figures(self, workload))
+        both = DraftFigures(
+            best.nbytes,
+            "derived",
+            best.phase,
+            best.explanation,
+            workspace_bytes=best.workspace_bytes,
+        )
+        return self._above_alone(both, draft, MlxLm.figures(self, workload))
 
     def _above_alone(
         self, both: DraftFigures, draft: "MlxLm", alone: MemoryFigures

@@ -343,7 +343,9 @@ class MlxLmTrace(MlxLm, frozen=True):
             return MlxLm.drafted(self, workload, draft, tokens)
         phase: Phase = "prefill" if top.call.phase in PREFILL else "decode"
         lines = "".join(_lines(top.nbytes, top.call.phase, top.operation, top.alive))
-        both = DraftFigures(top.nbytes, "traced", phase, lines)
+        alive = dict(top.alive)
+        workspace = top.nbytes - alive["weights"] - alive.get("caches", 0)
+        both = DraftFigures(top.nbytes, "traced", phase, lines, workspace_bytes=workspace)
         return self._above_alone(both, draft, self.figures(workload))
 
     def formula_view(self) -> MlxLm:
