@@ -73,7 +73,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
 
     def run(self, workload: Workload, device: Device | None, versions: MlxVersions) -> "TracedRun":
         """Return what the class holds when a workload ends, and its largest moment on the way."""
-        from memfit.estimators.trace.gc_pause import not_collecting
+        from memfit.estimators.trace.isolation import not_collecting
 
         machine = device or ANY_MAC
         # A prompt of one chunk is the same with every larger step.
@@ -140,7 +140,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
         Raises:
             GraphError: when the graphs cannot be recorded.
         """
-        from memfit.estimators.trace.gc_pause import not_collecting
+        from memfit.estimators.trace.isolation import not_collecting
         from memfit.estimators.trace.speculation import speculative_peak
 
         target, other = self.built(device.backend), draft.built(device.backend)

@@ -25,9 +25,8 @@ from memfit.estimators.trace.graph_format import Array, Call, Trace
 from memfit.estimators.trace.layouts import Allocation, View
 from memfit.estimators.trace.memory import Allocator
 from memfit.estimators.trace.operation import Operation
-from memfit.estimators.trace.schedule import evaluation_order
+from memfit.estimators.trace.schedule import evaluation_order, unmerged
 from memfit.estimators.trace.streams import Stream
-from memfit.estimators.trace.undo_cse import unmerged
 
 # What a call finds in use, in place of the operation that allocated it.
 _SAMPLES = "log-probabilities"
