@@ -16,8 +16,7 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC
-from memfit.estimators.mlx.batch_groups import grouped_batch
-from memfit.estimators.mlx.batches import merges_caches, require_batch
+from memfit.estimators.mlx.batch_groups import grouped_batch, merges_caches, require_batch
 from memfit.estimators.mlx.call_plan import CHUNKS
 from memfit.estimators.mlx.kv_cache import (
     KVCache,

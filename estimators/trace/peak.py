@@ -17,8 +17,7 @@ from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.call_plan import CHUNKS, PREFILL, held_samples
-from memfit.estimators.mlx.split_products import split_products
-from memfit.estimators.mlx.vector_attention import vector_attention
+from memfit.estimators.mlx.kernels import split_products, vector_attention
 from memfit.estimators.mlx.versions import MlxVersions, Version
 from memfit.estimators.trace.buffers import rule_of
 from memfit.estimators.trace.graph_format import Array, Call, Trace

@@ -1,7 +1,8 @@
 """mlx-lm's trainer on batches of one shape, recorded call by call.
 
 mlx_lm/tuner/trainer.py runs as it is, but for what it shows and saves. The function that it gives
-to mlx.compile is recorded whenever the trainer calls it, and MLX's fusion is applied: compiled_functions.py.
+to mlx.compile is recorded whenever the trainer calls it, and fused as MLX fuses it
+(compiled_functions.py).
 """
 
 from collections.abc import Callable, Iterator, Mapping
