@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from memfit.estimators.questions.machine import Ranks
     from memfit.estimators.sizing.explore import Explored
+    from memfit.estimators.sizing.resolved import ResolvedTarget
     from memfit.estimators.sizing.sized_model import SizedModel
     from memfit.settings import (
         EstimateSettings,
@@ -112,14 +113,10 @@ class OpenModel(Struct, frozen=True):
         """
         from memfit.estimators.sizing.estimate import estimate as answer
         from memfit.estimators.sizing.estimate import with_plots
-        from memfit.estimators.sizing.ranks import ranked
 
-        sized, run = self._settled(question, device)
-        if self._may_use_measurements and ranks is None:
-            sized = _measured(sized, run)
-        shared = ranked(sized, ranks)
-        sized = shared.tightest(run)
-        result = shared.added(answer(sized, run, units=units))
+        target = self._resolved(question, device, ranks, measures=self._may_use_measurements)
+        sized, run = target.sized, target.workload
+        result = target.ranks.added(answer(sized, run, units=units))
         if plot and not result.refusal:
             result = with_plots(result, sized)
         if explain:
@@ -132,16 +129,26 @@ class OpenModel(Struct, frozen=True):
         """Return what settings around a workload need."""
         from memfit.estimators.sizing.explore import explore
 
-        return explore(*self._settled(question, device))
+        target = self._resolved(question, device, None, measures=False)
+        return explore(target.sized, target.workload)
 
-    def _settled(
-        self, question: WorkloadQuestion, device: Device | None
-    ) -> "tuple[SizedModel, Workload]":
-        from memfit.estimators.sizing.prompted import prompted
+    def _resolved(
+        self,
+        question: WorkloadQuestion,
+        device: Device | None,
+        ranks: "Ranks | None",
+        *,
+        measures: bool,
+    ) -> "ResolvedTarget":
+        from memfit.estimators.sizing.resolved import resolved
 
-        sized = self._sized(device=device)
-        sized, run = prompted(sized, question, keeps_runtime=self._runtime_is_named)
-        return sized.settled(run), run
+        return resolved(
+            self._sized(device=device),
+            question,
+            ranks,
+            keeps_runtime=self._runtime_is_named,
+            measured=_measured if measures and ranks is None else None,
+        )
 
 
 def estimate(

@@ -27,11 +27,12 @@ from memfit.estimators.questions.runtime import RuntimeQuestion, named_runtime
 from memfit.estimators.questions.workload import WorkloadQuestion
 
 if TYPE_CHECKING:
-    from memfit.estimators.compare.axes import MatrixAxis, Scenario
+    from memfit.estimators.compare.axes import MatrixAxis
     from memfit.estimators.compare.compare import ComparedModel
     from memfit.estimators.results.comparison import Comparison
     from memfit.estimators.runtimes.runtime import Runtime
     from memfit.estimators.sizing.catalog import Catalog
+    from memfit.estimators.sizing.resolved import TargetQuestion
 
 
 class ComparedModels(OptionGroup, frozen=True, kw_only=True):
@@ -104,7 +105,7 @@ def compare(
     references = models.references()
     _reject_wrong_number(len(references), options, axes)
     _reject_twice({axis.name for axis in axes}, conversion, workload, machine)
-    base = _scenario(conversion, workload, machine, runtime)
+    base = _question(conversion, workload, machine, runtime)
     # Of several runtimes only some keep a number of experts.
     rules = (replace(runtime, capacity=None) if options.runtimes else runtime).chosen()
     with reporting(verbose=output.verbose) as progress:
@@ -159,22 +160,22 @@ def _reject_twice(
             raise InputError(f"--matrix {name}: an option also sets {name}; give one of them")
 
 
-def _scenario(
+def _question(
     model: ModelQuestion,
     workload: WorkloadQuestion,
     machine: MachineQuestion,
     runtime: RuntimeQuestion,
-) -> "Scenario":
-    from memfit.estimators.compare.axes import Scenario
+) -> "TargetQuestion":
+    from memfit.estimators.sizing.resolved import TargetQuestion
 
-    return Scenario(
-        workload,
-        machine.machine(),
-        model.quantization(),
-        runtime.margin,
-        machine.over(),
-        model.as_type,
-        model.adapter,
+    return TargetQuestion(
+        workload=workload,
+        device=machine.machine(),
+        quantize=model.quantization(),
+        margin_bytes=runtime.margin,
+        ranks=machine.over(),
+        as_type=model.as_type,
+        adapter=model.adapter,
     )
 
 

@@ -8,7 +8,7 @@ from memfit.cli.render.output import DRAWN, Format, deliver, format_of, rendered
 from memfit.cli.render.view import view_of
 from memfit.cli.render.views.gate import MistakesView
 from memfit.estimators.base.errors import InputError, PolicyError
-from memfit.estimators.results.gate import GateReport
+from memfit.estimators.gate.report import GateReport
 
 # GitHub shows this Markdown on the page of a run (docs.github.com, "Workflow commands").
 SUMMARY = "GITHUB_STEP_SUMMARY"

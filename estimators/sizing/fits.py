@@ -21,7 +21,7 @@ from memfit.estimators.sizing.grid import weights_label
 from memfit.estimators.sizing.image_advice import image_advice
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import macs, smallest_mac
-from memfit.estimators.sizing.prompted import prompted
+from memfit.estimators.sizing.resolved import resolved
 from memfit.estimators.sizing.sized_model import SizedModel
 
 _ORDER = ("fits", "tight", "exceeds")
@@ -89,8 +89,8 @@ def _rank(row: Fit) -> tuple[int, float, int, str]:
 
 
 def _fit(sized: SizedModel, kept: KeptModel, asked: WorkloadQuestion, units: Units) -> Fit:
-    sized, run = prompted(sized, asked, keeps_runtime=False)
-    search = search_of(sized.settled(run), run)
+    target = resolved(sized, asked, keeps_runtime=False)
+    search = search_of(target.sized, target.workload)
     settings, smallest = _best(search)
     best, workload = search.model(settings.weight_bits), search.workload_with(settings)
     result = estimate(best, workload, units=units, advises=False)

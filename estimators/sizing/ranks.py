@@ -24,8 +24,6 @@ from memfit.estimators.results.estimate import (
 )
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
-from memfit.estimators.sizing.decode_speed import decode_speed, pipeline_speed
-from memfit.estimators.sizing.recommend import recommended_context
 from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -58,6 +56,9 @@ class RankedModel(Struct, frozen=True):
         if len(distinct) == 1:
             return distinct[0]
 
+        # The search for settings, which one rank does not need.
+        from memfit.estimators.sizing.recommend import recommended_context
+
         def longest(sized: SizedModel) -> tuple[int, int]:
             tokens = recommended_context(sized.formula_view(), workload)
             return tokens or 0, room(sized, workload)
@@ -85,6 +86,8 @@ class RankedModel(Struct, frozen=True):
         prompt = workload.prompt_only(longest)
         full = [each for each in others.values() if not fits_comfortably(each, prompt)]
         if full:
+            from memfit.estimators.sizing.recommend import recommended_context
+
             tokens = min(recommended_context(each, workload) or 0 for each in full)
             yield Note(
                 "warning",
@@ -95,6 +98,8 @@ class RankedModel(Struct, frozen=True):
 
     def _decode_speed(self, workload: Workload) -> DecodeSpeed | None:
         """Return a bound: how much of it ranks reach depends on what connects them."""
+        from memfit.estimators.sizing.decode_speed import decode_speed, pipeline_speed
+
         if self.parallel == "pipeline":
             return pipeline_speed(self.ranks, workload)
         distinct = {id(sized): sized for sized in self.ranks}.values()

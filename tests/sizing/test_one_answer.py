@@ -16,6 +16,7 @@ from memfit.estimators.compare.axes import Scenario, parse_axis
 from memfit.estimators.compare.compare import ComparedModel, compare
 from memfit.estimators.gate.evaluate import run_gate
 from memfit.estimators.gate.policy import read_policy
+from memfit.estimators.gate.report import TargetReport
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
@@ -26,7 +27,6 @@ from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.results.comparison import Comparison
 from memfit.estimators.results.context import ContextPlan
 from memfit.estimators.results.estimate import Estimate
-from memfit.estimators.results.gate import TargetReport
 from memfit.estimators.runtimes.registry import get_runtime, list_runtimes, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog

@@ -108,8 +108,8 @@ def context(
     # The library is imported here so that --help stays fast.
     from memfit.estimators.plans.context.plan import plan_context
     from memfit.estimators.sizing.estimate import curve
-    from memfit.estimators.sizing.prompted import prompted
-    from memfit.estimators.sizing.ranks import ranked
+    from memfit.estimators.sizing.ranks import RankedModel
+    from memfit.estimators.sizing.resolved import resolved
 
     question = options.question()
     rules = runtime.chosen()
@@ -124,9 +124,11 @@ def context(
         rules = runtime.with_settings(runtime.versioned(named_runtime(sized.runtime)))
     named = runtime.runtime is not None
     sized = sized.with_runtime(rules).loaded()
-    sized, run = prompted(sized, workload, keeps_runtime=named)
+    target = resolved(
+        sized, workload, machine.over(), keeps_runtime=named, deciding=RankedModel.full_first
+    )
     # Hundreds of workloads are sized: a trace of each takes too long.
-    sized = ranked(sized, machine.over()).full_first(run).formula_view().settled(run)
+    sized, run = target.sized.formula_view(), target.workload
     result = plan_context(sized, run, question, units=output.units)
     points = curve(sized, run) if output.draws(options.plot) else ()
     output.write(result, units=output.units, curve=points, as_type=model.as_type)

@@ -131,8 +131,8 @@ def server(
     from msgspec.structs import replace
 
     from memfit.estimators.questions.runtime import MARGIN_BYTES
-    from memfit.estimators.sizing.prompted import prompted
-    from memfit.estimators.sizing.ranks import ranked
+    from memfit.estimators.sizing.ranks import RankedModel
+    from memfit.estimators.sizing.resolved import resolved
 
     images = workload.has_images
     question = (options.settings(images=images), options.recorded(), options.clients)
@@ -140,10 +140,15 @@ def server(
     sized = sizes(
         model, machine.machine(), runtime, verbose=output.verbose, margin_bytes=MARGIN_BYTES
     )
-    sized, run = prompted(sized.loaded(), workload, keeps_runtime=False)
-    sized = ranked(sized, machine.over()).full_first(run)
-    run = replace(run, max_tokens=options.max_tokens)
-    result = _planned(sized, run, *question, output.units)
+    target = resolved(
+        sized.loaded(),
+        workload,
+        machine.over(),
+        keeps_runtime=False,
+        deciding=RankedModel.full_first,
+    )
+    run = replace(target.workload, max_tokens=options.max_tokens)
+    result = _planned(target.sized, run, *question, output.units)
     plot = output.draws(False)
     output.write(result, units=output.units, plot=plot, as_type=model.as_type)
     raise typer.Exit(exit_of_verdict(result.verdict, is_requested=result.device is not None))
