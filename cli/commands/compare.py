@@ -98,7 +98,6 @@ def compare(
 
     Each model is compared with the first.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.estimators.compare.compare import compare as answer
 
     axes = _axes(options.matrix or [], machine)

@@ -133,7 +133,6 @@ def tune(
     if ranks := over.over():
         hosts = over.hosts
         _over_ranks(model, prompt, settings, run, output, (ranks, hosts), runtime.margin)
-    # The library is imported here so that --help stays fast.
     from memfit.probes.process import ModelProcess
     from memfit.probes.sweep_checkpoint import user_sweeps
     from memfit.probes.tune import tune as answer

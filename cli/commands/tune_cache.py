@@ -99,7 +99,6 @@ def tune_cache(
     Shows memory, time and agreement of each way to restore it, and what is worth storing. Requests
     of several conversations are served under a budget.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.probes.prompt_caches.process import CacheProcess
     from memfit.probes.prompt_caches.tune import tune_cache as answer
     from memfit.probes.store import user_store

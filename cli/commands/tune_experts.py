@@ -74,7 +74,6 @@ def tune_experts(
 
     Shows memory, speed and agreement for numbers of experts, and whether fewer pay.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.probes.experts.process import ExpertProcess
     from memfit.probes.experts.tune import tune_experts as answer
     from memfit.probes.store import user_store

@@ -33,7 +33,6 @@ def tune_train(
 
     Every sequence of the batches has --max-seq-length tokens. No adapter is kept.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.probes.process import ModelProcess
     from memfit.probes.store import user_store
     from memfit.probes.tune_train import TrainRequest, tune_train

@@ -95,7 +95,10 @@ class Only:
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command with one parameter for each option, which calls it with groups."""
+    """Return a command with one parameter for each option, which calls it with groups.
+
+    Commands import what computes and draws inside of them, so that --help stays fast.
+    """
     flat: list[Parameter] = []
     groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     for name, parameter in signature(command).parameters.items():

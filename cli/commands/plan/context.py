@@ -105,7 +105,6 @@ def context(
 
     The context that the runtime itself would choose is shown too.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.estimators.plans.context.plan import plan_context
     from memfit.estimators.sizing.estimate import curve
     from memfit.estimators.sizing.ranks import RankedModel

@@ -64,7 +64,6 @@ def experts(
 
     Also the share of the routing they cover.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.estimators.plans.experts.plan import ExpertQuestion, plan_experts
     from memfit.estimators.sizing.partial_experts import experts_of, run_memory
 

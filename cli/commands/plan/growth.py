@@ -107,7 +107,6 @@ def growth(
 
     Also where they exceed a budget.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.estimators.plans.sessions.plan import plan_growth
 
     sessions, rules = options.session_lengths(), options.chosen(runtime)

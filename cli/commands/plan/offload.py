@@ -118,7 +118,6 @@ def offload(
 
     Also the time saved by loading them again.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.estimators.base.workload import Workload
     from memfit.estimators.plans.offload.plan import plan_offload
     from memfit.estimators.sizing.estimate import ALONE, notes_on_versions

@@ -127,7 +127,6 @@ def server(
 
     With --image it is mlx_vlm.server, with an upper bound.
     """
-    # The library is imported here so that --help stays fast.
     from msgspec.structs import replace
 
     from memfit.estimators.questions.runtime import MARGIN_BYTES

@@ -51,7 +51,6 @@ def static(
 
     All other allocations are added.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.estimators.plans.static.plan import plan_static
     from memfit.estimators.trace.graph_format import to_json
 

@@ -31,7 +31,6 @@ def train(
 
     The step of mlx-lm's own trainer is traced: it needs MLX and mlx-lm, and no weights.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.estimators.plans.train.plan import TrainQuestion, plan_train, with_measured
     from memfit.estimators.questions.runtime import MARGIN_BYTES
     from memfit.probes.saved_training import saved_phases
@@ -65,7 +64,7 @@ def _data(directory: Path, reference: str, sized: "SizedModel", recipe: "Recipe"
 
 def _directory(reference: str, sized: "SizedModel") -> Path | None:
     """Return the directory of the model's tokenizer, None where it is not on this machine."""
-    from memfit.cli.local_model import local_model
+    from memfit.cli.measuring import local_model
     from memfit.estimators.base.errors import MemfitError
     from memfit.estimators.base.progress import NULL_PROGRESS
 
