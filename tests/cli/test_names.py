@@ -138,9 +138,9 @@ def test_the_type_of_vllms_cache_is_translated(
         ("--tensor-parallel-size 2 --ranks 2", "sets the ranks: leave out their options"),
         ("--parallel auto", "llama.cpp's number of sequences is -np"),
         ("-c 0", "--ctx-size: 0 is the model's own limit; write its tokens"),
-        ("--max-model-len auto", "--max-model-len: 'auto' is no number of tokens; write"),
-        ("--max-model-len 1.5K", "is no number of tokens; write"),
-        ("--max-model-len 1.0001k", "no whole number of tokens"),
+        ("--max-model-len auto", "--max-model-len: 'auto' is not a number of tokens; write"),
+        ("--max-model-len 1.5K", "is not a number of tokens; write"),
+        ("--max-model-len 1.0001k", "not a whole number of tokens"),
         ("-c 4k --context 4k", "--context and --ctx-size both set the context: give one"),
         ("-c 4k --max-tokens 8", "--ctx-size excludes --prompt-tokens and --max-tokens"),
         (
