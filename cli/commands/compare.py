@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from memfit.cli.exits import Exit
 from memfit.cli.options.completion import complete_model
-from memfit.cli.options.groups import OptionGroup, grouped, parsed
+from memfit.cli.options.groups import OptionGroup, grouped
 from memfit.cli.options.output import TabularOutput
 from memfit.cli.options.questions import (
     Conversion,
@@ -22,6 +22,7 @@ from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.progress import Progress
 from memfit.estimators.questions.machine import MachineQuestion
 from memfit.estimators.questions.model import ModelQuestion
+from memfit.estimators.questions.question import read_setting
 from memfit.estimators.questions.runtime import RuntimeQuestion, named_runtime
 from memfit.estimators.questions.workload import WorkloadQuestion
 
@@ -98,7 +99,6 @@ def compare(
     Each model is compared with the first.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.views.compare import ComparisonView
     from memfit.estimators.compare.compare import compare as answer
 
     axes = _axes(asked.matrix or [], machine)
@@ -118,10 +118,8 @@ def compare(
         runtime=None if runtime.runtime is None and asked.runtimes is None else rules,
         units=output.units,
     )
-    view = ComparisonView(
-        result, output.units, asked.runtimes is not None, output.draws(asked.plot)
-    )
-    output.write(view)
+    plot, by_runtime = output.draws(asked.plot), asked.runtimes is not None
+    output.write(result, units=output.units, by_runtime=by_runtime, plot=plot)
     raise typer.Exit(Exit.YES if _any_will_do(asked.runtimes, result) else _code(result))
 
 
@@ -129,7 +127,7 @@ def _axes(texts: Sequence[str], machine: MachineQuestion) -> "list[MatrixAxis]":
     from memfit.estimators.compare.axes import parse_axis
 
     read = partial(parse_axis, find_device=machine.named, os_regime=machine.os_regime)
-    return [axis for text in texts if (axis := parsed("--matrix", read, text))]
+    return [read_setting("matrix", read, text) for text in texts]
 
 
 def _reject_wrong_number(models: int, asked: CompareOptions, axes: "Sequence[MatrixAxis]") -> None:

@@ -9,12 +9,13 @@ from memfit.cli.exits import Exit
 from memfit.cli.grouped_command import GroupedCommand
 from memfit.cli.lazy_group import Group
 from memfit.cli.options.completion import complete_device, complete_model
-from memfit.cli.options.groups import OptionGroup, grouped, parsed
+from memfit.cli.options.groups import OptionGroup, grouped
 from memfit.cli.options.output import FORMAT, Json, Verbose
 from memfit.cli.progress import reporting
 from memfit.cli.render.escape import say
 from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.base.progress import Progress
+from memfit.estimators.questions.question import read_setting
 
 if TYPE_CHECKING:
     from memfit.estimators.gate.baseline import Baseline
@@ -204,7 +205,7 @@ def init(
 
     if is_there(POLICY):
         raise InputError(f"{POLICY} exists already; edit it, or move it away first")
-    sizes = [parsed("--memory", parse_memory, text) or 0 for text in memory or ()]
+    sizes = [read_setting("memory", parse_memory, text) for text in memory or ()]
     devices = (*map(find_device, device or ()), *map(memory_device, sizes))
     if not devices:
         raise InputError("name a machine that must run it: --device m4-max-64, or --memory 32GB")

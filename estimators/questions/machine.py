@@ -1,8 +1,7 @@
 """The machine, or the machines of several ranks, that have to run a model."""
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 from msgspec import Struct
 
@@ -14,10 +13,11 @@ from memfit.estimators.base.units import parse_size
 from memfit.estimators.machine.device import Device, as_it_is_now
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
 from memfit.estimators.questions.question import (
+    Integer,
+    PathSetting,
     Question,
     each,
     integer,
-    path,
     text,
 )
 
@@ -55,30 +55,23 @@ def _layers(written: Any) -> tuple[int, ...]:
         ) from None
 
 
+def _regime(value: Any) -> OsRegime:
+    return OsRegime(one_of(tuple(OsRegime))(value))
+
+
 class MachineQuestion(Question, frozen=True, kw_only=True):
     """A machine, or one for each rank; ``device`` and ``memory`` have several for ranks."""
 
-    device: tuple[str, ...] = ()
-    memory: tuple[int, ...] = ()
+    device: Annotated[tuple[str, ...], each(text, ",")] = ()
+    memory: Annotated[tuple[int, ...], each(memory_value, ",")] = ()
     """Bytes."""
-    working_set: int | None = None
+    working_set: Annotated[int | None, number_or_text(parse_size)] = None
     """Bytes."""
-    os_regime: OsRegime = DEFAULT_REGIME
-    ranks: int | None = None
-    parallel: Parallel | None = None
-    split: tuple[int, ...] | None = None
-    hosts: Path | None = None
-
-    readers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
-        "device": each(text, ","),
-        "memory": each(memory_value, ","),
-        "working_set": number_or_text(parse_size),
-        "os_regime": lambda value: OsRegime(one_of(tuple(OsRegime))(value)),
-        "ranks": integer,
-        "parallel": one_of(("tensor", "pipeline")),
-        "split": _layers,
-        "hosts": path,
-    }
+    os_regime: Annotated[OsRegime, _regime] = DEFAULT_REGIME
+    ranks: Integer = None
+    parallel: Annotated[Parallel | None, one_of(("tensor", "pipeline"))] = None
+    split: Annotated[tuple[int, ...] | None, _layers] = None
+    hosts: PathSetting = None
 
     @property
     def is_named(self) -> bool:

@@ -52,8 +52,6 @@ def static(
     All other allocations are added.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.static import to_document
     from memfit.estimators.plans.static.plan import plan_static
     from memfit.estimators.trace.graph_format import to_json
 
@@ -71,7 +69,7 @@ def static(
         context_tokens=tokens,
         environment=os.environ,
     )
-    output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
+    output.write(result, units=output.units, plot=output.draws(asked.plot))
     raise typer.Exit(Exit.YES)
 
 

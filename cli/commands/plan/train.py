@@ -32,8 +32,6 @@ def train(
     The step of mlx-lm's own trainer is traced: it needs MLX and mlx-lm, and no weights.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.train import to_document
     from memfit.estimators.plans.train.plan import TrainQuestion, plan_train, with_measured
     from memfit.estimators.questions.runtime import MARGIN_BYTES
     from memfit.probes.saved_training import saved_phases
@@ -50,7 +48,7 @@ def train(
     result = plan_train(sized, question)
     saved = saved_phases(result, sized.checkpoint, sized.device, user_store())
     result = with_measured(result, saved, sized.device)
-    output.write(Answer(result, to_document(result, output.units, plot=output.draws(False))))
+    output.write(result, units=output.units, plot=output.draws(False))
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from memfit.cli.render.document import Bar, BarChart, Document, Heading, Pair, Table, Text, Verdict
+from memfit.cli.render.view import view
 from memfit.cli.render.views import gate_text
 from memfit.cli.render.writers.github import Annotation
 from memfit.cli.render.writers.junit import Case, Suite
@@ -21,6 +22,7 @@ _COLOURS = {
 }
 
 
+@view(GateReport)
 class GateView(NamedTuple):
     result: GateReport
     plot: bool = False
