@@ -11,6 +11,7 @@ from memfit.estimators.base.files import short
 from memfit.estimators.base.images import Images
 from memfit.estimators.base.reading.section import Reading, Section, json_section
 from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.images.plan import ImagePlan
 
 IMAGE_FILE = "preprocessor_config.json"
 PROCESSOR_FILE = "processor_config.json"
@@ -132,30 +133,6 @@ def processor_files(checkpoint: Checkpoint) -> ProcessorFiles:
     )
 
 
-def reject_videos(files: ProcessorFiles, asked: Images) -> None:
-    """Do nothing without videos.
-
-    Raises:
-        UnsupportedError: for a video, which mlx-vlm's processors of these models do not take.
-    """
-    if asked.videos:
-        raise UnsupportedError(
-            f"{files.config.reading.name}: mlx-vlm's processor of this model takes no videos"
-        )
-
-
-def require_one_image(files: ProcessorFiles, asked: Images) -> None:
-    """Do nothing for one image.
-
-    Raises:
-        UnsupportedError: for several, which mlx-vlm does not take with these models.
-    """
-    if len(asked.each_image()) > 1:
-        raise UnsupportedError(
-            f"{files.config.reading.name}: mlx-vlm's processor of this model takes one image"
-        )
-
-
 def _section(checkpoint: Checkpoint, name: str) -> Settings:
     """The object of a file, empty where there is no such file."""
     path = PurePath(checkpoint.config_name).with_name(name)
@@ -169,3 +146,31 @@ def _section(checkpoint: Checkpoint, name: str) -> Settings:
 
 def _settings(values: Mapping[str, Any], name: str) -> Settings:
     return Settings(values, Reading(name, ConfigError))
+
+
+class Processor(Struct, frozen=True, kw_only=True):
+    """What one family's processor makes of images; its fields are what models of it differ in."""
+
+    takes_videos: bool = False
+    one_image: bool = False
+    """Whether it takes one image alone."""
+
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
+        """Return the plan of all images and videos, of which it takes as many.
+
+        Raises:
+            InputError: for an image that the processor refuses.
+        """
+        raise NotImplementedError
+
+    def require(self, files: ProcessorFiles, inputs: Images) -> None:
+        """Check that mlx-vlm's processor takes videos, or several images, where there are some.
+
+        Raises:
+            UnsupportedError: when it does not.
+        """
+        place = f"{files.config.reading.name}: mlx-vlm's processor of this model takes"
+        if inputs.videos and not self.takes_videos:
+            raise UnsupportedError(f"{place} no videos")
+        if self.one_image and len(inputs.each_image()) > 1:
+            raise UnsupportedError(f"{place} one image")
