@@ -177,8 +177,8 @@ def _index_warnings(
     if index is None:
         return ()
     place = f"{printable(files.label)}: {SAFETENSORS_INDEX} names"
-    held = {tensor.name for tensor in weights.tensors or ()}
-    others, tensors = sorted(index.files - set(loaded)), sorted(index.weight_map.keys() - held)
+    present = {tensor.name for tensor in weights.tensors or ()}
+    others, tensors = sorted(index.files - set(loaded)), sorted(index.weight_map.keys() - present)
     warnings = []
     if others:
         warnings.append(f"{place} {list_some(others)}, but mlx-lm loads only model*.safetensors")

@@ -141,7 +141,7 @@ def with_projector(checkpoint: Checkpoint, path: Path) -> Checkpoint:
     with FileSource(path) as source:
         header = read_gguf(source, name)
     if header.metadata.get("general.architecture") != "clip":
-        raise UnsupportedError(f"{name}: is no vision projector")
+        raise UnsupportedError(f"{name}: is not a vision projector")
     own = {k: value for k, value in header.metadata.items() if k.startswith("clip.")}
     own.setdefault("clip.projector_type", "")
     return replace(

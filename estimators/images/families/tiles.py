@@ -410,25 +410,25 @@ class Idefics2(Processor, frozen=True):
         for image in inputs.each_image():
             if splits and min(image.height, image.width) < 2:
                 raise InputError(f"image {image}: the model's processor divides it to nothing")
-            tall, wide = image.height, image.width
-            parts = product((tall // 2, tall - tall // 2), (wide // 2, wide - wide // 2))
-            all_parts = ((tall, wide), *(parts if splits else ()))
+            height, width = image.height, image.width
+            parts = product((height // 2, height - height // 2), (width // 2, width - width // 2))
+            all_parts = ((height, width), *(parts if splits else ()))
             sizes.append([_within(part, limits) for part in all_parts])
-        tall, wide = (max(size[i] for image in sizes for size in image) for i in (0, 1))
+        height, width = (max(size[i] for image in sizes for size in image) for i in (0, 1))
         count = 5 if splits else 1
         # A token is between images, and at both ends.
         one = (TokenRun("image", features), _ONE) * count
-        patches = count * (tall // 14) * (wide // 14)
+        patches = count * (height // 14) * (width // 14)
         images = tuple(
-            PlannedImage(wide, tall, patches, (_ONE, *one) if number == 0 else one, count)
+            PlannedImage(width, height, patches, (_ONE, *one) if number == 0 else one, count)
             for number in range(len(sizes))
         )
         shape = (1, count * len(images))
         return ImagePlan(
             images=images,
             arrays=(
-                InputArray("pixel_values", (*shape, CHANNELS, tall, wide), "float32"),
-                InputArray("pixel_attention_mask", (*shape, tall, wide), "int64"),
+                InputArray("pixel_values", (*shape, CHANNELS, height, width), "float32"),
+                InputArray("pixel_attention_mask", (*shape, height, width), "int64"),
             ),
         )
 
