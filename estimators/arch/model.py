@@ -59,6 +59,8 @@ class Model(Struct, frozen=True, kw_only=True, dict=True):
     kv_quantizable: bool = True
     """False where its attention cannot read a quantised cache."""
     dtype: str = "BF16"
+    deepstack_layers: int = 0
+    """Layers, from the first, that add an input of their own: features of images."""
     notes: tuple[str, ...] = ()
     """Assumptions that the reader of a figure must know."""
 

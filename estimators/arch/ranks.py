@@ -24,6 +24,7 @@ from memfit.estimators.arch.specs import (
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.ranks import Parallel, Rank, pick_parallel
+from memfit.estimators.base.setting_names import setting
 
 
 def chosen_parallel(model_type: str, parallel: Parallel | None) -> Parallel:
@@ -66,7 +67,9 @@ def _share(model: Model, rank: Rank) -> Model:
         )
     count = len(model.layers)
     if rank.size > count:
-        raise InputError(f"--ranks {rank.size}: the model has {count} layers, one rank needs one")
+        raise InputError(
+            f"{setting('ranks')} {rank.size}: the model has {count} layers, one rank needs one"
+        )
     start, end = rank.layers(count)
     return replace(model, layers=model.layers[start:end], first_layer=start)
 

@@ -16,8 +16,7 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC
-from memfit.estimators.mlx.batch_groups import grouped_batch
-from memfit.estimators.mlx.batches import merges_caches, require_batch
+from memfit.estimators.mlx.batch_groups import grouped_batch, merges_caches, require_batch
 from memfit.estimators.mlx.call_plan import CHUNKS
 from memfit.estimators.mlx.kv_cache import (
     KVCache,
@@ -274,8 +273,14 @@ class MlxLm(RuntimeModel, frozen=True):
         )
         moments = speculative_moments(target, other_model, workload, tokens)
         best = max(moments, key=lambda moment: moment.nbytes)
-        found = DraftFigures(best.nbytes, "derived", best.phase, best.explanation)
-        return self._above_alone(found, draft, MlxLm.figures(self, workload))
+        both = DraftFigures(
+            best.nbytes,
+            "derived",
+            best.phase,
+            best.explanation,
+            workspace_bytes=best.workspace_bytes,
+        )
+        return self._above_alone(both, draft, MlxLm.figures(self, workload))
 
     def _above_alone(
         self, both: DraftFigures, draft: "MlxLm", alone: MemoryFigures

@@ -21,9 +21,9 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.checkpoint.adapters import MLX_WEIGHTS, Adapter
 from memfit.estimators.checkpoint.manifest import Tensor
+from memfit.estimators.trace.isolation import is_from_signal_handler
 from memfit.estimators.trace.libraries import PrivateLibrary, changed, public_names
 from memfit.estimators.trace.ranks import share
-from memfit.estimators.trace.signals import is_from_signal_handler
 from memfit.estimators.weights.conversion import conversion_type
 from memfit.estimators.weights.own_head import ties_head
 

@@ -17,6 +17,7 @@ from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.registry import class_row
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import ceil_div, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -122,7 +123,7 @@ class _Tower:
         if traits is None or not has_formula(checkpoint, model):
             raise UnsupportedError(
                 f"{checkpoint.id}: no formula has the work of a vision tower of type {kind}; take"
-                " --method trace, with mlx-vlm installed"
+                f" {setting('method')} trace, with mlx-vlm installed"
             )
         self._traits, self._model, self._workload = traits, model, workload
         self._plan, self._device, self._versions = plan, device, versions
