@@ -156,11 +156,6 @@ def with_projector(checkpoint: Checkpoint, path: Path) -> Checkpoint:
     )
 
 
-def has_models(names: Sequence[str]) -> bool:
-    """Tell whether there are GGUF models among a directory's names."""
-    return bool(gguf_models(names))
-
-
 def read_gguf_directory(directory: Path, names: Sequence[str]) -> Checkpoint:
     """Return the checkpoint of the one GGUF model in a directory, as LM Studio keeps them.
 
