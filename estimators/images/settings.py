@@ -24,7 +24,7 @@ MAX_PIXELS = 2**32
 MAX_SIZES = 256
 
 
-class Settings(Section):
+class FileSettings(Section):
     """A section of a processor's file; a missing key has the default of the family."""
 
     def edge(self, key: str, default: int) -> int:
@@ -61,12 +61,12 @@ class Settings(Section):
             self.count("max_pixels", most, most=MAX_PIXELS),
         )
 
-    def sub(self, key: str) -> "Settings":
+    def sub(self, key: str) -> "FileSettings":
         """Return a nested section; an absent one is empty."""
         value = self._take(key, {})
         if not isinstance(value, dict):
             raise self.fail(key, f"expected an object, got {short(value)}")
-        return Settings(value, self.reading, self._at(key))
+        return FileSettings(value, self.reading, self._at(key))
 
     def flag(self, key: str, *, default: bool) -> bool:
         """Return a boolean; a null is the default."""
@@ -96,13 +96,13 @@ class Settings(Section):
 class ProcessorFiles(Struct, frozen=True):
     """What the files of a processor say; an empty section where there is no file."""
 
-    config: Settings
+    config: FileSettings
     """Of config.json."""
-    processor: Settings
-    image: Settings
+    processor: FileSettings
+    image: FileSettings
     """Of the image processor, wherever it is kept."""
-    video: Settings
-    tokenizer: Settings
+    video: FileSettings
+    tokenizer: FileSettings
     are_there: bool
     """Whether there is any file of the image processor."""
 
@@ -121,7 +121,7 @@ def processor_files(checkpoint: Checkpoint) -> ProcessorFiles:
     processor = _section(checkpoint, PROCESSOR_FILE)
     image, nested = _section(checkpoint, IMAGE_FILE), processor.sub("image_processor")
     if nested.values:
-        image = Settings({**image.values, **nested.values}, nested.reading, nested.place)
+        image = FileSettings({**image.values, **nested.values}, nested.reading, nested.place)
     video, nested = _section(checkpoint, VIDEO_FILE), processor.sub("video_processor")
     return ProcessorFiles(
         config=_settings(checkpoint.config, checkpoint.config_name),
@@ -133,7 +133,7 @@ def processor_files(checkpoint: Checkpoint) -> ProcessorFiles:
     )
 
 
-def _section(checkpoint: Checkpoint, name: str) -> Settings:
+def _section(checkpoint: Checkpoint, name: str) -> FileSettings:
     """The object of a file, empty where there is no such file."""
     path = PurePath(checkpoint.config_name).with_name(name)
     files = checkpoint.others
@@ -141,11 +141,11 @@ def _section(checkpoint: Checkpoint, name: str) -> Settings:
         return _settings({}, str(path))
     content = files.read(name, limit=MAX_BYTES)
     read = json_section(content, path, what="the file", max_values=MAX_VALUES, error=ConfigError)
-    return Settings(read.values, read.reading)
+    return FileSettings(read.values, read.reading)
 
 
-def _settings(values: Mapping[str, Any], name: str) -> Settings:
-    return Settings(values, Reading(name, ConfigError))
+def _settings(values: Mapping[str, Any], name: str) -> FileSettings:
+    return FileSettings(values, Reading(name, ConfigError))
 
 
 class Processor(Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from memfit.estimators.checkpoint.hub.listing import (
     parse_listing,
 )
 from memfit.estimators.checkpoint.hub.parallel import start
-from memfit.estimators.checkpoint.hub.requests import ATTEMPTS, Answer, Client, NoAnswerError
+from memfit.estimators.checkpoint.hub.requests import ATTEMPTS, Client, NoAnswerError, Response
 from memfit.estimators.checkpoint.hub.settings import Hub
 from memfit.estimators.checkpoint.manifest import Index
 from memfit.estimators.checkpoint.safetensors import (
@@ -78,7 +78,7 @@ class Repository:
         self.stale = ""
         self._hub, self._name, self._cache, self._sink = hub, name, cache, progress
         self._client: Client | None = None
-        self._begun: dict[str, Answer | UnreachableError] = {}
+        self._begun: dict[str, Response | UnreachableError] = {}
         self.listing = self._listing(revision, listing_only)
 
     def names(self) -> Sequence[str]:
@@ -180,7 +180,7 @@ class Repository:
         wanted = partial(_header_bytes, size=size, path=path)
         begun = self._begun.pop(name, None)
         # Brought by the first round.
-        if isinstance(begun, Answer) and self._is_listed(begun):
+        if isinstance(begun, Response) and self._is_listed(begun):
             content = self._checked(begun, name)
         else:
             content = self._range(name, wanted, 0, min(expected, size))
@@ -199,11 +199,11 @@ class Repository:
         url = self._url(self.listing.commit, name)
         return self._checked(self._connected().get(url, wanted, span=(start, end)), name)
 
-    def _is_listed(self, begun: Answer) -> bool:
+    def _is_listed(self, begun: Response) -> bool:
         """Asked by the revision's name, an answer may be of another commit: a push came between."""
         return begun.commit == self.listing.commit
 
-    def _checked(self, answer: Answer, name: str) -> bytes:
+    def _checked(self, answer: Response, name: str) -> bytes:
         # A proxy or a mirror may send another file under the same name.
         if answer.total not in (None, self.size(name)):
             raise UnreachableError(
@@ -255,7 +255,7 @@ class Repository:
             ]
         return self._parallel(jobs)[0]
 
-    def _begin(self, name: str, fetch: Callable[[], Answer]) -> bytes:
+    def _begin(self, name: str, fetch: Callable[[], Response]) -> bytes:
         """Fetch a file before its existence is known."""
         try:
             self._begun[name] = fetch()
@@ -272,14 +272,14 @@ class Repository:
             return partial(self._begin, MODELOPT, lambda: self._whole(url, MAX_CONFIG_BYTES))
         return partial(self._begin, SINGLE_FILE, lambda: self._likely_header(revision))
 
-    def _likely_header(self, revision: str) -> Answer:
+    def _likely_header(self, revision: str) -> Response:
         path = self.label / SINGLE_FILE
         # The size is not listed yet; `_header` checks it again.
         wanted = partial(_header_bytes, size=MAX_EXTENT, path=path)
         url = self._url(revision, SINGLE_FILE)
         return self._connected().get(url, wanted, span=(0, USUAL_HEADER_BYTES), attempts=1)
 
-    def _whole(self, url: str, limit: int, attempts: int = ATTEMPTS) -> Answer:
+    def _whole(self, url: str, limit: int, attempts: int = ATTEMPTS) -> Response:
         # One byte more than the limit shows that there is more.
         answer = self._connected().get(url, lambda _: limit + 1, attempts=attempts)
         if len(answer.content) > limit:

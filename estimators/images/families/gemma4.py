@@ -8,7 +8,7 @@ import math
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.images import Images, VideoSize
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
-from memfit.estimators.images.settings import Processor, ProcessorFiles, Settings
+from memfit.estimators.images.settings import FileSettings, Processor, ProcessorFiles
 
 _IMAGE_TOKENS = 280
 _FRAME_TOKENS = 70
@@ -44,7 +44,7 @@ class Gemma4(Processor, frozen=True):
         )
 
 
-def _planned(settings: Settings, height: int, width: int, budget: int) -> PlannedImage:
+def _planned(settings: FileSettings, height: int, width: int, budget: int) -> PlannedImage:
     """An image within its budget; the arithmetic in floats is the processor's own."""
     patch = settings.edge("patch_size", 16)
     pooled = settings.count("pooling_kernel_size", 3, most=64)
@@ -68,7 +68,7 @@ def _planned(settings: Settings, height: int, width: int, budget: int) -> Planne
     )
 
 
-def _patches(settings: Settings, features: list[int]) -> tuple[InputArray, ...]:
+def _patches(settings: FileSettings, features: list[int]) -> tuple[InputArray, ...]:
     """Source: mlx_vlm/models/gemma4_unified/processing_gemma4_unified.py."""
     side = settings.edge("patch_size", 16) * settings.count("pooling_kernel_size", 3, most=64)
     shape = (len(features), settings.count("max_soft_tokens", _IMAGE_TOKENS, most=2**20))
@@ -78,7 +78,7 @@ def _patches(settings: Settings, features: list[int]) -> tuple[InputArray, ...]:
     )
 
 
-def _video(settings: Settings, video: VideoSize) -> PlannedImage:
+def _video(settings: FileSettings, video: VideoSize) -> PlannedImage:
     """A video of at most 32 frames, each with its time before it, a token a character."""
     frames = min(video.frames, settings.count("num_frames", _FRAMES, most=4096))
     one = _planned(settings, video.height, video.width, _FRAME_TOKENS)
@@ -93,7 +93,7 @@ def _video(settings: Settings, video: VideoSize) -> PlannedImage:
     )
 
 
-def _video_arrays(settings: Settings, video: PlannedImage) -> tuple[InputArray, ...]:
+def _video_arrays(settings: FileSettings, video: PlannedImage) -> tuple[InputArray, ...]:
     """Frames are padded to the budget."""
     patch = settings.edge("patch_size", 16)
     pooled = settings.count("pooling_kernel_size", 3, most=64)

@@ -14,7 +14,7 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.images import Images, ImageSize, VideoSize
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
-from memfit.estimators.images.settings import Processor, ProcessorFiles, Settings
+from memfit.estimators.images.settings import FileSettings, Processor, ProcessorFiles
 
 MOST_ASPECT = 200
 _VIDEO_PIXELS = (128 * 32 * 32, 768 * 32 * 32)  # defaults of Qwen3VLVideoProcessor
@@ -42,7 +42,7 @@ class PatchGrid(Processor, frozen=True):
     """Whether features have a break after each row, a start and an end."""
 
     def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
-        settings = Settings({}, files.image.reading) if self.is_fixed else files.image
+        settings = FileSettings({}, files.image.reading) if self.is_fixed else files.image
         of_images = _read(settings, self, self.pixels)
         video = files.video if files.video.values else files.image
         of_videos = _read(video, self, _VIDEO_PIXELS)
@@ -154,7 +154,7 @@ def _cut(height: int, width: int, settings: _Settings) -> tuple[int, int]:
     return max(unit, rows), max(unit, columns)
 
 
-def _read(settings: Settings, family: PatchGrid, pixels: tuple[int, int]) -> _Settings:
+def _read(settings: FileSettings, family: PatchGrid, pixels: tuple[int, int]) -> _Settings:
     least, most = settings.pixels(pixels)
     return _Settings(
         patch=settings.edge("patch_size", family.patch),

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
-from memfit.estimators.images.settings import Processor, ProcessorFiles, Settings
+from memfit.estimators.images.settings import FileSettings, Processor, ProcessorFiles
 
 
 class Square(Processor, frozen=True):
@@ -100,7 +100,7 @@ def _squares(
     )
 
 
-def _crops(settings: Settings, image: ImageSize) -> int:
+def _crops(settings: FileSettings, image: ImageSize) -> int:
     """Crops of an image that is long enough; source: Gemma3ImageProcessorPil.pan_and_scan."""
     if not settings.flag("do_pan_and_scan", default=False):
         return 0

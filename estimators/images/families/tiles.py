@@ -17,7 +17,7 @@ from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.images.families.fitting import best_resolution, grid_by_half, unpadded
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
-from memfit.estimators.images.settings import Processor, ProcessorFiles, Settings
+from memfit.estimators.images.settings import FileSettings, Processor, ProcessorFiles
 
 _ONE = TokenRun("text", 1)
 
@@ -64,7 +64,7 @@ class Idefics3(Processor, frozen=True):
         )
 
 
-def _added_tags(tokenizer: Settings) -> set[str]:
+def _added_tags(tokenizer: FileSettings) -> set[str]:
     """The tags of rows and columns that are one token each."""
     added = tokenizer.sub("added_tokens_decoder").values.values()
     more = tokenizer.values.get("additional_special_tokens")
