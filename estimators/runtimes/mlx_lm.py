@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.ranks import chosen_parallel, share_of
-from memfit.estimators.arch.registry import FAMILIES
+from memfit.estimators.arch.registry import class_row
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.ranks import Parallel, Rank
@@ -336,8 +336,8 @@ class MlxLm(RuntimeModel, frozen=True):
 
 
 def _is_of_mlx_vlm(model_type: str) -> bool:
-    if model_type in FAMILIES:
-        return FAMILIES[model_type] == "vision_wrappers"
+    if row := class_row(model_type):
+        return row.only_mlx_vlm
     # Imported where a type is not described: it looks into the packages that are installed.
     from memfit.estimators.trace.libraries import only_mlx_vlm_has
 

@@ -24,19 +24,19 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec import structs
 
-from memfit.estimators.base.images import Images, ImageSize
+from memfit.estimators.base.images import ImageSize
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.arrivals import Request
 from memfit.estimators.plans.train.plan import TrainQuestion, plan_train
+from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.results.estimate import Action
 from memfit.estimators.sizing.catalog import Catalog, Draft
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.prompted import prompted
+from memfit.estimators.sizing.resolved import resolved
 from memfit.estimators.sizing.server_bound import server_need
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.estimators.sizing.workload import PartialWorkload
 from memfit.probes.training_data import read_training_data
 from tests.checkpoints import RECIPES, save_checkpoint
 from tests.plans.test_real_server import Server
@@ -291,10 +291,11 @@ def test_a_prompt_with_an_image_takes_no_more_than_printed(
     image = draw_image(tmp_path / "image.png", width)
     asked = sized(Question("seeing", 200, text(1)), model, None)
     written = "Every byte has a reason."
-    workload = text(len(written), 5, images=Images((ImageSize(width, width),)), **settings)
-    asked, run = prompted(
-        asked, PartialWorkload(workload, frozenset(settings)), keeps_runtime=False
+    workload = WorkloadQuestion(
+        prompt_tokens=len(written), max_tokens=5, image=(ImageSize(width, width),), **settings
     )
+    target = resolved(asked, workload, keeps_runtime=False)
+    asked, run = target.sized, target.workload
     answer = estimate(asked, run)
     action = answer.actions[0]
     [command] = action.commands
