@@ -1,6 +1,5 @@
 """`memfit gate` as a whole: exit codes, targets, bad input, the first policy, and its speed."""
 
-import json
 from pathlib import Path
 
 import pytest
