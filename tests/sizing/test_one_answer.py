@@ -67,7 +67,7 @@ class Question(NamedTuple):
 
     @property
     def device(self) -> Device:
-        if self.machine in DEVICES:
+        if not self.machine.endswith("GB"):
             return find_device(self.machine)
         return memory_device(int(self.machine.removesuffix("GB")) * 2**30)
 
@@ -163,7 +163,7 @@ def estimated(question: Question, path: str) -> Estimate:
 
 
 def policy_of(question: Question, path: str) -> dict[str, Any]:
-    key = "device" if question.machine in DEVICES else "memory"
+    key = "memory" if question.machine.endswith("GB") else "device"
     target: dict[str, Any] = {
         "model": path,
         key: question.machine,
