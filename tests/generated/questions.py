@@ -1,4 +1,4 @@
-"""Questions over all samples, machines, runtimes and settings, each of which comes equally often."""
+"""Questions over all samples, machines, runtimes and settings, which come equally often."""
 
 import random
 from collections.abc import Iterator, Sequence
