@@ -16,6 +16,16 @@ QUICK_CONFIGS = frozenset(
 )
 
 
+# One sample for each kind of layer and format, and the largest.
+QUICK_SAMPLES = frozenset(
+    (
+        *("deepseek-v2-lite", "falcon-h1-7b", "gemma-3-27b", "gemma-3n-e4b", "gpt-oss-20b"),
+        *("kimi-k2-4bit", "lfm2-1.2b", "llama-4-scout", "mamba-2.8b", "qwen3-30b-a3b-4bit"),
+        *("qwen3-8b-4bit", "qwen3.5-35b-a3b", "recurrentgemma-2b", "rwkv7-2.9b"),
+    )
+)
+
+
 def quick(values: Iterable[Any], names: Container[Any] = QUICK_CONFIGS) -> list[Any]:
     """Return parameters; those not in ``names``, by the stem of a path, are exhaustive."""
     return [
