@@ -4,6 +4,7 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 # One config for each kind of layer, and for each shape that kinds are combined in.
 QUICK_CONFIGS = frozenset(
@@ -24,6 +25,12 @@ QUICK_SAMPLES = frozenset(
         *("qwen3-8b-4bit", "qwen3.5-35b-a3b", "recurrentgemma-2b", "rwkv7-2.9b"),
     )
 )
+
+
+def examples(many: int, profile: str | None = None) -> int:
+    """Return how many examples a test draws: a fifth of ``many`` in `make test`."""
+    is_quick = (profile or settings.get_current_profile_name()) == "few"
+    return max(1, many // 5) if is_quick else many
 
 
 def quick(values: Iterable[Any], names: Container[Any] = QUICK_CONFIGS) -> list[Any]:

@@ -195,6 +195,7 @@ def test_a_model_name_that_yaml_would_misread_is_quoted(memfit: Memfit, folder: 
     assert memfit("gate", "--update").code == 0
 
 
+@pytest.mark.exhaustive
 def test_twenty_targets_on_five_models_read_each_checkpoint_once(
     memfit: Memfit, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
