@@ -17,6 +17,14 @@ QUICK_CONFIGS = frozenset(
 )
 
 
+# Of these the ones with the most in common with all others, for what is slow.
+FEW_CONFIGS = frozenset(
+    (
+        *("deepseek_v3", "gemma3_text", "jamba", "llama", "qwen3_moe", "qwen3_next"),
+        "recurrent_gemma",
+    )
+)
+
 # One sample for each kind of layer and format, and the largest.
 QUICK_SAMPLES = frozenset(
     (
