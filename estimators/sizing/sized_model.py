@@ -228,10 +228,14 @@ class SizedModel(Struct):
     def workspace_error_bytes(self, workload: Workload) -> int:
         """Return by how much the peak may be wrong: the stated error of its workspace.
 
-        At least a batch of work, which may have run already or not yet when the peak is reached.
+        With a draft model the workspace of the largest moment of both counts: it can be the
+        draft's, or in a chunk of the target that finds its own caches small. At least a batch of
+        work, which may have run already or not yet when the peak is reached.
         """
         moment, percent = self.figures_for(workload).moment, self.workspace_basis(workload)[1]
-        stated = ceil_div(moment.workspace_bytes * percent, 100)
+        drafted = self.drafted(workload)
+        workspace = max(moment.workspace_bytes, drafted.workspace_bytes if drafted else 0)
+        stated = ceil_div(workspace * percent, 100)
         return max(stated, moment.batch_bytes) if percent else stated
 
     def on(self, device: Device | None) -> "SizedModel":
