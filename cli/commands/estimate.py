@@ -74,7 +74,7 @@ def estimate(
         verbose=output.verbose,
         explored=explored,
     )
-    raise typer.Exit(exit_of_verdict(result.verdict, is_asked=result.device is not None))
+    raise typer.Exit(exit_of_verdict(result.verdict, is_requested=result.device is not None))
 
 
 def _load_library(form: Format) -> None:

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
+from memfit.cli.command_groups import Group, GroupedCommand
 from memfit.cli.exits import Exit
-from memfit.cli.grouped_command import GroupedCommand
-from memfit.cli.lazy_group import Group
 from memfit.cli.options.completion import complete_device, complete_model
 from memfit.cli.options.groups import OptionGroup, grouped
 from memfit.cli.options.output import FORMAT, Json, Verbose
@@ -98,7 +97,6 @@ def check(upgrade: Upgrade, options: CheckOptions, output: GateOutput) -> None:
     With OLD and NEW, every target checks NEW, and the growth limits compare it with OLD.
     `memfit gate init MODEL --memory 32GB` writes a first policy.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.cli.render.gate_output import deliver_mistakes, deliver_report, parse_outputs
     from memfit.estimators.base.files import is_there, printable
 

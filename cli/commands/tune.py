@@ -26,7 +26,7 @@ from memfit.estimators.questions.workload import RUNTIME_DEFAULTS, WorkloadQuest
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.manifest import Checkpoint
-    from memfit.estimators.sizing.ranks import Ranks
+    from memfit.estimators.questions.machine import Ranks
     from memfit.probes.result import TuneResult
     from memfit.probes.tune import TuneRequest
 
@@ -133,17 +133,19 @@ def tune(
     if ranks := over.over():
         hosts = over.hosts
         _over_ranks(model, prompt, settings, run, output, (ranks, hosts), runtime.margin)
-    # The library is imported here so that --help stays fast.
     from memfit.probes.process import ModelProcess
     from memfit.probes.sweep_checkpoint import user_sweeps
     from memfit.probes.tune import tune as answer
 
-    reference, asked = model.reference(), _asked(prompt, settings, run, runtime.margin, output)
+    reference, request_of = (
+        model.reference(),
+        _request(prompt, settings, run, runtime.margin, output),
+    )
     sweeps = user_sweeps()
-    check = partial(_check_before_download, asked)
+    check = partial(_check_before_download, request_of)
     with measuring(reference, run, verbose=output.verbose, check=check) as model_run:
         checkpoint, path, progress = model_run
-        request = asked(model=_command_model(checkpoint, path), checkpoint=checkpoint)
+        request = request_of(model=_command_model(checkpoint, path), checkpoint=checkpoint)
         process = partial(
             ModelProcess,
             images=tuple(map(Path, prompt.image or ())),
@@ -198,7 +200,7 @@ def _over_ranks(
     raise typer.Exit(Exit.YES)
 
 
-def _asked(
+def _request(
     prompt: PromptOptions,
     settings: WorkloadQuestion,
     run: RunOptions,
@@ -213,7 +215,7 @@ def _asked(
     workload = prompt.of_prompt(settings)
     axes = [read_setting("sweep", parse_axis, each) for each in run.sweep or ()]
     given, file = prompt.prompt, prompt_file(prompt.prompt)
-    asked = partial(
+    request_of = partial(
         TuneRequest,
         workload=workload,
         memory_limit_bytes=run.memory_limit,
@@ -229,14 +231,14 @@ def _asked(
         units=output.units,
     )
     require_writable(output.file, needs_stdout=output.flags)
-    return asked
+    return request_of
 
 
-def _check_before_download(asked: "partial[TuneRequest]", checkpoint: "Checkpoint") -> None:
+def _check_before_download(request_of: "partial[TuneRequest]", checkpoint: "Checkpoint") -> None:
     from memfit.probes.process import require_installed
     from memfit.probes.tune import require_room_for
 
-    request = asked(model=checkpoint.id, checkpoint=checkpoint)
+    request = request_of(model=checkpoint.id, checkpoint=checkpoint)
     require_installed(has_image=request.has_image)
     if not request.force:
         require_room_for(

@@ -67,7 +67,7 @@ class ServingOptions(OptionGroup, frozen=True, kw_only=True):
         parse_size,
     ] = None
 
-    def asked(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Return the fields of `CacheRequest`.
 
         Raises:
@@ -99,20 +99,19 @@ def tune_cache(
     Shows memory, time and agreement of each way to restore it, and what is worth storing. Requests
     of several conversations are served under a budget.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.probes.prompt_caches.process import CacheProcess
     from memfit.probes.prompt_caches.tune import tune_cache as answer
     from memfit.probes.store import user_store
 
-    asked = partial(_asked(cache, run, runtime, output), **serving.asked())
+    request_of = partial(_request(cache, run, runtime, output), **serving.fields())
     with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):
-        request = asked(checkpoint=checkpoint, path=path)
+        request = request_of(checkpoint=checkpoint, path=path)
         start = run.start(CacheProcess, path)
         result = answer(request, start=start, store=user_store(), progress=progress)
     output.write(result, units=output.units)
 
 
-def _asked(
+def _request(
     cache: CacheOptions, run: RunOptions, runtime: RuntimeOptions, output: PlanOutput
 ) -> "partial[CacheRequest]":
     """Return `CacheRequest` with the options; all are checked before anything is loaded."""

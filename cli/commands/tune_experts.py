@@ -74,27 +74,26 @@ def tune_experts(
 
     Shows memory, speed and agreement for numbers of experts, and whether fewer pay.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.probes.experts.process import ExpertProcess
     from memfit.probes.experts.tune import tune_experts as answer
     from memfit.probes.store import user_store
 
-    asked = _asked(experts, run, runtime, output)
+    request_of = _request(experts, run, runtime, output)
     with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):
-        request = asked(checkpoint=checkpoint, path=path)
+        request = request_of(checkpoint=checkpoint, path=path)
         start = run.start(ExpertProcess, path)
         result = answer(request, start=start, store=user_store(), progress=progress)
     output.write(result, units=output.units, plot=experts.plot)
     raise typer.Exit(Exit.NO if result.answer.pays is False else Exit.YES)
 
 
-def _asked(
+def _request(
     experts: ExpertOptions, run: RunOptions, runtime: RuntimeOptions, output: PlanOutput
 ) -> "partial[ExpertsRequest]":
     """Return `ExpertsRequest` with the options; all are checked before anything is loaded."""
     from memfit.probes.experts.request import ExpertsRequest
 
-    asked = partial(
+    request_of = partial(
         ExpertsRequest,
         prompts=prompt_list("--prompts", experts.prompts),
         held_out=prompt_list("--held-out", experts.held_out) if experts.held_out else (),
@@ -113,4 +112,4 @@ def _asked(
     )
     for file in (output.file, experts.save_profile):
         require_writable(file, needs_stdout=False)
-    return asked
+    return request_of

@@ -21,7 +21,7 @@ _RECIPE = Only(
 @grouped
 def tune_train(
     model: Annotated[NamedModel, Only("model", "model_option")],
-    asked: Annotated[TrainingOptions, _RECIPE],
+    training: Annotated[TrainingOptions, _RECIPE],
     run: Annotated[RunOptions, Only("force", "memory_limit", "timeout", "download")],
     runtime: Annotated[RuntimeOptions, Only("margin")],
     output: PlanOutput,
@@ -33,12 +33,11 @@ def tune_train(
 
     Every sequence of the batches has --max-seq-length tokens. No adapter is kept.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.probes.process import ModelProcess
     from memfit.probes.store import user_store
     from memfit.probes.tune_train import TrainRequest, tune_train
 
-    recipe, reference = asked.recipe(), asked.of_file(model).reference()
+    recipe, reference = training.recipe(), training.of_file(model).reference()
     require_writable(output.file, needs_stdout=False)
     limit = run.memory_limit
     with measuring(reference, run, verbose=output.verbose) as (checkpoint, path, _):

@@ -95,7 +95,10 @@ class Only:
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command with one parameter for each option, which calls it with groups."""
+    """Return a command with one parameter for each option, which calls it with groups.
+
+    Commands import what computes and draws inside of them, so that --help stays fast.
+    """
     flat: list[Parameter] = []
     groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     for name, parameter in signature(command).parameters.items():
@@ -103,6 +106,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         # A type that is narrowed again has several.
         offered = ((), *(each.names for each in markers if isinstance(each, Only)))[-1]
         options = next((each for each in markers if isinstance(each, Options)), None)
+        make: Callable[..., Any]
         if options:
             parameters, make = list(options.parameters(offered)), options.group
         elif isinstance(kind, type) and issubclass(kind, OptionGroup):

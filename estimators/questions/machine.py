@@ -96,7 +96,7 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
         if self.hosts is not None:
             return self._of_hosts(self.hosts)
         if len(self.device) > 1 or len(self.memory) > 1:
-            self._require_one_name("give one")
+            self._require_one_name()
             return (*map(self.named, self.device), *map(self._with_memory, self.memory))
         return ()
 
@@ -133,15 +133,15 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
             )
         return as_it_is_now(host)
 
-    def _require_one_name(self, advice: str) -> None:
+    def _require_one_name(self) -> None:
         if bool(self.device) + bool(self.memory) + (self.working_set is not None) > 1:
             *names, last = map(setting, ("device", "memory", "working_set"))
-            raise InputError(f"{', '.join(names)} and {last} each name a device: {advice}")
+            raise InputError(f"{', '.join(names)} and {last} each name a device: give only one")
 
     def _one(self) -> Device | None:
         from memfit.estimators.machine.devices import working_set_device
 
-        self._require_one_name("give only one")
+        self._require_one_name()
         if self.memory:
             return self._with_memory(self.memory[0])
         if self.working_set is not None:

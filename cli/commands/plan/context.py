@@ -68,7 +68,7 @@ class ContextOptions(OptionGroup, frozen=True, kw_only=True):
     plot: Annotated[bool, typer.Option("--plot", help="Draw memory against context.")] = False
 
     def question(self) -> "ContextQuestion":
-        """Return what is asked.
+        """Return the question.
 
         Raises:
             InputError: when a value or the file of requests cannot be read.
@@ -95,7 +95,7 @@ class ContextOptions(OptionGroup, frozen=True, kw_only=True):
 @grouped
 def context(
     model: AssumableModel,
-    asked: ContextOptions,
+    options: ContextOptions,
     workload: Annotated[WorkloadOptions, Only(*CONTEXT, *BATCH, *RUNTIME_DEFAULTS, *IMAGES)],
     machine: RankedMachine,
     runtime: ServedRuntime,
@@ -105,13 +105,12 @@ def context(
 
     The context that the runtime itself would choose is shown too.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.estimators.plans.context.plan import plan_context
     from memfit.estimators.sizing.estimate import curve
     from memfit.estimators.sizing.ranks import RankedModel
     from memfit.estimators.sizing.resolved import resolved
 
-    question = asked.question()
+    question = options.question()
     rules = runtime.chosen()
     sized = sized_model(
         model,
@@ -130,6 +129,6 @@ def context(
     # Hundreds of workloads are sized: a trace of each takes too long.
     sized, run = target.sized.formula_view(), target.workload
     result = plan_context(sized, run, question, units=output.units)
-    points = curve(sized, run) if output.draws(asked.plot) else ()
+    points = curve(sized, run) if output.draws(options.plot) else ()
     output.write(result, units=output.units, curve=points, as_type=model.as_type)
-    raise typer.Exit(exit_of_verdict(result.verdict, is_asked=result.device is not None))
+    raise typer.Exit(exit_of_verdict(result.verdict, is_requested=result.device is not None))

@@ -54,7 +54,7 @@ class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
 @grouped
 def experts(
     model: AdaptedModel,
-    asked: ExpertOptions,
+    options: ExpertOptions,
     workload: Annotated[WorkloadOptions, Only(*CONTEXT, "kv_bits")],
     machine: MachineOptions,
     versions: VersionOptions,
@@ -64,7 +64,6 @@ def experts(
 
     Also the share of the routing they cover.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.estimators.plans.experts.plan import ExpertQuestion, plan_experts
     from memfit.estimators.sizing.partial_experts import experts_of, run_memory
 
@@ -73,18 +72,18 @@ def experts(
     device = machine.machine()
     sized = sized_for_mlx_lm(model, device, versions, verbose=output.verbose)
     kept = experts_of(sized)
-    profile = _profile(asked.profile, sized, kept.layers)
+    profile = _profile(options.profile, sized, kept.layers)
     result = plan_experts(
         kept,
-        ExpertQuestion(run_memory(sized, run), asked.capacity or (), profile, asked.bandwidth),
+        ExpertQuestion(run_memory(sized, run), options.capacity or (), profile, options.bandwidth),
         model=sized.checkpoint.id,
         model_type=sized.model.model_type,
         runtime=sized.runtime_model.runtime,
         device=device,
     )
-    is_saved = profile is not None and asked.profile is None
+    is_saved = profile is not None and options.profile is None
     result = _with_measurements(result, sized, run, output.units, is_saved=is_saved)
-    output.write(result, units=output.units, plot=output.draws(asked.plot))
+    output.write(result, units=output.units, plot=output.draws(options.plot))
     fits = result.chosen.verdict != "exceeds" if result.chosen else device is None
     raise typer.Exit(Exit.YES if fits else Exit.NO)
 

@@ -58,7 +58,7 @@ class GrowthOptions(OptionGroup, frozen=True, kw_only=True):
     ] = None
     plot: Annotated[bool, typer.Option("--plot", help="Draw caches over the turns.")] = False
 
-    def sessions_asked(self) -> "Sessions":
+    def session_lengths(self) -> "Sessions":
         """Return the sessions, each in one turn or in turns after a prefix.
 
         Raises:
@@ -96,7 +96,7 @@ class GrowthOptions(OptionGroup, frozen=True, kw_only=True):
 @grouped
 def growth(
     model: AdaptedModel,
-    asked: GrowthOptions,
+    options: GrowthOptions,
     machine: MachineOptions,
     runtime: Annotated[
         RuntimeOptions, Only("gpu_memory_utilization", "mlx_version", "mlx_lm_version")
@@ -107,13 +107,14 @@ def growth(
 
     Also where they exceed a budget.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.estimators.plans.sessions.plan import plan_growth
 
-    sessions, rules = asked.sessions_asked(), asked.chosen(runtime)
+    sessions, rules = options.session_lengths(), options.chosen(runtime)
     sized = sized_model(model, machine.machine(), runtime, verbose=output.verbose)
-    result = plan_growth(sized, sessions, rules, budget_bytes=asked.budget, context=asked.context)
-    output.write(result, units=output.units, plot=output.draws(asked.plot))
+    result = plan_growth(
+        sized, sessions, rules, budget_bytes=options.budget, context=options.context
+    )
+    output.write(result, units=output.units, plot=output.draws(options.plot))
     if not result.rules:
         raise typer.Exit(Exit.UNSUPPORTED)
     crossed = all(rule.crossing for rule in result.rules)

@@ -71,7 +71,7 @@ class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
     ] = False
 
     def question(self) -> "OffloadQuestion":
-        """Return what is asked.
+        """Return the question.
 
         Raises:
             InputError: when a value or the file of requests cannot be read.
@@ -109,7 +109,7 @@ class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
 @grouped
 def offload(
     model: AdaptedModel,
-    asked: OffloadOptions,
+    options: OffloadOptions,
     machine: MachineOptions,
     versions: VersionOptions,
     output: PlanOutput,
@@ -118,16 +118,15 @@ def offload(
 
     Also the time saved by loading them again.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.estimators.base.workload import Workload
     from memfit.estimators.plans.offload.plan import plan_offload
     from memfit.estimators.sizing.estimate import ALONE, notes_on_versions
 
-    question = asked.question()
+    question = options.question()
     device = machine.machine()
     sized = sized_for_mlx_lm(model, device, versions, verbose=output.verbose)
     alone = Workload(prompt_tokens=question.tokens)
-    storage = asked.storage(sized.model)
+    storage = options.storage(sized.model)
     result = plan_offload(
         storage,
         question if model.quantization() else _with_measured(question, sized, storage, device),
@@ -135,7 +134,7 @@ def offload(
     )
     others = notes_on_versions(sized, alone, output.units, of=ALONE)
     result = replace(result, notes=(*result.notes, *others))
-    output.write(result, units=output.units, plot=output.draws(asked.plot))
+    output.write(result, units=output.units, plot=output.draws(options.plot))
     raise typer.Exit(Exit.NO if result.hot_conversations == 0 else Exit.YES)
 
 

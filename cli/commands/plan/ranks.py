@@ -33,7 +33,7 @@ class FleetOptions(OptionGroup, frozen=True, kw_only=True):
 @grouped
 def ranks(
     model: NamedModel,
-    asked: FleetOptions,
+    options: FleetOptions,
     workload: Annotated[WorkloadOptions, Only(*CONTEXT, "prompt_tokens", "max_tokens", "kv_bits")],
     machine: MachineOptions,
     versions: VersionOptions,
@@ -46,9 +46,9 @@ def ranks(
     from memfit.estimators.plans.ranks.plan import plan_named, plan_ranks
     from memfit.estimators.questions.runtime import MARGIN_BYTES
 
-    if asked.fleet is not None:
-        _fleet(asked.fleet, versions, output)
-    devices = machine.machines()
+    if options.fleet is not None:
+        _fleet(options.fleet, versions, output)
+    devices = [device for device in machine.machines() if device]
     device = devices[0] if devices else machine.machine()
     if device is None:
         raise InputError("name a machine: --device m4-max-128, or --memory 128GB")

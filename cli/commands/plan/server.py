@@ -115,7 +115,7 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
 @grouped
 def server(
     model: AssumableModel,
-    asked: ServerOptions,
+    options: ServerOptions,
     workload: Annotated[
         WorkloadOptions, Only(*CONTEXT, "kv_bits", "kv_group_size", "quantized_kv_start", *IMAGES)
     ],
@@ -127,7 +127,6 @@ def server(
 
     With --image it is mlx_vlm.server, with an upper bound.
     """
-    # The library is imported here so that --help stays fast.
     from msgspec.structs import replace
 
     from memfit.estimators.questions.runtime import MARGIN_BYTES
@@ -135,7 +134,7 @@ def server(
     from memfit.estimators.sizing.resolved import resolved
 
     images = workload.has_images
-    question = (asked.settings(images=images), asked.recorded(), asked.clients)
+    question = (options.settings(images=images), options.recorded(), options.clients)
     sizes = sized_model if images else sized_for_mlx_lm
     sized = sizes(
         model, machine.machine(), runtime, verbose=output.verbose, margin_bytes=MARGIN_BYTES
@@ -147,11 +146,11 @@ def server(
         keeps_runtime=False,
         deciding=RankedModel.full_first,
     )
-    run = replace(target.workload, max_tokens=asked.max_tokens)
+    run = replace(target.workload, max_tokens=options.max_tokens)
     result = _planned(target.sized, run, *question, output.units)
     plot = output.draws(False)
     output.write(result, units=output.units, plot=plot, as_type=model.as_type)
-    raise typer.Exit(exit_of_verdict(result.verdict, is_asked=result.device is not None))
+    raise typer.Exit(exit_of_verdict(result.verdict, is_requested=result.device is not None))
 
 
 def _planned(

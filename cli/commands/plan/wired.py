@@ -25,7 +25,6 @@ def wired(
 
     Also the macOS setting this needs.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.estimators.plans.wired.plan import plan_wired
     from memfit.estimators.plans.wired.scenario import read_scenario
     from memfit.probes.store import user_store
