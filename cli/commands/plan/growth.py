@@ -90,7 +90,8 @@ class GrowthOptions(OptionGroup, frozen=True, kw_only=True):
         names = runtime_names() if self.runtimes == "all" else self.runtimes.split(",")
         found = [options.versioned(named_runtime(name.strip()), strict=False) for name in names]
         taking = [runtime for runtime in found if runtime.budget.is_taken] or found[:1]
-        return [options.with_share(one) if one in taking else one for one in found]
+        share = ("gpu_memory_utilization",)
+        return [options.with_settings(one, share) if one in taking else one for one in found]
 
 
 @grouped
