@@ -29,17 +29,9 @@ Method = Literal["auto", "formula", "trace"]
 # Kept free above the peak unless another margin is given: for what a system allocates meanwhile.
 MARGIN_BYTES = 64_000_000
 _OWN = (
-    *(
-        "gpu_memory_utilization",
-        "capacity",
-        "cache_type",
-        "cache_type_k",
-        "cache_type_v",
-        "flash_attn",
-        "gpu_layers",
-    ),
-    *("flash_attn", "gpu_layers", "n_cpu_moe", "host_memory", "host_bandwidth", "kv_cache_dtype"),
-)
+    "gpu_memory_utilization capacity cache_type cache_type_k cache_type_v flash_attn gpu_layers"
+    " n_cpu_moe host_memory host_bandwidth kv_cache_dtype"
+).split()
 """Settings that one runtime has, which reads them itself."""
 
 
