@@ -222,16 +222,16 @@ def _under_each(
 
 def _with_capacity(runtimes: "list[Runtime]", options: RuntimeQuestion) -> "list[Runtime]":
     """The runtimes, with the experts of --capacity under those that keep a number of them."""
-    found, refused = [], []
+    results, refused = [], []
     for runtime in runtimes:
         try:
-            found.append(options.with_settings(runtime, ("capacity",)))
+            results.append(options.with_settings(runtime, ("capacity",)))
         except InputError as error:
-            found.append(runtime)
+            results.append(runtime)
             refused.append(error)
     if len(refused) == len(runtimes):
         raise refused[0]
-    return found
+    return results
 
 
 def _any_will_do(runtimes: str | None, result: "Comparison") -> bool:

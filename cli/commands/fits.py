@@ -55,7 +55,7 @@ def fits(
     folders = looked_through.folders or []
     with reporting(verbose=False) as progress:
         progress.begin("sizing models", sum(1 for _ in kept_models(folders)))
-        kept = kept_models(folders)
-        result = answer(catalog, kept, device, workload, output.units, progress, model.adapter)
+        models = kept_models(folders)
+        result = answer(catalog, models, device, workload, output.units, progress, model.adapter)
     output.write(result, units=output.units, plot=output.draws(False))
     raise typer.Exit(Exit.YES if result.fitting else Exit.NO)

@@ -51,17 +51,17 @@ def _workload(given: dict[str, Any]) -> dict[str, Any]:
         "max_model_len": _model_len,
     }
     stated = [name for name in readers if name in given]
-    found = [read_setting(name, readers[name], given.pop(name)) for name in stated]
+    contexts = [read_setting(name, readers[name], given.pop(name)) for name in stated]
     if len(stated) > 1:
         first, second = map(setting, stated[:2])
         raise InputError(f"{first} and {second} both set the context: give one")
-    if not found:
+    if not contexts:
         return given
     if "prompt_tokens" in given or "max_tokens" in given:
         raise InputError(
             f"{setting(stated[0])} excludes --prompt-tokens and --max-tokens: use those two"
         )
-    return {**given, "context": found[0]}
+    return {**given, "context": contexts[0]}
 
 
 def _of_each(text: str, batch: int) -> int:

@@ -30,10 +30,10 @@ _MAX_VALUES = 64
 
 def _counts(text: str) -> tuple[int, ...]:
     """Read a list of counts; return them ascending and each once."""
-    found = {_positive(part) for part in text.split(",")}
-    if len(found) > _MAX_VALUES:
-        raise InputError(f"{len(found)} values: give at most {_MAX_VALUES}")
-    return tuple(sorted(found))
+    values = {_positive(part) for part in text.split(",")}
+    if len(values) > _MAX_VALUES:
+        raise InputError(f"{len(values)} values: give at most {_MAX_VALUES}")
+    return tuple(sorted(values))
 
 
 def _positive(text: str) -> int:

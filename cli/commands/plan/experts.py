@@ -71,10 +71,10 @@ def experts(
     run = Workload(prompt_tokens=tokens, kv_bits=workload.kv_bits or None, quantized_kv_start=0)
     device = machine.machine()
     sized = sized_for_mlx_lm(model, device, versions, verbose=output.verbose)
-    kept = experts_of(sized)
-    profile = _profile(options.profile, sized, kept.layers)
+    inventory = experts_of(sized)
+    profile = _profile(options.profile, sized, inventory.layers)
     result = plan_experts(
-        kept,
+        inventory,
         ExpertQuestion(run_memory(sized, run), options.capacity or (), profile, options.bandwidth),
         model=sized.checkpoint.id,
         model_type=sized.model.model_type,

@@ -88,10 +88,10 @@ class GrowthOptions(OptionGroup, frozen=True, kw_only=True):
         from memfit.estimators.runtimes.registry import runtime_names
 
         names = runtime_names() if self.runtimes == "all" else self.runtimes.split(",")
-        found = [options.versioned(named_runtime(name.strip()), strict=False) for name in names]
-        taking = [runtime for runtime in found if runtime.budget.is_taken] or found[:1]
+        runtimes = [options.versioned(named_runtime(name.strip()), strict=False) for name in names]
+        with_pool = [runtime for runtime in runtimes if runtime.budget.is_taken] or runtimes[:1]
         share = ("gpu_memory_utilization",)
-        return [options.with_settings(one, share) if one in taking else one for one in found]
+        return [options.with_settings(one, share) if one in with_pool else one for one in runtimes]
 
 
 @grouped

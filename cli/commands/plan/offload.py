@@ -163,7 +163,7 @@ def _with_measured(
     from memfit.probes.prompt_caches.saved import saved_storage
     from memfit.probes.store import user_store
 
-    found, warnings = saved_storage(
+    measured, warnings = saved_storage(
         sized,
         device or detect_host(),
         user_store(),
@@ -171,7 +171,7 @@ def _with_measured(
         bits=storage.bits,
         group_size=storage.kept_group_size,
     )
-    if found and storage.in_blocks:
+    if measured and storage.in_blocks:
         # The restores that were measured are of caches as mlx-lm stores them.
-        found = replace(found, bulk_bytes=None, streaming_bytes=None)
-    return replace(question, measured=found, warnings=warnings)
+        measured = replace(measured, bulk_bytes=None, streaming_bytes=None)
+    return replace(question, measured=measured, warnings=warnings)

@@ -56,9 +56,9 @@ def static(
 
     tokens, _ = workload.tokens()
     conversion = model.quantization()
-    kept = _read(options.trace) if options.trace else None
+    stored = _read(options.trace) if options.trace else None
     sized = sized_for_mlx_lm(model, None, versions, verbose=output.verbose)
-    recorded = kept or _record(sized, tokens, options.prefill_step, conversion)
+    recorded = stored or _record(sized, tokens, options.prefill_step, conversion)
     if options.save_trace:
         write_whole(options.save_trace, to_json(recorded))
     result = plan_static(
