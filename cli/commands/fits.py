@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.groups import Only, OptionGroup, argument, grouped
 from memfit.cli.options.output import TabularOutput
 from memfit.cli.options.questions import (
     CONTEXT,
@@ -23,10 +23,9 @@ from memfit.estimators.base.errors import InputError
 class LookedThrough(OptionGroup, frozen=True, kw_only=True):
     """Where models are looked for."""
 
-    folders: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[DIRECTORY...]", help="Folders with models.", show_default=False),
-    ] = None
+    folders: list[str] | None = argument(
+        metavar="[DIRECTORY...]", help="Folders with models.", show_default=False
+    )
 
 
 @grouped
