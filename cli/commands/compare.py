@@ -158,7 +158,7 @@ def _question(
 
     return TargetQuestion(
         workload=workload,
-        device=machine.machine(),
+        device=machine.first_machine(),
         quantize=model.quantization(),
         margin_bytes=runtime.margin,
         ranks=machine.over(),
