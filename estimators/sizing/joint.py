@@ -6,6 +6,7 @@ are compared in that order: one that changes no weights is cheaper than any that
 
 from collections.abc import Container, Iterable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -28,6 +29,9 @@ from memfit.estimators.sizing.search import (
     with_kv_bits,
 )
 from memfit.estimators.sizing.sized_model import SizedModel
+
+if TYPE_CHECKING:
+    from memfit.estimators.sizing.server_bound import ServerBound
 
 
 class Settings(Struct, frozen=True):
@@ -72,6 +76,8 @@ class JointSearch(Struct, eq=False):
     _variants: dict[int, SizedModel | UnsupportedError] = field(default_factory=dict)
     _views: dict[tuple[int | None, Workload], SizedModel] = field(default_factory=dict)
     """By weight bits and workload, what has the need by trace."""
+    bounds: dict[tuple[int | None, Workload], "ServerBound"] = field(default_factory=dict)
+    """By weight bits and workload, the bound of a server."""
 
     @property
     def asked(self) -> Settings:
@@ -346,7 +352,7 @@ class JointSearch(Struct, eq=False):
             bits: each if isinstance(each, UnsupportedError) else each.on(device)
             for bits, each in self._variants.items()
         }
-        return replace(self, sized=self.sized.on(device), _variants=variants, _views={})
+        return replace(self, sized=self.sized.on(device), _variants=variants, _views={}, bounds={})
 
     def _reach_or_none(
         self, settings: Settings, prompt_tokens: int | None, *, must_fit: bool

@@ -26,8 +26,7 @@ from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.joint import JointSearch, Settings
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT
-from memfit.estimators.sizing.server_bound import server_need
-from memfit.estimators.sizing.server_memory import need_of
+from memfit.estimators.sizing.server_bound import ServerBound, need_of
 from memfit.estimators.sizing.serving import REPLY_TOKENS
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -222,7 +221,7 @@ def check_server(model: SizedModel, workload: Workload, cell: Cell) -> None:
     assert cell.prompt_cache_size is not None
     served = replace(workload, max_tokens=workload.max_tokens or REPLY_TOKENS)
     flags = together(served, cell.prompt_cache_size)
-    need = need_of(server_need(model, served, flags, clients=workload.batch))
+    need = need_of(ServerBound(model, served, workload.batch).moment(flags))
     assert (judge(need, model.device)[0], need.peak_bytes) == (cell.verdict, cell.needed_bytes)
 
 
@@ -250,7 +249,7 @@ def check_printed_server(model: SizedModel, workload: Workload, server: ServerRu
 
     def need(tokens: int) -> Need:
         longer = replace(served, prompt_tokens=tokens)
-        return need_of(server_need(model, longer, server.settings, clients=workload.batch))
+        return need_of(ServerBound(model, longer, workload.batch).moment(server.settings))
 
     assert judge(need(served.prompt_tokens), model.device)[0] == "fits"
     assert need(served.prompt_tokens).peak_bytes == server.needed_bytes

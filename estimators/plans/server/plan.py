@@ -25,9 +25,8 @@ from memfit.estimators.sizing.estimate import (
     device_summary,
     notes_on_versions,
 )
-from memfit.estimators.sizing.server_bound import ServerBound
-from memfit.estimators.sizing.server_flags import fitting_flags
-from memfit.estimators.sizing.server_memory import need_of, one_at_a_time
+from memfit.estimators.sizing.server_bound import ServerBound, need_of, one_at_a_time
+from memfit.estimators.sizing.serving import fitting_flags
 from memfit.estimators.sizing.sized_model import SizedModel
 
 MAX_SIMULATED = 2000
