@@ -10,10 +10,10 @@ from memfit.estimators.base.errors import (
     UnreachableError,
     UnsupportedError,
 )
-from memfit.estimators.results.estimate import Verdict
+from memfit.estimators.results.terms import Verdict
 
 if TYPE_CHECKING:
-    from memfit.estimators.results.estimate import Verdict
+    from memfit.estimators.results.terms import Verdict
 
 
 class Exit(IntEnum):

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import Basis, Recommendation
+from memfit.estimators.results.advice import Recommendation
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.sizing.peak_fit import Line, Peak, ShortPrompt, calibration, line_through

@@ -19,7 +19,9 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.host import detect_host
-from memfit.estimators.results.estimate import LimitName, Note, Recommendation, Verdict
+from memfit.estimators.results.advice import Recommendation
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.terms import LimitName, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.registry import as_installed
 from memfit.estimators.sizing.catalog import Catalog

@@ -22,7 +22,8 @@ from memfit.estimators.results.comparison import (
     Unavailable,
     try_or_reason,
 )
-from memfit.estimators.results.estimate import Basis, DeviceSummary, Estimate
+from memfit.estimators.results.estimate import DeviceSummary, Estimate
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.registry import (
     DEFAULT_RUNTIME,
     get_runtime,

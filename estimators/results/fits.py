@@ -9,14 +9,13 @@ from memfit.estimators.results.comparison import Unavailable
 from memfit.estimators.results.estimate import (
     DecodeSpeed,
     DeviceSummary,
-    LimitName,
     ModelSummary,
     Note,
     RuntimeSummary,
-    Verdict,
 )
 from memfit.estimators.results.images import ImageAdvice
 from memfit.estimators.results.result import Result
+from memfit.estimators.results.terms import LimitName, Verdict
 
 Store = Literal["sample", "hub", "lm-studio", "ollama", "folder"]
 

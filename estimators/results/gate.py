@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Positive, Tokens, one_of
-from memfit.estimators.results.estimate import Basis, Note, Source
+from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.result import Result
+from memfit.estimators.results.terms import Basis, Source
 
 # broken: a limit does not hold. invalid: the input must be corrected before anything can be said.
 # undecided: no figure, or only a bound. unreachable: a source did not answer.

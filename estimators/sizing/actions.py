@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.results.estimate import Action
+from memfit.estimators.results.advice import Action
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import convert_command, draft_flags
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import (
+from memfit.estimators.results.advice import (
     Action,
     Advice,
     Grid,

@@ -12,7 +12,6 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import by_macos
 from memfit.estimators.results.estimate import (
     KV,
-    Basis,
     Component,
     Components,
     CurvePoint,
@@ -28,6 +27,7 @@ from memfit.estimators.results.estimate import (
     Workspace,
 )
 from memfit.estimators.results.images import ImageAdvice
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.registry import runtime_summary

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import Method, Verdict
+from memfit.estimators.results.terms import Method, Verdict
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.search import KV_BITS, UNBOUNDED_CONTEXT, longest_prompt, with_kv_bits

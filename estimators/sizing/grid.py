@@ -7,7 +7,8 @@ from msgspec.structs import replace
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.machine.working_set import GIB
-from memfit.estimators.results.estimate import Action, Cell, Grid, GridRow, LeftOut, Method
+from memfit.estimators.results.advice import Action, Cell, Grid, GridRow, LeftOut
+from memfit.estimators.results.terms import Method
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.results.estimate import Cost, Verdict
+from memfit.estimators.results.terms import Cost, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.search import (

@@ -9,7 +9,7 @@ from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import round_down
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.results.estimate import Cell, ServerRun
+from memfit.estimators.results.advice import Cell, ServerRun
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.mlx_lm_commands import SERVER_KEEPS, together
 from memfit.estimators.runtimes.run_limits import run_limits, server_generates, tightened

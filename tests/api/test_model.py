@@ -10,7 +10,7 @@ from msgspec.structs import replace
 import memfit
 from memfit.estimators.base.units import Units
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.results.estimate import Verdict
+from memfit.estimators.results.terms import Verdict
 from tests.models import QWEN3_4B, plain_tensors, write_checkpoint
 
 SAMPLE = Path(__file__).parents[2] / "sample_configs" / "qwen3-4b-4bit.yaml"

@@ -30,7 +30,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.arrivals import Request
 from memfit.estimators.plans.train.plan import TrainQuestion, plan_train
-from memfit.estimators.results.estimate import Action
+from memfit.estimators.results.advice import Action
 from memfit.estimators.sizing.catalog import Catalog, Draft
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.prompted import prompted

@@ -18,7 +18,8 @@ from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
-from memfit.estimators.results.estimate import Action, Cell, Estimate, ServerRun
+from memfit.estimators.results.advice import Action, Cell, ServerRun
+from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.mlx_lm import MLX_LM
 from memfit.estimators.runtimes.mlx_lm_commands import together

@@ -22,7 +22,8 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.plans.server.plan import plan_server
-from memfit.estimators.results.estimate import Action, Estimate
+from memfit.estimators.results.advice import Action
+from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.catalog import Catalog

@@ -16,16 +16,8 @@ from memfit.estimators.base.units import Units
 from memfit.estimators.machine.device import FREE_NOW, PROCESS_BYTES
 from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.mlx.versions import MLX_VERSION, format_version
-from memfit.estimators.results.estimate import (
-    Action,
-    Cell,
-    DeviceSummary,
-    Estimate,
-    Grid,
-    GridRow,
-    Recommended,
-    RuntimeSummary,
-)
+from memfit.estimators.results.advice import Action, Cell, Grid, GridRow, Recommended
+from memfit.estimators.results.estimate import DeviceSummary, Estimate, RuntimeSummary
 
 _FILE_WORDS = {**VERDICT_WORDS, "unknown": ""}
 _WORDS = {"fits": "", "tight": "tight", "exceeds": "no", "unknown": "-"}

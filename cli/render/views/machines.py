@@ -2,7 +2,8 @@
 
 from memfit.cli.render.views.text import size, tenths
 from memfit.estimators.base.units import Units
-from memfit.estimators.results.estimate import Action, Estimate, RankPlan
+from memfit.estimators.results.advice import Action
+from memfit.estimators.results.estimate import Estimate, RankPlan
 
 
 def host_bytes(result: Estimate) -> int:

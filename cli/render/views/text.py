@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import Estimate, ModelSummary, Verdict
+from memfit.estimators.results.estimate import Estimate, ModelSummary
+from memfit.estimators.results.terms import Verdict
 
 if TYPE_CHECKING:
     from memfit.estimators.results.comparison import Comparison

@@ -20,7 +20,8 @@ from memfit.estimators.results.context import (
     MatrixCell,
     TrafficPlan,
 )
-from memfit.estimators.results.estimate import Note, Verdict
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
 from memfit.estimators.runtimes.budget import judge, recommended_bytes
 from memfit.estimators.runtimes.registry import runtime_summary

@@ -12,8 +12,9 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.arrivals import AtTimes, ClosedLoop, Request
 from memfit.estimators.plans.server.mixes import usual_mixes
 from memfit.estimators.plans.server.simulation import Simulated, simulated
-from memfit.estimators.results.estimate import Note, Verdict
+from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMix, ServerMoment, ServerPlan
+from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import launched, server_command
 from memfit.estimators.runtimes.registry import runtime_summary
