@@ -13,7 +13,7 @@ from memfit.cli.render.document import (
     Table,
     report,
 )
-from memfit.cli.render.views.answer import runtime_text
+from memfit.cli.render.views.text import runtime_text
 from memfit.cli.render.views.tune_text import rate
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.experts import CapacityRow, ExpertMisses, ExpertsPlan

@@ -14,7 +14,7 @@ from memfit.cli.render.document import (
     Verdict,
     section,
 )
-from memfit.cli.render.views.answer import runtime_text
+from memfit.cli.render.views.text import runtime_text
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.server import ServerMix, ServerMoment, ServerPlan
 
