@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from memfit.cli.options.estimate import SAMPLE, EstimatedModel, EstimateRuntime
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_sample
 from memfit.estimators.machine.device import Device
@@ -69,7 +68,6 @@ class OpenModel(Struct, frozen=True):
         self,
         context: str | int | Workload | None = None,
         *,
-        units: Units = Units.GB,
         plot: bool = False,
         explain: bool = False,
         **settings: "Unpack[WorkloadSettings]",
@@ -77,8 +75,7 @@ class OpenModel(Struct, frozen=True):
         """Return the estimate for a prompt of ``context`` tokens, or for a whole workload.
 
         ``plot`` adds memory against context, ``explain`` every formula with its numbers;
-        ``units`` are those of the sentences in the result, ``settings`` those of
-        `memfit.settings.WorkloadSettings`.
+        ``settings`` are those of `memfit.settings.WorkloadSettings`.
 
         Raises:
             InputError: when a value cannot be read or is out of range.
@@ -89,7 +86,7 @@ class OpenModel(Struct, frozen=True):
         asked = workload(context, settings)
         device, ranks = place(None, {}) if self._place is UNSET else self._place
         with keywords_in_errors():
-            return self.answer(asked, device, ranks, units=units, plot=plot, explain=explain)
+            return self.answer(asked, device, ranks, plot=plot, explain=explain)
 
     def answer(
         self,
@@ -97,7 +94,6 @@ class OpenModel(Struct, frozen=True):
         device: Device | None,
         ranks: "Ranks | None" = None,
         *,
-        units: Units = Units.GB,
         plot: bool = False,
         explain: bool = False,
     ) -> Estimate:
@@ -115,13 +111,13 @@ class OpenModel(Struct, frozen=True):
             sized = _measured(sized, run)
         shared = ranked(sized, ranks)
         sized = shared.tightest(run)
-        result = shared.added(answer(sized, run, units=units))
+        result = shared.added(answer(sized, run))
         if plot and not result.refusal:
             result = with_plots(result, sized)
         if explain:
             from memfit.estimators.sizing.explain import explain as explained
 
-            result = replace(result, explanation=explained(sized, run, units))
+            result = replace(result, explanation=explained(sized, run))
         return result
 
     def explored(self, asked: "PartialWorkload", device: Device | None) -> "Explored":

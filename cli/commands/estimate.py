@@ -61,9 +61,7 @@ def estimate(
     from memfit.cli.render.views.estimate import EstimateView
 
     plot = output.draws(report.plot)
-    result = opened.answer(
-        asked, device, ranks, units=output.units, plot=plot, explain=report.explain
-    )
+    result = opened.answer(asked, device, ranks, plot=plot, explain=report.explain)
     # The page of one machine has sliders; what ranks take is in its table.
     explored = opened.explored(asked, device) if output.form == "html" and not ranks else None
     output.write(EstimateView(result, output.units, report.breakdown, output.verbose, explored))

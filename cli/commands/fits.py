@@ -54,8 +54,6 @@ def fits(
     with reporting(verbose=False) as progress:
         progress.begin("sizing models", sum(1 for _ in kept_models(folders)))
         kept = kept_models(folders)
-        result = answer(
-            catalog, kept, device, asked, output.units, progress, looked_through.adapter
-        )
+        result = answer(catalog, kept, device, asked, progress, looked_through.adapter)
     output.write(FitsView(result, output.units, plot=output.draws(False)))
     raise typer.Exit(Exit.YES if result.fitting else Exit.NO)

@@ -78,7 +78,7 @@ def compare(
     if runtime is None:
         models, runtime = _native(catalog, models, with_images=bool(first.workload.values.images))
     ready = [_ready(catalog, model, first, runtime) for model in models]
-    estimates = [_estimate(one, units) for one in ready]
+    estimates = [_estimate(one) for one in ready]
     contexts = [_context(one) for one in ready]
     return Comparison(
         workload=first.workload.under(runtime.on(first.device)),
@@ -149,10 +149,10 @@ def _ready(
     return part if isinstance(part, Unavailable) else _Ready(part, workload)
 
 
-def _estimate(ready: _Ready | Unavailable, units: Units) -> Estimate | Unavailable:
+def _estimate(ready: _Ready | Unavailable) -> Estimate | Unavailable:
     if isinstance(ready, Unavailable):
         return ready
-    return try_or_reason(lambda: estimate(ready.sized, ready.workload, units=units, advises=False))
+    return try_or_reason(lambda: estimate(ready.sized, ready.workload, advises=False))
 
 
 def _context(ready: _Ready | Unavailable) -> int | None:

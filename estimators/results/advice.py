@@ -60,6 +60,30 @@ class Recommendation(Struct, frozen=True, kw_only=True):
         )
 
 
+def not_applicable(reason: str) -> Advice:
+    """Return that a setting cannot be chosen here."""
+    return Advice("not_applicable", None, reason)
+
+
+def impossible(reason: str) -> Advice:
+    """Return that no value of a setting helps."""
+    return Advice("impossible", None, reason)
+
+
+def no_recommendation(reason: str, memory: Advice | None = None) -> Recommendation:
+    """Return a recommendation without any setting, but perhaps the ``memory`` of the machine."""
+    none = not_applicable(reason)
+    return Recommendation(
+        context_tokens=none,
+        prefill_step=none,
+        kv_bits=none,
+        weight_bits=none,
+        memory_bytes=memory or none,
+        wired_limit_bytes=none,
+        wired_limit_mb=none,
+    )
+
+
 NAMES = {
     "context_tokens": "context",
     "prefill_step": "prefill step",

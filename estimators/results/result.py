@@ -24,7 +24,7 @@ class Result(Struct, frozen=True, kw_only=True, tag_field="schema"):
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as its JSON Schema describes it, in plain types of JSON."""
-        fields: dict[str, Any] = decode(encode(self))
+        fields: dict[str, Any] = decode(encode(self, enc_hook=str))
         return fields
 
     def to_json(self) -> str:
@@ -35,6 +35,11 @@ class Result(Struct, frozen=True, kw_only=True, tag_field="schema"):
         # What draws results imports their types: it is imported by name, when a notebook asks.
         shown: str | None = import_module(_NOTEBOOK).as_html(self)
         return shown
+
+
+def plain(document: Struct) -> Any:
+    """Return a document in plain types of JSON; its sentences are `SizedText`, which are texts."""
+    return to_builtins(document, enc_hook=str)
 
 
 def json_text(document: Struct) -> str:
@@ -48,7 +53,7 @@ def json_text(document: Struct) -> str:
       "memfit_version": "é\u009b"
     }
     """
-    text = json.dumps(to_builtins(document), indent=2, ensure_ascii=False)
+    text = json.dumps(plain(document), indent=2, ensure_ascii=False)
     return re.sub(r"[^\n -~]", _printable, text)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from msgspec import UNSET, convert
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
@@ -27,6 +27,7 @@ from memfit.estimators.results.estimate import (
     Workspace,
 )
 from memfit.estimators.results.images import ImageAdvice
+from memfit.estimators.results.sentences import both_units
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.interface import MemoryFigures
@@ -45,10 +46,8 @@ from memfit.estimators.sizing.sized_model import SizedModel
 SHORTEST_PLOTTED = 1024
 
 
-def estimate(
-    sized: SizedModel, workload: Workload, *, units: Units = Units.GB, advises: bool = True
-) -> Estimate:
-    """Return what a workload takes and what follows; ``units`` are of the sentences in it.
+def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> Estimate:
+    """Return what a workload takes and what follows.
 
     Without ``advises`` no other settings are searched.
 
@@ -61,7 +60,7 @@ def estimate(
     verdict, exceeded = sized.verdict(workload)
     peak_bytes = figures.moment.nbytes + sized.draft_bytes(workload)
     advises = advises and not sized.refusal
-    advice = advise(sized, workload, units) if advises else NO_ADVICE
+    advice = advise(sized, workload) if advises else NO_ADVICE
     drafted = sized.drafted(workload)
     return Estimate(
         model=model_summary(sized),
@@ -75,13 +74,8 @@ def estimate(
         needed_bytes=need.peak_bytes,
         verdict=tightened(verdict, limits),
         exceeded=exceeded,
-        recommendation=advice.recommendation,
-        recommended=advice.recommended,
-        actions=advice.actions,
-        best_action=advice.best_action,
-        grid=advice.grid,
-        assumptions=tuple(_assumptions(sized, workload, units)),
-        notes=tuple(_notes(sized, workload, units)),
+        assumptions=both_units(lambda units: tuple(_assumptions(sized, workload, units))),
+        notes=both_units(lambda units: tuple(_notes(sized, workload, units))),
         limits=limits,
         method=runtime_model.method,
         refusal=Refusal(sized.refusal, sized.loaded_by()) if sized.refusal else UNSET,
@@ -89,8 +83,8 @@ def estimate(
         pool=_pool(sized, workload) or UNSET,
         memories=runtime_model.memories(workload) or UNSET,
         files=tuple(_files(sized, workload, need)) or UNSET,
-        partial_experts=advice.partial_experts or UNSET,
         images=(_image_advice(sized, workload) if advises else None) or UNSET,
+        **asdict(advice),
     )
 
 

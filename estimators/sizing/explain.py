@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.results.sentences import both_units
 from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.recommend import capacity_of
 from memfit.estimators.sizing.sized_model import SizedModel
 
 
-def explain(sized: SizedModel, workload: Workload, units: Units) -> tuple[str, ...]:
+def explain(sized: SizedModel, workload: Workload) -> tuple[str, ...]:
     """Return the lines that derive each figure of an estimate."""
     figures = sized.figures_for(workload)
     return (
@@ -19,7 +20,7 @@ def explain(sized: SizedModel, workload: Workload, units: Units) -> tuple[str, .
         *figures.moment.explanation,
         *_draft(sized, workload),
         _workspace(sized, workload),
-        *_verdict(sized, workload, units),
+        *both_units(lambda units: tuple(_verdict(sized, workload, units))),
         *_capacity(sized),
         *_decode_speed(sized, workload),
     )

@@ -6,7 +6,6 @@ from pathlib import Path
 from memfit.estimators.base.errors import MemfitError, OtherModelError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
-from memfit.estimators.base.units import Units
 from memfit.estimators.checkpoint.local.kept_models import KeptModel
 from memfit.estimators.images.processor import takes_images
 from memfit.estimators.machine.device import Device
@@ -18,9 +17,9 @@ from memfit.estimators.sizing.estimate import device_summary, estimate
 from memfit.estimators.sizing.grid import weights_label
 from memfit.estimators.sizing.image_advice import image_advice
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
-from memfit.estimators.sizing.macs import macs, smallest_mac
 from memfit.estimators.sizing.prompted import prompted
 from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.solution import macs, smallest_mac
 from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
 
 _ORDER = ("fits", "tight", "exceeds")
@@ -31,14 +30,13 @@ def fits(
     kept: Iterable[KeptModel],
     device: Device,
     asked: PartialWorkload,
-    units: Units = Units.GB,
     progress: Progress = NULL_PROGRESS,
     adapter: Path | None = None,
 ) -> Fits:
     """Return what fits a device, the largest model first, and why a model has no figures.
 
-    ``units`` are of the sentences in it. ``progress`` advances by one for each model. With an
-    ``adapter``, only the models that it was trained on are looked at.
+    ``progress`` advances by one for each model. With an ``adapter``, only the models that it was
+    trained on are looked at.
 
     Raises:
         MemfitError: as `read_adapter`.
@@ -55,7 +53,7 @@ def fits(
                 without_images.append(each.name)
                 continue
             sized = catalog.sized(each.reference, device=device, adapter=adapter).loaded()
-            found.append(_fit(sized, each, asked, units))
+            found.append(_fit(sized, each, asked))
         except OtherModelError:
             of_other_adapters.append(each.name)
         except MemfitError as error:
@@ -86,12 +84,12 @@ def _rank(row: Fit) -> tuple[int, float, int, str]:
     return _ORDER.index(row.verdict), mac, -row.model.parameters, row.name
 
 
-def _fit(sized: SizedModel, kept: KeptModel, asked: PartialWorkload, units: Units) -> Fit:
+def _fit(sized: SizedModel, kept: KeptModel, asked: PartialWorkload) -> Fit:
     sized, run = prompted(sized, asked, keeps_runtime=False)
     search = search_of(sized.settled(run), run)
     settings, smallest = _best(search)
     best, workload = search.model(settings.weight_bits), search.workload_with(settings)
-    result = estimate(best, workload, units=units, advises=False)
+    result = estimate(best, workload, advises=False)
     longest = _longest(search, settings)
     bits = settings.weight_bits
     return Fit(
@@ -126,7 +124,7 @@ def _best(search: JointSearch) -> tuple[Settings, int | None]:
         return best[-1], None
     found = smallest_mac(macs(search), lambda on_mac: on_mac.best(candidates))
     if found is None or found[0].sized.device is None:
-        return search.asked, None
+        return search.requested, None
     return found[1], found[0].sized.device.memory_bytes
 
 

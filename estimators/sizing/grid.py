@@ -12,9 +12,9 @@ from memfit.estimators.results.terms import Method
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
-from memfit.estimators.sizing.macs import MAC_SIZES
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT, longest_prompt
 from memfit.estimators.sizing.serving import Serving
+from memfit.estimators.sizing.solution import MAC_SIZES
 
 PROMPTS = (4096, 16384, 65536, 131072)
 """Tokens of the columns, next to the prompt of the request and the model's own limit."""
@@ -43,7 +43,8 @@ def _stated(row: GridRow, prompts: Sequence[int], search: JointSearch) -> GridRo
     """The row with what else than bytes ends a run; rows are chosen by their bytes alone."""
     runtime_model = search.sized.runtime_model
     limits = [
-        run_limits(runtime_model, search.workload_with(search.asked, tokens)) for tokens in prompts
+        run_limits(runtime_model, search.workload_with(search.requested, tokens))
+        for tokens in prompts
     ]
     cells = (
         replace(cell, verdict=tightened(cell.verdict, found))
@@ -64,7 +65,7 @@ def with_server(grid: Grid, search: JointSearch, action: Action | None) -> Grid:
     if place is None:
         return grid
     row, served, serving = grid.rows[place], action.server, Serving(search)
-    asked = search.asked
+    asked = search.requested
     settings = Settings(
         asked.prefill_step, changes.get("kv_bits", asked.kv_bits), changes.get("weight_bits")
     )
@@ -88,7 +89,7 @@ def with_traces(grid: Grid, search: JointSearch, longest: int) -> Grid:
     """Return a grid between traces with what is traced: the request, and the longest prompt."""
     if not grid.rows:
         return grid
-    (first, *others), asked = grid.rows, search.asked
+    (first, *others), asked = grid.rows, search.requested
     column = grid.columns.index(search.workload.prompt_tokens)
     cells = list(first.cells)
     if cells[column].prefill_step == asked.prefill_step:
@@ -152,7 +153,7 @@ def _rows(
 
 def _labelled(search: JointSearch) -> Iterator[tuple[str, Settings]]:
     """The settings of each row: bits of the weights where they can be converted, else of KV."""
-    asked = search.asked
+    asked = search.requested
     yield weights_label(search), asked
     if search.weight_bits:
         for bits in search.weight_bits:
@@ -170,7 +171,7 @@ def weights_label(search: JointSearch) -> str:
         return f"{format_.bits} bits" if format_.mode == "affine" else format_.mode
     if search.weight_bits:
         return f"{dtypes.BITS[search.sized.model.dtype]} bits"
-    return f"KV {search.asked.kv_bits} bits" if search.asked.kv_bits else "as it is"
+    return f"KV {search.requested.kv_bits} bits" if search.requested.kv_bits else "as it is"
 
 
 def _needs_no_change(row: GridRow, search: JointSearch) -> bool:
@@ -183,7 +184,7 @@ def _row(
 ) -> GridRow:
     return GridRow(
         label=label,
-        settings=settings.changes(search.asked),
+        settings=settings.changes(search.requested),
         weights_bytes=search.model(settings.weight_bits).resident_bytes,
         cells=cells,
         context_tokens=longest.tokens,

@@ -42,16 +42,16 @@ class Settings(Struct, frozen=True):
     weight_bits: int | None = None
     """None: the weights as they are."""
 
-    def changes(self, asked: "Settings") -> dict[str, int]:
+    def changes(self, requested: "Settings") -> dict[str, int]:
         """Return the settings that differ from those of the request."""
         values = {name: getattr(self, name) for name in ("weight_bits", "kv_bits", "prefill_step")}
-        return {name: v for name, v in values.items() if v and v != getattr(asked, name)}
+        return {name: v for name, v in values.items() if v and v != getattr(requested, name)}
 
-    def cost(self, asked: "Settings") -> Cost:
+    def cost(self, requested: "Settings") -> Cost:
         """Return what the changes cost, the dearest of them."""
-        if self.weight_bits or self.kv_bits != asked.kv_bits:
+        if self.weight_bits or self.kv_bits != requested.kv_bits:
             return "quality"
-        return "none" if self == asked else "speed"
+        return "none" if self == requested else "speed"
 
 
 class Longest(Struct, frozen=True):
@@ -80,7 +80,8 @@ class JointSearch(Struct, eq=False):
     """By weight bits and workload, the bound of a server."""
 
     @property
-    def asked(self) -> Settings:
+    def requested(self) -> Settings:
+        """The settings of the request."""
         return Settings(self.workload.prefill_step, self.workload.kv_bits)
 
     def _formula_of(self, settings: Settings) -> SizedModel | None:
@@ -278,7 +279,7 @@ class JointSearch(Struct, eq=False):
 
         The next smaller one is computed for it, of others only those that were needed anyway.
         """
-        smaller = [replace(self.asked, prefill_step=step) for step in self.steps()[1:]]
+        smaller = [replace(self.requested, prefill_step=step) for step in self.steps()[1:]]
         known = [
             each
             for place, each in enumerate(smaller)
@@ -295,10 +296,10 @@ class JointSearch(Struct, eq=False):
         return self._views.get((settings.weight_bits, workload), model).is_known(workload)
 
     def _is_dearer(self, settings: Settings) -> bool:
-        pair = [self.workload_with(each) for each in (self.asked, settings)]
+        pair = [self.workload_with(each) for each in (self.requested, settings)]
         model = self.sized.comparing(*pair)
         if model is self.sized:
-            asked, other = map(self.need, (self.asked, settings))
+            asked, other = map(self.need, (self.requested, settings))
         else:
             asked, other = map(model.requirement, pair)
         return other.peak_bytes > asked.peak_bytes
@@ -336,7 +337,7 @@ class JointSearch(Struct, eq=False):
     def convert_all(self) -> None:
         """Convert the weights to all bits, so that searches on other machines reuse them."""
         for bits in self.weight_bits:
-            is_accepted(self.converts, replace(self.asked, weight_bits=bits))
+            is_accepted(self.converts, replace(self.requested, weight_bits=bits))
 
     def by_formula(self) -> "JointSearch":
         """Return the search with figures by formula, itself where they are."""

@@ -175,10 +175,10 @@ def is_served(search: JointSearch) -> bool:
 def served_here(sized: SizedModel, workload: Workload) -> ServerRun | None:
     """Return the server of a workload on the model's device, None where no flags of it fit."""
     search = JointSearch(sized, workload)
-    if not is_served(search) or search.verdict(search.asked) != "fits":
+    if not is_served(search) or search.verdict(search.requested) != "fits":
         return None
     longest = longest_context(sized, workload, longest_prompt(sized))
-    return Serving(search).run(search.asked, longest or 0)
+    return Serving(search).run(search.requested, longest or 0)
 
 
 def server_flags(sized: SizedModel, workload: Workload) -> ServerSettings | None:

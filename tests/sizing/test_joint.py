@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import converted
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
@@ -168,7 +167,7 @@ def test_the_longest_prompt_of_all_steps_is_that_of_brute_force(case: Case) -> N
     device = device_of(case)
     model = sized(case, device, None)
     search = JointSearch(model, case.workload)
-    found = search.longest(search.asked)
+    found = search.longest(search.requested)
     asked, longest, best = case.workload, 0, None
     for step in [s for s in (asked.prefill_step, *STEPS) if s <= asked.prefill_step]:
         tokens = longest_by_steps(model, replace(asked, prefill_step=step))
@@ -287,7 +286,7 @@ def answered(name: str, device: Device | None, **changes: Any) -> Estimate:
         device=device,
         runtime=replace(MLX_LM, mlx_version=mlx),
     )
-    return estimate(model, workload, units=Units.GB)
+    return estimate(model, workload)
 
 
 def test_a_model_too_large_at_16_bits_fits_converted_to_4() -> None:
@@ -339,7 +338,7 @@ def test_settings_that_cannot_fit_comfortably_are_not_computed_once_one_fits_tig
     search = JointSearch(
         model.on(working_set_device(model.requirement(workload).peak_bytes)), workload
     )
-    assert search.best([search.asked, smaller := Settings(128, None)]) == (search.asked,)
+    assert search.best([search.requested, smaller := Settings(128, None)]) == (search.requested,)
     assert not search.sized.is_known(search.workload_with(smaller))
 
 

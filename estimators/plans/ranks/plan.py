@@ -13,7 +13,7 @@ from memfit.estimators.results.ranks import Impossible, RankChoice, RanksPlan
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
-from memfit.estimators.sizing.actions import converting
+from memfit.estimators.sizing.advise import converting
 from memfit.estimators.sizing.estimate import device_summary, model_summary, notes_on_versions
 from memfit.estimators.sizing.ranks import RankedModel, Ranks, ranked
 from memfit.estimators.sizing.recommend import recommended_context

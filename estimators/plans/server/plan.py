@@ -19,7 +19,7 @@ from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import launched, server_command
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
-from memfit.estimators.sizing.actions import converting
+from memfit.estimators.sizing.advise import converting
 from memfit.estimators.sizing.estimate import (
     ALONE,
     assumption_notes,
