@@ -104,14 +104,18 @@ class OpenModel(Struct, frozen=True):
         """
         from memfit.estimators.sizing.estimate import estimate as answer
         from memfit.estimators.sizing.estimate import with_plots
-        from memfit.estimators.sizing.ranks import ranked
 
         sized, run = self._settled(asked, device)
         if self._may_use_measurements and ranks is None:
             sized = _measured(sized, run)
-        shared = ranked(sized, ranks)
-        sized = shared.tightest(run)
-        result = shared.added(answer(sized, run))
+        if ranks is None:
+            result = answer(sized, run)
+        else:
+            from memfit.estimators.sizing.ranks import ranked
+
+            shared = ranked(sized, ranks)
+            sized = shared.tightest(run)
+            result = shared.added(answer(sized, run))
         if plot and not result.refusal:
             result = with_plots(result, sized)
         if explain:

@@ -73,7 +73,6 @@ def _load_library(form: Format) -> None:
     import memfit.cli.render.views.estimate
     import memfit.estimators.runtimes.mlx_lm
     import memfit.estimators.sizing.estimate
-    import memfit.estimators.sizing.prompted
-    import memfit.estimators.sizing.ranks  # noqa: F401
+    import memfit.estimators.sizing.prompted  # noqa: F401
 
     writer_of(form)

@@ -9,17 +9,22 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from memfit.estimators.base.server_settings import ServerSettings
+from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.wired_limit import wired_limit
 from memfit.estimators.results.advice import (
     Action,
+    Advice,
     Grid,
     PartialExperts,
     Recommendation,
     Recommended,
     ServerRun,
+    impossible,
     no_recommendation,
+    not_applicable,
 )
+from memfit.estimators.results.sentences import both_units
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import convert_command, draft_flags
 from memfit.estimators.sizing.grid import (
@@ -30,8 +35,8 @@ from memfit.estimators.sizing.grid import (
     with_server,
     with_traces,
 )
-from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
-from memfit.estimators.sizing.recommend import memory_advice, recommend
+from memfit.estimators.sizing.joint import JointSearch, Longest, Settings, macs, smallest_mac
+from memfit.estimators.sizing.recommend import recommend, with_changes
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
     is_accepted,
@@ -40,7 +45,6 @@ from memfit.estimators.sizing.search import (
 )
 from memfit.estimators.sizing.serving import Serving, not_served, served_here
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.estimators.sizing.solution import Solution, macs, solve
 
 
 class Advised(Struct, frozen=True):
@@ -59,6 +63,29 @@ NO_ADVICE = Advised(no_recommendation("not searched"), (), None, NOT_RECOMMENDED
 """Where nothing is searched."""
 
 
+class Solution(Struct, frozen=True):
+    """What makes a request fit."""
+
+    settings: tuple[Settings, ...] = ()
+    """On its own machine: the cheapest that fit, after cheaper ones that fit tightly."""
+    unchanged: tuple[JointSearch, Settings] | None = None
+    """The smallest Mac on which nothing else has to change."""
+    smallest: tuple[JointSearch, Settings] | None = None
+    """The smallest Mac on which any settings fit, with the cheapest of them."""
+
+
+def solve(search: JointSearch, ladder: Callable[[], Sequence[JointSearch]]) -> Solution:
+    """Return what makes a request fit; ``ladder`` gives the Macs to take instead of its own."""
+    settings = search.cheapest() if search.sized.device else ()
+    if settings and settings[0] == search.requested and search.verdict(settings[-1]) == "fits":
+        return Solution(settings)
+    larger = ladder()
+    unchanged = smallest_mac(larger, lambda on_mac: on_mac.best([search.requested]))
+    if settings:
+        return Solution(settings, unchanged)
+    return Solution((), unchanged, smallest_mac(larger, JointSearch.cheapest))
+
+
 def advise(sized: SizedModel, workload: Workload) -> Advised:
     """Return what follows from a workload on a model.
 
@@ -69,7 +96,7 @@ def advise(sized: SizedModel, workload: Workload) -> Advised:
     shown = search.by_formula()
     ladder = cache(partial(macs, shown))
     solution = solve(search, ladder)
-    advice = recommend(search, solution, memory=memory_advice(search, solution))
+    advice = recommend(search, solution.settings, memory=memory_advice(search, solution))
     # By formula in addition to traces, rows of other weights are shown where they are an answer.
     if search.formula and solution.settings and not solution.settings[-1].weight_bits:
         shown = replace(shown, weight_bits=())
@@ -84,6 +111,27 @@ def advise(sized: SizedModel, workload: Workload) -> Advised:
     partial_experts = None if is_here else _partial_experts(shown)
     what_to_set = recommended(search, chosen, partial_experts)
     return Advised(advice, every, best, what_to_set, partial_experts or UNSET, grid)
+
+
+def memory_advice(search: JointSearch, solution: Solution) -> Advice:
+    """Return the memory that a machine must have."""
+    device = search.sized.device
+    runs = search.sized.runtime_model.runs_on_macs
+    if not runs or (device and device.backend != "metal"):
+        return not_applicable("only Macs are looked through")
+    if device and solution.settings:
+        assumes = solution.settings[-1].changes(search.requested)
+        text = f"the memory of this machine is enough{with_changes(assumes)}"
+        return Advice("keep", device.memory_bytes, text, assumes)
+    if solution.smallest is None or (mac := solution.smallest[0].sized.device) is None:
+        return impossible("no Mac is large enough")
+    on_mac, settings = solution.smallest
+    need, assumes = on_mac.need(settings), settings.changes(search.requested)
+    why = f"the smallest Mac that fits{with_changes(assumes)} has"
+    why += f" {format_bytes(mac.memory_bytes, Units.GIB)}, for "
+    needed = max(need.peak_bytes, need.shared_bytes)
+    reason = both_units(lambda units: why + format_bytes(needed, units))
+    return Advice("change", mac.memory_bytes, reason, assumes)
 
 
 def _partial_experts(search: JointSearch) -> PartialExperts | None:

@@ -16,10 +16,9 @@ from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, estimate
 from memfit.estimators.sizing.grid import weights_label
 from memfit.estimators.sizing.image_advice import image_advice
-from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
+from memfit.estimators.sizing.joint import JointSearch, Longest, Settings, macs, smallest_mac
 from memfit.estimators.sizing.prompted import prompted
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.estimators.sizing.solution import macs, smallest_mac
 from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
 
 _ORDER = ("fits", "tight", "exceeds")

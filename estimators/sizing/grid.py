@@ -11,10 +11,9 @@ from memfit.estimators.results.advice import Action, Cell, Grid, GridRow, LeftOu
 from memfit.estimators.results.terms import Method
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
-from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
+from memfit.estimators.sizing.joint import MAC_SIZES, JointSearch, Longest, Settings
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT, longest_prompt
 from memfit.estimators.sizing.serving import Serving
-from memfit.estimators.sizing.solution import MAC_SIZES
 
 PROMPTS = (4096, 16384, 65536, 131072)
 """Tokens of the columns, next to the prompt of the request and the model's own limit."""

@@ -4,7 +4,7 @@ Prefill steps cost speed, bits of the cache and of the weights quality, a larger
 are compared in that order: one that changes no weights is cheaper than any that does.
 """
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.devices import memory_device
+from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.results.terms import Cost, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
@@ -362,3 +364,36 @@ class JointSearch(Struct, eq=False):
             return self.reach(settings, prompt_tokens, must_fit=must_fit)
         except (InputError, UnsupportedError):
             return None
+
+
+MAC_SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 256, 512)
+"""Memory in GiB of the Macs that are looked through."""
+
+
+def macs(search: JointSearch) -> list[JointSearch]:
+    """Return a search on each Mac larger than its own, the smallest first.
+
+    No Mac is larger than a machine that is none. Figures are computed once for all of them.
+    """
+    own = search.sized.device
+    if (own and own.backend != "metal") or not search.sized.runtime_model.runs_on_macs:
+        return []
+    least = own.memory_bytes if own else 0
+    larger = []
+    search.convert_all()
+    for size in MAC_SIZES:
+        if size * GIB > least:
+            search = search.on(memory_device(size * GIB))
+            larger.append(search)
+    return larger
+
+
+def smallest_mac(
+    ladder: Sequence[JointSearch], find: Callable[[JointSearch], tuple[Settings, ...]]
+) -> tuple[JointSearch, Settings] | None:
+    """Return the first Mac on which the settings that ``find`` returns fit, with them."""
+    for on_mac in ladder:
+        settings = find(on_mac)
+        if settings and on_mac.verdict(settings[-1]) == "fits":
+            return on_mac, settings[-1]
+    return None

@@ -1,6 +1,6 @@
 """Settings recommended for a workload, each with its reason and what would change it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
@@ -23,10 +23,9 @@ from memfit.estimators.results.sentences import both_units
 from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, judge
 from memfit.estimators.runtimes.expert_capacity import ExpertCapacity, expert_capacity
 from memfit.estimators.runtimes.run_limits import run_limits
-from memfit.estimators.sizing.joint import JointSearch
+from memfit.estimators.sizing.joint import JointSearch, Settings
 from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context, longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.estimators.sizing.solution import Solution
 
 if TYPE_CHECKING:
     from memfit.estimators.sizing.trace_search import TraceSearch
@@ -35,9 +34,9 @@ _NOT_SEARCHED = not_applicable("other machines are not searched")
 
 
 def recommend(
-    search: JointSearch, solution: Solution, *, memory: Advice = _NOT_SEARCHED
+    search: JointSearch, fitting: Sequence[Settings], *, memory: Advice = _NOT_SEARCHED
 ) -> Recommendation:
-    """Return what to do with each setting, by what a search found.
+    """Return what to do with each setting, by those that fit, the cheapest last.
 
     Without a device nothing but the ``memory`` of the machine is known; nothing is known where a
     part of the model is on a host of unknown size.
@@ -48,7 +47,7 @@ def recommend(
     if host and host.is_undecided:
         return no_recommendation("the host's memory is not known: give --host-memory", memory)
     contexts = _context_search(search.sized, search.workload)
-    recommender = _Recommender(search, solution, device, contexts)
+    recommender = _Recommender(search, fitting, device, contexts)
     context = recommender.context()
     return Recommendation(
         context_tokens=context,
@@ -127,32 +126,11 @@ class DirectSearch(Struct):
         return ""
 
 
-def memory_advice(search: JointSearch, solution: Solution) -> Advice:
-    """Return the memory that a machine must have."""
-    device = search.sized.device
-    runs = search.sized.runtime_model.runs_on_macs
-    if not runs or (device and device.backend != "metal"):
-        return not_applicable("only Macs are looked through")
-    if device and solution.settings:
-        assumes = solution.settings[-1].changes(search.requested)
-        text = f"the memory of this machine is enough{with_changes(assumes)}"
-        return Advice("keep", device.memory_bytes, text, assumes)
-    if solution.smallest is None or (mac := solution.smallest[0].sized.device) is None:
-        return impossible("no Mac is large enough")
-    on_mac, settings = solution.smallest
-    need, assumes = on_mac.need(settings), settings.changes(search.requested)
-    why = f"the smallest Mac that fits{with_changes(assumes)} has"
-    why += f" {format_bytes(mac.memory_bytes, Units.GIB)}, for "
-    needed = max(need.peak_bytes, need.shared_bytes)
-    reason = both_units(lambda units: why + format_bytes(needed, units))
-    return Advice("change", mac.memory_bytes, reason, assumes)
-
-
 def recommend_here(sized: SizedModel, workload: Workload) -> Recommendation:
     """Return what to do with each setting on the model's device, without other weights."""
     formula = sized.formula_view() if sized.runtime_model.method == "trace" else None
     search = JointSearch(sized, workload, formula=formula)
-    return recommend(search, Solution(search.cheapest() if sized.device else ()))
+    return recommend(search, search.cheapest() if sized.device else ())
 
 
 def recommended_context(sized: SizedModel, workload: Workload) -> int | None:
@@ -177,14 +155,14 @@ class _Recommender:
     def __init__(
         self,
         joint: JointSearch,
-        solution: Solution,
+        fitting: Sequence[Settings],
         device: Device,
         search: "DirectSearch | TraceSearch",
     ) -> None:
         self._joint, self._device, self._search = joint, device, search
         self._sized, self._workload = joint.sized, joint.workload
         # The cheapest settings that fit, else those that fit tightly.
-        self._chosen = solution.settings[-1] if solution.settings else None
+        self._chosen = fitting[-1] if fitting else None
         is_tight = self._chosen and joint.stated_verdict(self._chosen) == "tight"
         self._tightly = " tightly" if is_tight else ""
 
