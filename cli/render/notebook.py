@@ -40,8 +40,8 @@ def as_html(result: Result) -> str | None:
     if type(result).__name__ not in VIEWS:
         return None
     name, settings = VIEWS[type(result).__name__]
-    made = view(name)(result, **settings)
-    return to_fragment(made.document() if name.endswith("View") else made)
+    shown = view(name)(result, **settings)
+    return to_fragment(shown.document() if name.endswith("View") else shown)
 
 
 def view(name: str) -> Callable[..., Any]:

@@ -185,9 +185,9 @@ def _block(table: Table, widths: Sequence[int], columns: Sequence[int], most: in
 
 def _squeezed(table: Table, widths: Sequence[int], columns: Sequence[int], most: int) -> _Block:
     """Two columns that do not fit: the first takes what the other leaves, and wraps."""
-    *_, last = kept = [widths[index] for index in columns]
-    kept[0] = max(1, min(kept[0], most - last - _NARROW_GAP))
-    return _Block(list(columns), kept, _NARROW_GAP)
+    *_, last = chosen = [widths[index] for index in columns]
+    chosen[0] = max(1, min(chosen[0], most - last - _NARROW_GAP))
+    return _Block(list(columns), chosen, _NARROW_GAP)
 
 
 def _wrapped(table: Table, columns: Sequence[int]) -> list[int]:
@@ -309,8 +309,8 @@ def _laid_out(column: Column) -> _Lines:
 def _narrowed(fixed: Sequence[_Lines], others: Sequence[_Lines], page: Page) -> _Lines:
     """The names, cut so that the other fixed columns and the widest of the others fit."""
     names, *rest = fixed
-    kept = sum(column.least_width for column in rest) + _GAP * len(rest)
-    taken = max((kept + other.least_width for other in others), default=0)
+    fixed_width = sum(column.least_width for column in rest) + _GAP * len(rest)
+    taken = max((fixed_width + other.least_width for other in others), default=0)
     room = max(_NARROWEST_NAME, page.console.width - taken - 3 * _GAP)
     return _Lines(names.heading, [_cut(name.rstrip(), room, page) for name in names.lines])
 

@@ -3,13 +3,16 @@
 import json
 import re
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct, to_builtins
 from msgspec.json import decode, encode
 
+from memfit.estimators.base.units import Units
 from memfit.estimators.base.version import __version__
+from memfit.estimators.results.sentences import in_units
 
+Self = TypeVar("Self", bound="Result")
 _NOTEBOOK = "memfit.cli.render.notebook"
 
 
@@ -30,6 +33,10 @@ class Result(Struct, frozen=True, kw_only=True, tag_field="schema"):
     def to_json(self) -> str:
         """Return it as JSON, indented."""
         return json_text(self)
+
+    def in_units(self: Self, units: Units) -> Self:
+        """Return it with its sentences in other units, which nothing is computed again for."""
+        return in_units(self, units)
 
     def _repr_html_(self) -> str | None:
         # What draws results imports their types: it is imported by name, when a notebook asks.

@@ -355,8 +355,10 @@ def _runs_alone(search: JointSearch, settings: Settings, prompt_tokens: int | No
     # The longest prompts are searched without a reply.
     stated = workload.prompt_only(prompt_tokens) if prompt_tokens else workload
     both = (stated, replace(workload, max_tokens=reply_tokens))
-    asked, printed = (judge(view.requirement(each), view.device)[0] for each in both)
-    return asked == printed
+    stated_verdict, printed_verdict = (
+        judge(view.requirement(each), view.device)[0] for each in both
+    )
+    return stated_verdict == printed_verdict
 
 
 def converting(sized: SizedModel, run: Callable[[str], Iterable[str]]) -> Iterator[str]:

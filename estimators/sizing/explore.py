@@ -36,7 +36,7 @@ class Explored(Struct, frozen=True, kw_only=True):
     """All combinations of the values, the last setting changing fastest."""
 
     values: dict[Setting, tuple[int | None, ...]]
-    asked: dict[Setting, int | None]
+    requested: dict[Setting, int | None]
     weights_bytes: int
     points: tuple[ExploredPoint, ...]
     method: Method
@@ -50,11 +50,11 @@ def explore(sized: SizedModel, workload: Workload) -> Explored:
     view = sized.formula_view()
     values = _values(view, workload)
     is_tried = not (view.is_between_traces or view.refusal)
-    asked = _workloads(workload, values) if is_tried else ()
-    points = tuple(_point(view, each) for each in asked)
+    requested = _workloads(workload, values) if is_tried else ()
+    points = tuple(_point(view, each) for each in requested)
     return Explored(
         values=values,
-        asked={name: getattr(workload, name) for name in values},
+        requested={name: getattr(workload, name) for name in values},
         weights_bytes=view.resident_bytes,
         points=points,
         method=view.runtime_model.method,

@@ -28,7 +28,7 @@ def fits(
     catalog: Catalog,
     kept: Iterable[KeptModel],
     device: Device,
-    asked: PartialWorkload,
+    requested: PartialWorkload,
     progress: Progress = NULL_PROGRESS,
     adapter: Path | None = None,
 ) -> Fits:
@@ -48,11 +48,11 @@ def fits(
     of_other_adapters: list[str] = []
     for each in kept:
         try:
-            if asked.values.images and not takes_images(catalog.checkpoint(each.reference)):
+            if requested.values.images and not takes_images(catalog.checkpoint(each.reference)):
                 without_images.append(each.name)
                 continue
             sized = catalog.sized(each.reference, device=device, adapter=adapter).loaded()
-            found.append(_fit(sized, each, asked))
+            found.append(_fit(sized, each, requested))
         except OtherModelError:
             of_other_adapters.append(each.name)
         except MemfitError as error:
@@ -62,8 +62,8 @@ def fits(
     found.sort(key=_rank)
     return Fits(
         device=device_summary(device),
-        prompt_tokens=asked.values.prompt_tokens,
-        max_tokens=asked.values.max_tokens,
+        prompt_tokens=requested.values.prompt_tokens,
+        max_tokens=requested.values.max_tokens,
         margin_bytes=MARGIN_BYTES,
         fitting=sum(row.verdict != "exceeds" for row in found),
         models=tuple(found),
@@ -83,8 +83,8 @@ def _rank(row: Fit) -> tuple[int, float, int, str]:
     return _ORDER.index(row.verdict), mac, -row.model.parameters, row.name
 
 
-def _fit(sized: SizedModel, kept: KeptModel, asked: PartialWorkload) -> Fit:
-    sized, run = prompted(sized, asked, keeps_runtime=False)
+def _fit(sized: SizedModel, kept: KeptModel, requested: PartialWorkload) -> Fit:
+    sized, run = prompted(sized, requested, keeps_runtime=False)
     search = search_of(sized.settled(run), run)
     settings, smallest = _best(search)
     best, workload = search.model(settings.weight_bits), search.workload_with(settings)

@@ -64,9 +64,11 @@ def with_server(grid: Grid, search: JointSearch, action: Action | None) -> Grid:
     if place is None:
         return grid
     row, served, serving = grid.rows[place], action.server, Serving(search)
-    asked = search.requested
+    requested = search.requested
     settings = Settings(
-        asked.prefill_step, changes.get("kv_bits", asked.kv_bits), changes.get("weight_bits")
+        requested.prefill_step,
+        changes.get("kv_bits", requested.kv_bits),
+        changes.get("weight_bits"),
     )
     cells = tuple(
         serving.cell(settings, tokens, cell)
@@ -88,14 +90,14 @@ def with_traces(grid: Grid, search: JointSearch, longest: int) -> Grid:
     """Return a grid between traces with what is traced: the request, and the longest prompt."""
     if not grid.rows:
         return grid
-    (first, *others), asked = grid.rows, search.requested
+    (first, *others), requested = grid.rows, search.requested
     column = grid.columns.index(search.workload.prompt_tokens)
     cells = list(first.cells)
-    if cells[column].prefill_step == asked.prefill_step:
-        traced = _cell_of(search.need(asked), search, asked)
-        cells[column] = replace(traced, verdict=search.stated_verdict(asked))
+    if cells[column].prefill_step == requested.prefill_step:
+        traced = _cell_of(search.need(requested), search, requested)
+        cells[column] = replace(traced, verdict=search.stated_verdict(requested))
     if longest > first.context_tokens:
-        first = replace(first, context_tokens=longest, context_step=asked.prefill_step)
+        first = replace(first, context_tokens=longest, context_step=requested.prefill_step)
     return replace(grid, rows=(replace(first, cells=tuple(cells)), *others))
 
 
@@ -121,12 +123,12 @@ def prompts_of(search: JointSearch) -> tuple[int, ...]:
 
     One that is shown as the request is, in thousands of 1,024, would only repeat it.
     """
-    asked, most = search.workload.prompt_tokens, longest_prompt(search.sized)
+    requested, most = search.workload.prompt_tokens, longest_prompt(search.sized)
     others = {t for t in PROMPTS if search.workload.least_prompt_tokens <= t <= most}
     if most < UNBOUNDED_CONTEXT:
         others.add(most)
-    unlike = {tokens for tokens in others if tokens < 1024 or tokens // 1024 != asked // 1024}
-    return tuple(sorted({asked} | unlike))
+    unlike = {tokens for tokens in others if tokens < 1024 or tokens // 1024 != requested // 1024}
+    return tuple(sorted({requested} | unlike))
 
 
 def _rows(
@@ -152,14 +154,14 @@ def _rows(
 
 def _labelled(search: JointSearch) -> Iterator[tuple[str, Settings]]:
     """The settings of each row: bits of the weights where they can be converted, else of KV."""
-    asked = search.requested
-    yield weights_label(search), asked
+    requested = search.requested
+    yield weights_label(search), requested
     if search.weight_bits:
         for bits in search.weight_bits:
-            yield f"{bits} bits", Settings(asked.prefill_step, asked.kv_bits, bits)
+            yield f"{bits} bits", Settings(requested.prefill_step, requested.kv_bits, bits)
         return
     for kv_bits in search.kv_bits()[1:]:
-        yield f"KV {kv_bits} bits", Settings(asked.prefill_step, kv_bits)
+        yield f"KV {kv_bits} bits", Settings(requested.prefill_step, kv_bits)
 
 
 def weights_label(search: JointSearch) -> str:

@@ -78,8 +78,10 @@ class JointSearch(Struct, eq=False):
     _variants: dict[int, SizedModel | UnsupportedError] = field(default_factory=dict)
     _views: dict[tuple[int | None, Workload], SizedModel] = field(default_factory=dict)
     """By weight bits and workload, what has the need by trace."""
-    bounds: dict[tuple[int | None, Workload], "ServerBound"] = field(default_factory=dict)
-    """By weight bits and workload, the bound of a server."""
+    bounds: dict[tuple[int | None, int | None], dict[Workload, "ServerBound"]] = field(
+        default_factory=dict
+    )
+    """By bits of weights and cache, the bounds of a server for each workload."""
 
     @property
     def requested(self) -> Settings:
@@ -301,10 +303,10 @@ class JointSearch(Struct, eq=False):
         pair = [self.workload_with(each) for each in (self.requested, settings)]
         model = self.sized.comparing(*pair)
         if model is self.sized:
-            asked, other = map(self.need, (self.requested, settings))
+            usual, other = map(self.need, (self.requested, settings))
         else:
-            asked, other = map(model.requirement, pair)
-        return other.peak_bytes > asked.peak_bytes
+            usual, other = map(model.requirement, pair)
+        return other.peak_bytes > usual.peak_bytes
 
     def longest_with(self, settings: Settings) -> int:
         """Return the longest prompt that fits with exactly these settings, 0 when none does."""

@@ -192,8 +192,8 @@ def largest_within(excess: Callable[[int], int | None], low: int, high: int) -> 
     almost in proportion: the next number is where the line between the two ends meets the limit,
     and nearer to an end that stays (the Illinois method).
 
-    >>> asked = []
-    >>> largest_within(lambda value: asked.append(value) or 3 * value - 1000, 0, 10**6), len(asked)
+    >>> tried = []
+    >>> largest_within(lambda value: tried.append(value) or 3 * value - 1000, 0, 10**6), len(tried)
     (333, 4)
     """
     if high <= low:

@@ -94,7 +94,7 @@ class ServerMemory:
 
     def answer(
         self,
-        held: int,
+        held_bytes: int,
         *,
         prefill: tuple[int, int] = (0, 0),
         logits: int = 0,
@@ -106,9 +106,9 @@ class ServerMemory:
         nbytes, error = prefill
         weights, margin = self._weights_bytes, self.sized.margin_bytes
         return ServerMoment(
-            peak_bytes=weights + held + logits + nbytes + margin,
+            peak_bytes=weights + held_bytes + logits + nbytes + margin,
             weights_bytes=weights,
-            cache_bytes=held,
+            cache_bytes=held_bytes,
             logits_bytes=logits,
             prefill_bytes=nbytes,
             prefill_error_bytes=error,
@@ -133,18 +133,24 @@ class ServerMemory:
         )
         sized, figures = self.sized, self.sized.figures_for(workload)
         cached = [figures, *([sized.draft.figures_for(workload)] if sized.draft else [])]
-        kept = stored * sum(each.kv.nbytes + each.ssm_bytes for each in cached)
+        kept_bytes = stored * sum(each.kv.nbytes + each.ssm_bytes for each in cached)
         run = figures.moment.nbytes + sized.draft_bytes(workload) - sized.resident_bytes
         error = sized.error_bytes(workload)
-        return self.answer(kept, prefill=(run, error), prompts=1, decoding=0, stored=stored)
+        return self.answer(kept_bytes, prefill=(run, error), prompts=1, decoding=0, stored=stored)
 
 
 class ServerBound:
     """The bound for one model whose requests are at most as long as a workload, for any flags."""
 
-    def __init__(self, sized: SizedModel, workload: Workload, clients: int) -> None:
-        """Take the longest request, and how many are open at a time."""
-        self.memory = ServerMemory(sized, workload)
+    def __init__(
+        self,
+        sized: SizedModel,
+        workload: Workload,
+        clients: int,
+        memory: ServerMemory | None = None,
+    ) -> None:
+        """Take the longest request, how many are open at a time, and a memory with such caches."""
+        self.memory = memory or ServerMemory(sized, workload)
         self._workload, self.clients = workload, clients
         self.is_sequential = one_at_a_time(sized, workload) is not None
         self._moments: dict[ServerSettings, ServerMoment] = {}
@@ -292,14 +298,14 @@ class _Limits:
             rows = min(self._together - prompts, self.clients - prompts - idle - ended)
             if rows < 0:
                 continue
-            held = last + self._prefilled(prompts) + self._decoded(rows)
-            held += self._decoded(min(self._together, rows + 1)) if ended else 0
+            held_bytes = last + self._prefilled(prompts) + self._decoded(rows)
+            held_bytes += self._decoded(min(self._together, rows + 1)) if ended else 0
             # One layer after the other grows.
-            grown = held + ceil_div(self._decoded(rows), self.memory.layers)
+            grown = held_bytes + ceil_div(self._decoded(rows), self.memory.layers)
             yield self._moment(self._kept(prompts + idle) + grown, prompts, rows)
             if rows > 1 and (not last or idle == self._entries):
                 joined = self._kept_at_join(prompts, has_last=last > 0) + self._decoded(rows)
-                yield self._moment(held + joined, prompts, rows)
+                yield self._moment(held_bytes + joined, prompts, rows)
 
     def _kept_at_join(self, prompts: int, *, has_last: bool) -> int:
         """What entries keep when rows have joined, away when the last reply was stored.
@@ -335,9 +341,9 @@ class _Limits:
                     if last and (idle < self._entries if moved else prompts == self.clients):
                         continue
                     before = self._prefilled(prompts + moved) if prompts + moved > 1 else 0
-                    held = last + before + short + self._decoded(rows) + ended
-                    kept = self._kept(prompts + moved + idle)
-                    yield self._moment(kept + held, prompts, rows, chunk)
+                    held_bytes = last + before + short + self._decoded(rows) + ended
+                    kept_bytes = self._kept(prompts + moved + idle)
+                    yield self._moment(kept_bytes + held_bytes, prompts, rows, chunk)
 
     def _beside(self, prompts: int, others: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
         """Rows that decode beside a chunk, bytes of a batch whose reply has ended, and the chunk.
@@ -368,11 +374,11 @@ class _Limits:
         return self._chunk_bytes(batch, self.settings.prefill_step, chunk)
 
     def _moment(
-        self, held: int, prompts: int, decoding: int, chunk: tuple[int, int] = (0, 0)
+        self, held_bytes: int, prompts: int, decoding: int, chunk: tuple[int, int] = (0, 0)
     ) -> ServerMoment:
         is_prefilling = chunk != (0, 0)
         return self.memory.answer(
-            held,
+            held_bytes,
             prefill=chunk,
             logits=self.memory.logits_bytes(decoding + prompts, prefilling=is_prefilling),
             prompts=prompts if is_prefilling else 0,

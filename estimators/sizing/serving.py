@@ -30,7 +30,7 @@ REPLY_TOKENS = 512
 """Tokens that mlx_lm.server generates where a request does not say (server.py, --max-tokens)."""
 
 
-KEPT = (2, 1, 0)
+CACHES = (2, 1, 0)
 """Prompt caches to keep where memory is short: one user's last reply and its prompt, one of them,
 none. Without any, every turn of a conversation computes its whole prompt again, which costs more
 than a smaller prefill step does."""
@@ -44,24 +44,26 @@ class Serving(Struct, frozen=True):
     def best(self, settings: Settings, prompt_tokens: int | None = None) -> ServerSettings | None:
         """Return the flags that fit and cost the least speed, None where none fits."""
         steps = [step for step in self.search.steps() if step <= settings.prefill_step]
-        candidates = [(kept, replace(settings, prefill_step=s)) for kept in KEPT for s in steps]
+        candidates = [
+            (caches, replace(settings, prefill_step=s)) for caches in CACHES for s in steps
+        ]
 
         def fits(candidate: tuple[int, Settings]) -> bool:
-            kept, chosen = candidate
-            return self._may_fit(chosen, kept, prompt_tokens) and self._fits(
-                self._need(settings, self._flags(chosen, kept), prompt_tokens)
+            caches, chosen = candidate
+            return self._may_fit(chosen, caches, prompt_tokens) and self._fits(
+                self._need(settings, self._flags(chosen, caches), prompt_tokens)
             )
 
-        found = first_fitting(candidates, fits)
-        return self._flags(found[1], found[0]) if found else None
+        best = first_fitting(candidates, fits)
+        return self._flags(best[1], best[0]) if best else None
 
-    def _may_fit(self, settings: Settings, kept: int, prompt_tokens: int | None) -> bool:
+    def _may_fit(self, settings: Settings, caches: int, prompt_tokens: int | None) -> bool:
         """Whether one run fits beside so many caches of its prompt: no server takes less."""
         view = self._view(settings)
         workload = self.search.workload_with(settings, prompt_tokens)
         need, figures = view.requirement(workload), view.figures_for(workload)
         entry = (figures.kv.held_bytes + figures.ssm_bytes) // workload.batch
-        return self._fits(replace(need, peak_bytes=need.peak_bytes + kept * entry, error_bytes=0))
+        return self._fits(replace(need, peak_bytes=need.peak_bytes + caches * entry, error_bytes=0))
 
     def run(self, settings: Settings, longest_run: int | None) -> ServerRun | None:
         """Return the flags to print, None where none fits, and the longest prompt that they run.
@@ -123,8 +125,8 @@ class Serving(Struct, frozen=True):
         longest = longest_context(sized, workload, most, fits_at=known, requirement=need)
         return max(longest or 0, workload.prompt_tokens)
 
-    def _flags(self, settings: Settings, kept: int) -> ServerSettings:
-        return together(self.search.workload_with(settings), kept)
+    def _flags(self, settings: Settings, caches: int) -> ServerSettings:
+        return together(self.search.workload_with(settings), caches)
 
     def _need(
         self, settings: Settings, flags: ServerSettings, prompt_tokens: int | None = None
@@ -132,10 +134,13 @@ class Serving(Struct, frozen=True):
         """The most that the server takes; its prefill step is that of the flags."""
         usual = replace(settings, prefill_step=self.search.workload.prefill_step)
         workload = self._workload(usual, prompt_tokens)
-        key, bounds = (settings.weight_bits, workload), self.search.bounds
-        if key not in bounds:
-            bounds[key] = ServerBound(self._view(settings), workload, workload.batch)
-        return need_of(bounds[key].moment(flags))
+        formats, bounds = (settings.weight_bits, workload.kv_bits), self.search.bounds
+        same = bounds.setdefault(formats, {})
+        if workload not in same:
+            # The memory of another length has its chunks already.
+            memory = next((bound.memory for bound in same.values()), None)
+            same[workload] = ServerBound(self._view(settings), workload, workload.batch, memory)
+        return need_of(same[workload].moment(flags))
 
     def _view(self, settings: Settings) -> SizedModel:
         """The model by formula: the bound compares several lengths, each a trace of its own."""
@@ -184,7 +189,7 @@ def served_here(sized: SizedModel, workload: Workload) -> ServerRun | None:
 def server_flags(sized: SizedModel, workload: Workload) -> ServerSettings | None:
     """Return the flags of the server to print for a workload, None where no server fits."""
     found = served_here(sized, workload)
-    return found.settings if found else None
+    return found.settings if best else None
 
 
 def fitting_flags(

@@ -271,9 +271,9 @@ def doing(result: Estimate, units: Units) -> tuple[str, tuple[str, ...], tuple[s
 def _other_ways(result: Estimate, chosen: Action | None, units: Units) -> Iterator[str]:
     yield from _partial(result, units)
     yield from _served(result, chosen)
-    kept = chosen.settings.items() if chosen else ()
+    changed = chosen.settings.items() if chosen else ()
     longer = [
-        f"{tokens(each.context_tokens or 0)} {settings_text(dict(each.settings.items() - kept))}"
+        f"{tokens(each.context_tokens or 0)} {settings_text(dict(each.settings.items() - changed))}"
         for each in result.actions
         if each.goal == "longer_prompt"
     ]

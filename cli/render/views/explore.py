@@ -22,7 +22,7 @@ def sliders(explored: Explored, budget: int | None, units: Units) -> Sliders:
             Slider(
                 _LABELS[name],
                 [_value(name, value) for value in values],
-                values.index(explored.asked[name]),
+                values.index(explored.requested[name]),
             )
             for name, values in explored.values.items()
         ],

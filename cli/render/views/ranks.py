@@ -77,5 +77,4 @@ def _hints(plan: RankPlan, units: Units) -> Iterator[str]:
         )
     ring = max(rank.communication_bytes for rank in plan.ranks)
     if ring:
-        kept = format_bytes(ring)
-        yield f"needs includes {kept} that MLX's ring keeps outside of its allocator"
+        yield f"needs includes {format_bytes(ring)} that MLX's ring keeps outside of its allocator"

@@ -187,11 +187,11 @@ def named(device: DeviceSummary) -> str:
 
 def image_lines(result: "Estimate | ContextPlan", units: Units) -> tuple[str, ...]:
     """Return the lines of a prompt with images, nothing for one of text."""
-    asked = result.workload.images
-    if not asked:
+    images = result.workload.images
+    if not images:
         return ()
-    tokens = f"{asked}: {asked.tokens} of the {result.workload.prompt_tokens} tokens"
-    advice = _advice(asked.images[0], result.images, units) if result.images else ()
+    tokens = f"{images}: {images.tokens} of the {result.workload.prompt_tokens} tokens"
+    advice = _advice(images.images[0], result.images, units) if result.images else ()
     return (tokens, *advice)
 
 
