@@ -29,7 +29,6 @@ from memfit.estimators.sizing.sized_model import SizedModel
 REPLY_TOKENS = 512
 """Tokens that mlx_lm.server generates where a request does not say (server.py, --max-tokens)."""
 
-
 CACHES = (2, 1, 0)
 """Prompt caches to keep where memory is short: one user's last reply and its prompt, one of them,
 none. Without any, every turn of a conversation computes its whole prompt again, which costs more
@@ -44,26 +43,26 @@ class Serving(Struct, frozen=True):
     def best(self, settings: Settings, prompt_tokens: int | None = None) -> ServerSettings | None:
         """Return the flags that fit and cost the least speed, None where none fits."""
         steps = [step for step in self.search.steps() if step <= settings.prefill_step]
-        candidates = [
-            (caches, replace(settings, prefill_step=s)) for caches in CACHES for s in steps
-        ]
+        with_steps = [replace(settings, prefill_step=step) for step in steps]
+        candidates = [self._flags(each, caches) for caches in CACHES for each in with_steps]
 
-        def fits(candidate: tuple[int, Settings]) -> bool:
-            caches, chosen = candidate
-            return self._may_fit(chosen, caches, prompt_tokens) and self._fits(
-                self._need(settings, self._flags(chosen, caches), prompt_tokens)
+        def fits(flags: ServerSettings) -> bool:
+            return self._may_fit(settings, flags, prompt_tokens) and self._fits(
+                self._need(settings, flags, prompt_tokens)
             )
 
-        best = first_fitting(candidates, fits)
-        return self._flags(best[1], best[0]) if best else None
+        return first_fitting(candidates, fits)
 
-    def _may_fit(self, settings: Settings, caches: int, prompt_tokens: int | None) -> bool:
-        """Whether one run fits beside so many caches of its prompt: no server takes less."""
-        view = self._view(settings)
-        workload = self.search.workload_with(settings, prompt_tokens)
+    def _may_fit(
+        self, settings: Settings, flags: ServerSettings, prompt_tokens: int | None
+    ) -> bool:
+        """Whether one run fits beside the caches of its prompt: no server takes less."""
+        view, chosen = self._view(settings), replace(settings, prefill_step=flags.prefill_step)
+        workload = self.search.workload_with(chosen, prompt_tokens)
         need, figures = view.requirement(workload), view.figures_for(workload)
-        entry = (figures.kv.held_bytes + figures.ssm_bytes) // workload.batch
-        return self._fits(replace(need, peak_bytes=need.peak_bytes + caches * entry, error_bytes=0))
+        entry_bytes = (figures.kv.held_bytes + figures.ssm_bytes) // workload.batch
+        kept_bytes = flags.prompt_cache_size * entry_bytes
+        return self._fits(replace(need, peak_bytes=need.peak_bytes + kept_bytes, error_bytes=0))
 
     def run(self, settings: Settings, longest_run: int | None) -> ServerRun | None:
         """Return the flags to print, None where none fits, and the longest prompt that they run.
@@ -188,8 +187,8 @@ def served_here(sized: SizedModel, workload: Workload) -> ServerRun | None:
 
 def server_flags(sized: SizedModel, workload: Workload) -> ServerSettings | None:
     """Return the flags of the server to print for a workload, None where no server fits."""
-    found = served_here(sized, workload)
-    return found.settings if best else None
+    server = served_here(sized, workload)
+    return server.settings if server else None
 
 
 def fitting_flags(
