@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
-from memfit.estimators.arch.modules import Part
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
@@ -21,7 +20,6 @@ from memfit.estimators.results.advice import (
 )
 from memfit.estimators.results.sentences import both_units
 from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, judge
-from memfit.estimators.runtimes.expert_capacity import ExpertCapacity, expert_capacity
 from memfit.estimators.runtimes.run_limits import run_limits
 from memfit.estimators.sizing.joint import JointSearch, Settings
 from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context, longest_prompt
@@ -57,29 +55,6 @@ def recommend(
         memory_bytes=memory,
         wired_limit_bytes=recommender.wired_limit(context.value),
         wired_limit_mb=recommender.system_limit(),
-    )
-
-
-def capacity_of(sized: SizedModel) -> ExpertCapacity | None:
-    """Return the experts to keep of each layer on the model's device.
-
-    Under mlx-moe they are those that it keeps. None without a device, under another runtime than
-    these and mlx-lm, and for a model without experts or with different numbers of them.
-    """
-    if kept := sized.runtime_model.kept_experts:
-        return kept
-    device = sized.device
-    if device is None or not sized.runtime_model.is_mlx_lm:
-        return None
-    counts = {moe.experts for moe in sized.model.experts().values()}
-    expert_bytes = sized.footprint.by_part[Part.EXPERTS.value]
-    if len(counts) != 1 or not expert_bytes or sized.footprint.basis == "bound":
-        return None
-    return expert_capacity(
-        working_set_bytes=device.working_set_bytes,
-        other_bytes=sized.footprint.loaded_bytes - expert_bytes,
-        expert_bytes=expert_bytes,
-        experts=counts.pop(),
     )
 
 

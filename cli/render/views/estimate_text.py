@@ -18,6 +18,7 @@ from memfit.estimators.base.units import Units
 from memfit.estimators.machine.device import FREE_NOW, PROCESS_BYTES
 from memfit.estimators.results.advice import Action, Recommended
 from memfit.estimators.results.estimate import DeviceSummary, Estimate, RankPlan
+from memfit.estimators.runtimes.budget import comfortable_bytes
 
 SETTINGS = {
     "weight_bits": "{} bits",
@@ -34,7 +35,7 @@ def _tightness(result: Estimate, units: Units) -> str:
     working_set = result.device.working_set_bytes if result.device else 0
     reasons = [limit.reason for limit in result.limits if limit.verdict == "tight"]
     # Within nine tenths it is tight because of its error alone.
-    if 10 * result.needed_bytes > 9 * working_set:
+    if result.needed_bytes > comfortable_bytes(working_set):
         reasons.append("above nine tenths it can be slow")
     elif most > working_set:
         reasons.append(f"with its stated error up to {size(most, units)}")
