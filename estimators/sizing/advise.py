@@ -35,7 +35,7 @@ from memfit.estimators.sizing.grid import (
     with_server,
     with_traces,
 )
-from memfit.estimators.sizing.joint import JointSearch, Longest, Settings, macs, smallest_mac
+from memfit.estimators.sizing.joint import JointSearch, Longest, RequestSettings, macs, smallest_mac
 from memfit.estimators.sizing.recommend import recommend, with_changes
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
@@ -66,11 +66,11 @@ NO_ADVICE = Advised(no_recommendation("not searched"), (), None, NOT_RECOMMENDED
 class Solution(Struct, frozen=True):
     """What makes a request fit."""
 
-    settings: tuple[Settings, ...] = ()
+    settings: tuple[RequestSettings, ...] = ()
     """On its own machine: the cheapest that fit, after cheaper ones that fit tightly."""
-    unchanged: tuple[JointSearch, Settings] | None = None
+    unchanged: tuple[JointSearch, RequestSettings] | None = None
     """The smallest Mac on which nothing else has to change."""
-    smallest: tuple[JointSearch, Settings] | None = None
+    smallest: tuple[JointSearch, RequestSettings] | None = None
     """The smallest Mac on which any settings fit, with the cheapest of them."""
 
 
@@ -243,10 +243,10 @@ def best_action(every: Sequence[Action]) -> int | None:
     return min(ranked)[1] if ranked else None
 
 
-def _for_longer_prompts(search: JointSearch, settings: Settings) -> Iterator[Action]:
+def _for_longer_prompts(search: JointSearch, settings: RequestSettings) -> Iterator[Action]:
     """Other prefill steps, then fewer bits of the cache, then of the weights."""
     fewer = [bits for bits in search.weight_bits if bits < (settings.weight_bits or 16)]
-    ladder: list[list[Settings]] = [
+    ladder: list[list[RequestSettings]] = [
         [settings],
         [replace(settings, kv_bits=bits) for bits in search.kv_bits() if bits != settings.kv_bits],
         [replace(settings, weight_bits=bits) for bits in fewer],
@@ -269,7 +269,7 @@ def _for_longer_prompts(search: JointSearch, settings: Settings) -> Iterator[Act
             yield _action(search, longest.settings, "longer_prompt", best)
 
 
-def _on_mac(on_mac: JointSearch, settings: Settings) -> Action:
+def _on_mac(on_mac: JointSearch, settings: RequestSettings) -> Action:
     mac = on_mac.sized.device
     assert mac is not None
     action = _action(on_mac, settings, is_here=False)
@@ -280,7 +280,7 @@ def _on_mac(on_mac: JointSearch, settings: Settings) -> Action:
 
 def _action(
     search: JointSearch,
-    settings: Settings,
+    settings: RequestSettings,
     goal: Literal["request", "longer_prompt"] = "request",
     context_tokens: int | None = None,
     *,
@@ -317,7 +317,7 @@ def _action(
 
 def _commands(
     search: JointSearch,
-    settings: Settings,
+    settings: RequestSettings,
     prompt_tokens: int | None,
     server: ServerSettings | None,
 ) -> Iterator[str]:
@@ -339,7 +339,7 @@ def _commands(
     return converting(sized, run)
 
 
-def _runs_alone(search: JointSearch, settings: Settings, prompt_tokens: int | None) -> bool:
+def _runs_alone(search: JointSearch, settings: RequestSettings, prompt_tokens: int | None) -> bool:
     """Whether a program runs the request without a server, under the same verdict.
 
     Its reply is the one that the program generates by itself, where the request has none.

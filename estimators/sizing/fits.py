@@ -18,7 +18,7 @@ from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, estimate
 from memfit.estimators.sizing.grid import weights_label
 from memfit.estimators.sizing.image_advice import image_advice
-from memfit.estimators.sizing.joint import JointSearch, Longest, Settings, macs, smallest_mac
+from memfit.estimators.sizing.joint import JointSearch, Longest, RequestSettings, macs, smallest_mac
 from memfit.estimators.sizing.resolved import resolved
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -115,11 +115,13 @@ def _fit(sized: SizedModel, kept: KeptModel, question: WorkloadQuestion) -> Fit:
     )
 
 
-def _best(search: JointSearch) -> tuple[Settings, int | None]:
+def _best(search: JointSearch) -> tuple[RequestSettings, int | None]:
     """The most weight bits that fit with any prefill step, else on the smallest Mac with it."""
     kv_bits, steps = search.workload.kv_bits, search.steps()
     candidates = [
-        Settings(step, kv_bits, bits) for bits in (None, *search.weight_bits) for step in steps
+        RequestSettings(step, kv_bits, bits)
+        for bits in (None, *search.weight_bits)
+        for step in steps
     ]
     if best := search.best(candidates):
         return best[-1], None
@@ -129,7 +131,7 @@ def _best(search: JointSearch) -> tuple[Settings, int | None]:
     return found[1], found[0].sized.device.memory_bytes
 
 
-def _longest(search: JointSearch, settings: Settings) -> Longest:
+def _longest(search: JointSearch, settings: RequestSettings) -> Longest:
     if search.searches_prompts:
         return search.longest(settings)
     return Longest(search.longest_with(settings), settings)

@@ -11,7 +11,7 @@ from memfit.estimators.results.advice import Action, Cell, Grid, GridRow, LeftOu
 from memfit.estimators.results.terms import Method
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
-from memfit.estimators.sizing.joint import MAC_SIZES, JointSearch, Longest, Settings
+from memfit.estimators.sizing.joint import MAC_SIZES, JointSearch, Longest, RequestSettings
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT, longest_prompt
 from memfit.estimators.sizing.serving import Serving
 
@@ -29,7 +29,7 @@ def prompt_grid(search: JointSearch) -> Grid:
     """Return what the settings need for several prompts on the machine of the search."""
     prompts = prompts_of(search)
 
-    def row(label: str, settings: Settings) -> GridRow:
+    def row(label: str, settings: RequestSettings) -> GridRow:
         cells = tuple(_cell(search, settings, tokens) for tokens in prompts)
         return _row(search, label, settings, cells, search.longest(settings))
 
@@ -65,7 +65,7 @@ def with_server(grid: Grid, search: JointSearch, action: Action | None) -> Grid:
         return grid
     row, served, serving = grid.rows[place], action.server, Serving(search)
     requested = search.requested
-    settings = Settings(
+    settings = RequestSettings(
         requested.prefill_step,
         changes.get("kv_bits", requested.kv_bits),
         changes.get("weight_bits"),
@@ -104,7 +104,7 @@ def with_traces(grid: Grid, search: JointSearch, longest: int) -> Grid:
 def mac_grid(search: JointSearch, ladder: Sequence[JointSearch]) -> Grid:
     """Return what the settings need for the request on each Mac."""
 
-    def row(label: str, settings: Settings) -> GridRow:
+    def row(label: str, settings: RequestSettings) -> GridRow:
         cells = tuple(_cell(on_mac, settings, None) for on_mac in ladder)
         return _row(search, label, settings, cells, Longest(0, settings))
 
@@ -132,7 +132,7 @@ def prompts_of(search: JointSearch) -> tuple[int, ...]:
 
 
 def _rows(
-    search: JointSearch, row: Callable[[str, Settings], GridRow]
+    search: JointSearch, row: Callable[[str, RequestSettings], GridRow]
 ) -> tuple[tuple[GridRow, ...], tuple[LeftOut, ...]]:
     """The rows; where the first fits everywhere without a change, it is the only one."""
     rows: list[GridRow] = []
@@ -152,16 +152,16 @@ def _rows(
     return tuple(rows), tuple(left_out)
 
 
-def _labelled(search: JointSearch) -> Iterator[tuple[str, Settings]]:
+def _labelled(search: JointSearch) -> Iterator[tuple[str, RequestSettings]]:
     """The settings of each row: bits of the weights where they can be converted, else of KV."""
     requested = search.requested
     yield weights_label(search), requested
     if search.weight_bits:
         for bits in search.weight_bits:
-            yield f"{bits} bits", Settings(requested.prefill_step, requested.kv_bits, bits)
+            yield f"{bits} bits", RequestSettings(requested.prefill_step, requested.kv_bits, bits)
         return
     for kv_bits in search.kv_bits()[1:]:
-        yield f"KV {kv_bits} bits", Settings(requested.prefill_step, kv_bits)
+        yield f"KV {kv_bits} bits", RequestSettings(requested.prefill_step, kv_bits)
 
 
 def weights_label(search: JointSearch) -> str:
@@ -181,7 +181,11 @@ def _needs_no_change(row: GridRow, search: JointSearch) -> bool:
 
 
 def _row(
-    search: JointSearch, label: str, settings: Settings, cells: tuple[Cell, ...], longest: Longest
+    search: JointSearch,
+    label: str,
+    settings: RequestSettings,
+    cells: tuple[Cell, ...],
+    longest: Longest,
 ) -> GridRow:
     return GridRow(
         label=label,
@@ -193,7 +197,7 @@ def _row(
     )
 
 
-def _cell(search: JointSearch, settings: Settings, tokens: int | None) -> Cell:
+def _cell(search: JointSearch, settings: RequestSettings, tokens: int | None) -> Cell:
     """The settings with the largest prefill step that fits, else as they are."""
     try:
         search.need(settings, tokens)
@@ -204,6 +208,6 @@ def _cell(search: JointSearch, settings: Settings, tokens: int | None) -> Cell:
     return _cell_of(need, search, chosen)
 
 
-def _cell_of(need: Need, search: JointSearch, settings: Settings) -> Cell:
+def _cell_of(need: Need, search: JointSearch, settings: RequestSettings) -> Cell:
     verdict, _ = judge(need, search.sized.device)
     return Cell(verdict, need.peak_bytes, settings.prefill_step)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from memfit.estimators.sizing.server_bound import ServerBound
 
 
-class Settings(Struct, frozen=True):
+class RequestSettings(Struct, frozen=True):
     """What may be changed to make a request fit."""
 
     prefill_step: int
@@ -44,12 +44,12 @@ class Settings(Struct, frozen=True):
     weight_bits: int | None = None
     """None: the weights as they are."""
 
-    def changes(self, requested: "Settings") -> dict[str, int]:
+    def changes(self, requested: "RequestSettings") -> dict[str, int]:
         """Return the settings that differ from those of the request."""
         values = {name: getattr(self, name) for name in ("weight_bits", "kv_bits", "prefill_step")}
         return {name: v for name, v in values.items() if v and v != getattr(requested, name)}
 
-    def cost(self, requested: "Settings") -> Cost:
+    def cost(self, requested: "RequestSettings") -> Cost:
         """Return what the changes cost, the dearest of them."""
         if self.weight_bits or self.kv_bits != requested.kv_bits:
             return "quality"
@@ -60,7 +60,7 @@ class Longest(Struct, frozen=True):
     """The longest prompt that fits, 0 when none does, and the settings it fits with."""
 
     tokens: int
-    settings: Settings
+    settings: RequestSettings
 
 
 class JointSearch(Struct, eq=False):
@@ -84,11 +84,11 @@ class JointSearch(Struct, eq=False):
     """By bits of weights and cache, the bounds of a server for each workload."""
 
     @property
-    def requested(self) -> Settings:
+    def requested(self) -> RequestSettings:
         """The settings of the request."""
-        return Settings(self.workload.prefill_step, self.workload.kv_bits)
+        return RequestSettings(self.workload.prefill_step, self.workload.kv_bits)
 
-    def _formula_of(self, settings: Settings) -> SizedModel | None:
+    def _formula_of(self, settings: RequestSettings) -> SizedModel | None:
         """The model by formula, where figures are by trace and a formula describes it."""
         if settings.weight_bits or (self.formula and self.formula.is_between_traces):
             return None
@@ -115,12 +115,12 @@ class JointSearch(Struct, eq=False):
             return (usual,)
         return (usual, *(bits for bits in KV_BITS if bits and bits < (usual or 16)))
 
-    def candidates(self) -> Iterator[Settings]:
+    def candidates(self) -> Iterator[RequestSettings]:
         """Yield every set of settings, the cheapest first."""
         for weight_bits in (None, *self.weight_bits):
             for kv_bits in self.kv_bits():
                 for step in self.steps():
-                    yield Settings(step, kv_bits, weight_bits)
+                    yield RequestSettings(step, kv_bits, weight_bits)
 
     def model(self, weight_bits: int | None) -> SizedModel:
         """Return the model with its weights converted.
@@ -140,7 +140,9 @@ class JointSearch(Struct, eq=False):
             raise found
         return found
 
-    def workload_with(self, settings: Settings, prompt_tokens: int | None = None) -> Workload:
+    def workload_with(
+        self, settings: RequestSettings, prompt_tokens: int | None = None
+    ) -> Workload:
         """Return the request with other settings, and with another prompt."""
         tokens = prompt_tokens or self.workload.prompt_tokens
         changed = replace(self.workload, prompt_tokens=tokens, prefill_step=settings.prefill_step)
@@ -148,7 +150,7 @@ class JointSearch(Struct, eq=False):
             return changed
         return with_kv_bits(changed, settings.kv_bits)
 
-    def need(self, settings: Settings, prompt_tokens: int | None = None) -> Need:
+    def need(self, settings: RequestSettings, prompt_tokens: int | None = None) -> Need:
         """Return what the request needs with other settings.
 
         Raises:
@@ -157,7 +159,7 @@ class JointSearch(Struct, eq=False):
         workload = self.workload_with(settings, prompt_tokens)
         return self.sized_for(settings, prompt_tokens).requirement(workload)
 
-    def sized_for(self, settings: Settings, prompt_tokens: int | None = None) -> SizedModel:
+    def sized_for(self, settings: RequestSettings, prompt_tokens: int | None = None) -> SizedModel:
         """Return the model that answers for the request with other settings.
 
         Raises:
@@ -173,7 +175,7 @@ class JointSearch(Struct, eq=False):
             self._views[key] = peak_view(model, formula, key[1])
         return self._views[key]
 
-    def verdict(self, settings: Settings, prompt_tokens: int | None = None) -> Verdict:
+    def verdict(self, settings: RequestSettings, prompt_tokens: int | None = None) -> Verdict:
         """Return the verdict of the request with other settings.
 
         Raises:
@@ -182,7 +184,9 @@ class JointSearch(Struct, eq=False):
         need = self.need(settings, prompt_tokens)
         return judge(need, self.sized.device)[0]
 
-    def stated_verdict(self, settings: Settings, prompt_tokens: int | None = None) -> Verdict:
+    def stated_verdict(
+        self, settings: RequestSettings, prompt_tokens: int | None = None
+    ) -> Verdict:
         """Return the verdict that is shown: that of the bytes, and of what else ends a run.
 
         A search goes by the bytes, for no setting changes the rest.
@@ -194,12 +198,12 @@ class JointSearch(Struct, eq=False):
         limits = run_limits(self.sized.runtime_model, workload)
         return tightened(self.verdict(settings, prompt_tokens), limits)
 
-    def converts(self, settings: Settings) -> bool:
+    def converts(self, settings: RequestSettings) -> bool:
         """Whether the weights can have these bits."""
         return bool(self.model(settings.weight_bits))
 
     def reach(
-        self, settings: Settings, prompt_tokens: int | None = None, *, must_fit: bool = False
+        self, settings: RequestSettings, prompt_tokens: int | None = None, *, must_fit: bool = False
     ) -> Verdict:
         """Return the verdict, computed only where quick parts of the need leave it open.
 
@@ -213,7 +217,7 @@ class JointSearch(Struct, eq=False):
         return self.verdict(settings, prompt_tokens)
 
     def _parts(
-        self, settings: Settings, prompt_tokens: int | None, refused: Container[Verdict]
+        self, settings: RequestSettings, prompt_tokens: int | None, refused: Container[Verdict]
     ) -> Iterator[Need]:
         """Parts of the need: what is quick to compute, then a trace of a call that may be over."""
         model, formula = self.model(settings.weight_bits), self._formula_of(settings)
@@ -244,7 +248,7 @@ class JointSearch(Struct, eq=False):
                 return beyond * workspace // max(1, derived.workspace_bytes)
         return 0
 
-    def _least(self, settings: Settings, prompt_tokens: int | None) -> int:
+    def _least(self, settings: RequestSettings, prompt_tokens: int | None) -> int:
         """A part of the need that is quick to compute; a trace finds no less than the formula."""
         model, workload = (
             self.model(settings.weight_bits),
@@ -257,10 +261,10 @@ class JointSearch(Struct, eq=False):
         return need.peak_bytes - need.error_bytes
 
     def best(
-        self, candidates: Iterable[Settings], prompt_tokens: int | None = None
-    ) -> tuple[Settings, ...]:
+        self, candidates: Iterable[RequestSettings], prompt_tokens: int | None = None
+    ) -> tuple[RequestSettings, ...]:
         """Return the first candidate that fits, after the first before it that fits tightly."""
-        tight: tuple[Settings, ...] = ()
+        tight: tuple[RequestSettings, ...] = ()
         for settings in candidates:
             verdict = self._reach_or_none(settings, prompt_tokens, must_fit=bool(tight))
             if verdict == "fits":
@@ -269,11 +273,13 @@ class JointSearch(Struct, eq=False):
                 tight = (settings,)
         return tight
 
-    def cheapest(self) -> tuple[Settings, ...]:
+    def cheapest(self) -> tuple[RequestSettings, ...]:
         """Return the cheapest set that makes the request fit, after one that fits tightly."""
         return self.best(self.candidates())
 
-    def with_best_step(self, settings: Settings, prompt_tokens: int | None = None) -> Settings:
+    def with_best_step(
+        self, settings: RequestSettings, prompt_tokens: int | None = None
+    ) -> RequestSettings:
         """Return the settings with the largest prefill step that fits, unchanged without one."""
         steps = (replace(settings, prefill_step=step) for step in self.steps())
         return (settings, *self.best(steps, prompt_tokens))[-1]
@@ -291,7 +297,7 @@ class JointSearch(Struct, eq=False):
         ]
         return tuple(each.prefill_step for each in known if self._is_dearer(each))
 
-    def _is_known(self, settings: Settings, prompt_tokens: int | None = None) -> bool:
+    def _is_known(self, settings: RequestSettings, prompt_tokens: int | None = None) -> bool:
         workload, model = (
             self.workload_with(settings, prompt_tokens),
             self.model(settings.weight_bits),
@@ -299,7 +305,7 @@ class JointSearch(Struct, eq=False):
         # A view that is not there yet knows nothing, and to make it may take a trace.
         return self._views.get((settings.weight_bits, workload), model).is_known(workload)
 
-    def _is_dearer(self, settings: Settings) -> bool:
+    def _is_dearer(self, settings: RequestSettings) -> bool:
         pair = [self.workload_with(each) for each in (self.requested, settings)]
         model = self.sized.comparing(*pair)
         if model is self.sized:
@@ -308,7 +314,7 @@ class JointSearch(Struct, eq=False):
             usual, other = map(model.requirement, pair)
         return other.peak_bytes > usual.peak_bytes
 
-    def longest_with(self, settings: Settings) -> int:
+    def longest_with(self, settings: RequestSettings) -> int:
         """Return the longest prompt that fits with exactly these settings, 0 when none does."""
         model = self.model(settings.weight_bits)
         workload, most = self.workload_with(settings), longest_prompt(model)
@@ -318,7 +324,7 @@ class JointSearch(Struct, eq=False):
             return TraceSearch(model, self.formula, workload).longest_context(most) or 0
         return longest_context(model, workload, most) or 0
 
-    def longest(self, settings: Settings) -> Longest:
+    def longest(self, settings: RequestSettings) -> Longest:
         """Return the longest prompt with any prefill step, and the largest step it fits with."""
         model, steps = self.model(settings.weight_bits), self.steps()
         most = longest_prompt(model) // CONTEXT_STEP * CONTEXT_STEP
@@ -360,7 +366,7 @@ class JointSearch(Struct, eq=False):
         return replace(self, sized=self.sized.on(device), _variants=variants, _views={}, bounds={})
 
     def _reach_or_none(
-        self, settings: Settings, prompt_tokens: int | None, *, must_fit: bool
+        self, settings: RequestSettings, prompt_tokens: int | None, *, must_fit: bool
     ) -> Verdict | None:
         try:
             return self.reach(settings, prompt_tokens, must_fit=must_fit)
@@ -391,8 +397,8 @@ def macs(search: JointSearch) -> list[JointSearch]:
 
 
 def smallest_mac(
-    ladder: Sequence[JointSearch], find: Callable[[JointSearch], tuple[Settings, ...]]
-) -> tuple[JointSearch, Settings] | None:
+    ladder: Sequence[JointSearch], find: Callable[[JointSearch], tuple[RequestSettings, ...]]
+) -> tuple[JointSearch, RequestSettings] | None:
     """Return the first Mac on which the settings that ``find`` returns fit, with them."""
     for on_mac in ladder:
         settings = find(on_mac)

@@ -21,7 +21,7 @@ from memfit.estimators.results.advice import (
 from memfit.estimators.results.sentences import both_units
 from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, judge
 from memfit.estimators.runtimes.run_limits import run_limits
-from memfit.estimators.sizing.joint import JointSearch, Settings
+from memfit.estimators.sizing.joint import JointSearch, RequestSettings
 from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context, longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -32,7 +32,7 @@ _NOT_SEARCHED = not_applicable("other machines are not searched")
 
 
 def recommend(
-    search: JointSearch, fitting: Sequence[Settings], *, memory: Advice = _NOT_SEARCHED
+    search: JointSearch, fitting: Sequence[RequestSettings], *, memory: Advice = _NOT_SEARCHED
 ) -> Recommendation:
     """Return what to do with each setting, by those that fit, the cheapest last.
 
@@ -130,7 +130,7 @@ class _Recommender:
     def __init__(
         self,
         joint: JointSearch,
-        fitting: Sequence[Settings],
+        fitting: Sequence[RequestSettings],
         device: Device,
         search: "DirectSearch | TraceSearch",
     ) -> None:

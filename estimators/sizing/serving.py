@@ -13,7 +13,7 @@ from memfit.estimators.results.advice import Cell, ServerRun
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.mlx_lm_commands import SERVER_KEEPS, together
 from memfit.estimators.runtimes.run_limits import run_limits, server_generates, tightened
-from memfit.estimators.sizing.joint import JointSearch, Settings
+from memfit.estimators.sizing.joint import JointSearch, RequestSettings
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
     PREFILL_STEPS,
@@ -40,7 +40,9 @@ class Serving(Struct, frozen=True):
 
     search: JointSearch
 
-    def best(self, settings: Settings, prompt_tokens: int | None = None) -> ServerSettings | None:
+    def best(
+        self, settings: RequestSettings, prompt_tokens: int | None = None
+    ) -> ServerSettings | None:
         """Return the flags that fit and cost the least speed, None where none fits."""
         steps = [step for step in self.search.steps() if step <= settings.prefill_step]
         with_steps = [replace(settings, prefill_step=step) for step in steps]
@@ -54,7 +56,7 @@ class Serving(Struct, frozen=True):
         return first_fitting(candidates, fits)
 
     def _may_fit(
-        self, settings: Settings, flags: ServerSettings, prompt_tokens: int | None
+        self, settings: RequestSettings, flags: ServerSettings, prompt_tokens: int | None
     ) -> bool:
         """Whether one run fits beside the caches of its prompt: no server takes less."""
         view, chosen = self._view(settings), replace(settings, prefill_step=flags.prefill_step)
@@ -64,7 +66,7 @@ class Serving(Struct, frozen=True):
         kept_bytes = flags.prompt_cache_size * entry_bytes
         return self._fits(replace(need, peak_bytes=need.peak_bytes + kept_bytes, error_bytes=0))
 
-    def run(self, settings: Settings, longest_run: int | None) -> ServerRun | None:
+    def run(self, settings: RequestSettings, longest_run: int | None) -> ServerRun | None:
         """Return the flags to print, None where none fits, and the longest prompt that they run.
 
         It is shorter than ``longest_run``, that of one run; None: it is not searched. More caches
@@ -91,7 +93,7 @@ class Serving(Struct, frozen=True):
             context_needed_bytes=self._need(settings, flags, longest).peak_bytes,
         )
 
-    def cell(self, settings: Settings, prompt_tokens: int, one_run: Cell) -> Cell:
+    def cell(self, settings: RequestSettings, prompt_tokens: int, one_run: Cell) -> Cell:
         """Return what the server needs for a prompt that one run needs ``one_run`` for."""
         sized = self.search.sized
         if one_run.verdict not in ("fits", "tight"):
@@ -109,7 +111,7 @@ class Serving(Struct, frozen=True):
             prompt_cache_size=flags.prompt_cache_size,
         )
 
-    def _longest(self, settings: Settings, flags: ServerSettings, longest_run: int) -> int:
+    def _longest(self, settings: RequestSettings, flags: ServerSettings, longest_run: int) -> int:
         sized, workload = self._view(settings), self._workload(settings, None)
         # A smaller step may run a longer prompt than that of one run with the larger one.
         reach = (
@@ -124,11 +126,11 @@ class Serving(Struct, frozen=True):
         longest = longest_context(sized, workload, most, fits_at=known, requirement=need)
         return max(longest or 0, workload.prompt_tokens)
 
-    def _flags(self, settings: Settings, caches: int) -> ServerSettings:
+    def _flags(self, settings: RequestSettings, caches: int) -> ServerSettings:
         return together(self.search.workload_with(settings), caches)
 
     def _need(
-        self, settings: Settings, flags: ServerSettings, prompt_tokens: int | None = None
+        self, settings: RequestSettings, flags: ServerSettings, prompt_tokens: int | None = None
     ) -> Need:
         """The most that the server takes; its prefill step is that of the flags."""
         usual = replace(settings, prefill_step=self.search.workload.prefill_step)
@@ -141,11 +143,11 @@ class Serving(Struct, frozen=True):
             same[workload] = ServerBound(self._view(settings), workload, workload.batch, memory)
         return need_of(same[workload].moment(flags))
 
-    def _view(self, settings: Settings) -> SizedModel:
+    def _view(self, settings: RequestSettings) -> SizedModel:
         """The model by formula: the bound compares several lengths, each a trace of its own."""
         return self.search.model(settings.weight_bits).formula_view()
 
-    def _workload(self, settings: Settings, prompt_tokens: int | None) -> Workload:
+    def _workload(self, settings: RequestSettings, prompt_tokens: int | None) -> Workload:
         workload = self.search.workload_with(settings, prompt_tokens)
         return replace(workload, max_tokens=workload.max_tokens or REPLY_TOKENS)
 

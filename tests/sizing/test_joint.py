@@ -24,7 +24,7 @@ from memfit.estimators.runtimes.mlx_lm import MLX_LM
 from memfit.estimators.runtimes.mlx_lm_commands import together
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.joint import JointSearch, Settings
+from memfit.estimators.sizing.joint import JointSearch, RequestSettings
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT
 from memfit.estimators.sizing.server_bound import ServerBound, need_of
 from memfit.estimators.sizing.serving import REPLY_TOKENS
@@ -92,7 +92,7 @@ def sized(case: Case, device: Device | None, bits: int | None) -> SizedModel:
     return replace(found, _answers={})
 
 
-def brute(case: Case) -> Iterator[tuple[Settings, Workload]]:
+def brute(case: Case) -> Iterator[tuple[RequestSettings, Workload]]:
     """Every set of settings, the cheapest first, without the search's own lists."""
     asked = case.workload
     kv_choices = [bits for bits in (8, 4) if bits < (asked.kv_bits or 16) and asked.batch == 1]
@@ -102,7 +102,7 @@ def brute(case: Case) -> Iterator[tuple[Settings, Workload]]:
         workload = replace(asked, prefill_step=step or asked.prefill_step)
         if kv:
             workload = replace(workload, kv_bits=kv, quantized_kv_start=0)
-        yield Settings(workload.prefill_step, workload.kv_bits, weights), workload
+        yield RequestSettings(workload.prefill_step, workload.kv_bits, weights), workload
 
 
 def device_of(case: Case) -> Device:
@@ -125,7 +125,7 @@ def is_possible(case: Case) -> bool:
     return True
 
 
-def verdict_of(case: Case, device: Device, chosen: Settings, workload: Workload) -> str:
+def verdict_of(case: Case, device: Device, chosen: RequestSettings, workload: Workload) -> str:
     try:
         model = sized(case, device, chosen.weight_bits)
         return estimate(model, workload, advises=False).verdict
@@ -338,7 +338,9 @@ def test_settings_that_cannot_fit_comfortably_are_not_computed_once_one_fits_tig
     search = JointSearch(
         model.on(working_set_device(model.requirement(workload).peak_bytes)), workload
     )
-    assert search.best([search.requested, smaller := Settings(128, None)]) == (search.requested,)
+    assert search.best([search.requested, smaller := RequestSettings(128, None)]) == (
+        search.requested,
+    )
     assert not search.sized.is_known(search.workload_with(smaller))
 
 
