@@ -250,12 +250,9 @@ class JointSearch(Struct, eq=False):
 
     def _least(self, settings: RequestSettings, prompt_tokens: int | None) -> int:
         """A part of the need that is quick to compute; a trace finds no less than the formula."""
-        model, workload = (
-            self.model(settings.weight_bits),
-            self.workload_with(settings, prompt_tokens),
-        )
-        formula = self._formula_of(settings)
-        if formula is None:
+        workload = self.workload_with(settings, prompt_tokens)
+        if (formula := self._formula_of(settings)) is None:
+            model = self.model(settings.weight_bits)
             return model.runtime_model.least_bytes(workload) + model.margin_bytes
         need = formula.requirement(workload)
         return need.peak_bytes - need.error_bytes
@@ -266,7 +263,10 @@ class JointSearch(Struct, eq=False):
         """Return the first candidate that fits, after the first before it that fits tightly."""
         tight: tuple[RequestSettings, ...] = ()
         for settings in candidates:
-            verdict = self._reach_or_none(settings, prompt_tokens, must_fit=bool(tight))
+            try:
+                verdict = self.reach(settings, prompt_tokens, must_fit=bool(tight))
+            except (InputError, UnsupportedError):
+                continue
             if verdict == "fits":
                 return (*tight, settings)
             if verdict == "tight" and not tight:
@@ -298,10 +298,8 @@ class JointSearch(Struct, eq=False):
         return tuple(each.prefill_step for each in known if self._is_dearer(each))
 
     def _is_known(self, settings: RequestSettings, prompt_tokens: int | None = None) -> bool:
-        workload, model = (
-            self.workload_with(settings, prompt_tokens),
-            self.model(settings.weight_bits),
-        )
+        workload = self.workload_with(settings, prompt_tokens)
+        model = self.model(settings.weight_bits)
         # A view that is not there yet knows nothing, and to make it may take a trace.
         return self._views.get((settings.weight_bits, workload), model).is_known(workload)
 
@@ -364,14 +362,6 @@ class JointSearch(Struct, eq=False):
             for bits, each in self._variants.items()
         }
         return replace(self, sized=self.sized.on(device), _variants=variants, _views={}, bounds={})
-
-    def _reach_or_none(
-        self, settings: RequestSettings, prompt_tokens: int | None, *, must_fit: bool
-    ) -> Verdict | None:
-        try:
-            return self.reach(settings, prompt_tokens, must_fit=must_fit)
-        except (InputError, UnsupportedError):
-            return None
 
 
 MAC_SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 256, 512)
