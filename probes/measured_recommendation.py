@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.advice import Recommendation
-from memfit.estimators.results.sentences import in_units
+from memfit.estimators.results.result import in_units
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.mlx_lm import MlxLm

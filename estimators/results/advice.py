@@ -4,6 +4,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from memfit.estimators.base.images import ImageSize
 from memfit.estimators.base.quantities import Bytes, Count, Positive, Tokens
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.results.terms import (
@@ -216,3 +217,26 @@ class Grid(Struct, frozen=True):
     rows: tuple[GridRow, ...]
     left_out: tuple[LeftOut, ...]
     method: Method
+
+
+class SmallerImages(Struct, frozen=True):
+    """All images of the request, each reduced by a whole number."""
+
+    divisor: Count
+    image_tokens: Tokens
+    peak_bytes: Bytes
+
+
+class ImageAdvice(Struct, frozen=True):
+    """Answers about the images of a request; its text stays as it is."""
+
+    largest: ImageSize | None
+    """The largest image with the sides in the ratio of the first one that fits, None: none does."""
+    any_size: bool
+    """Whether an image of any size fits, because the processor reduces it."""
+    most: Count
+    """How many images such as the first one fit, at most ``searched``."""
+    searched: Count
+    """How many images were tried: 256, or 1 to 4 where each number has to be traced."""
+    smaller: tuple[SmallerImages, ...]
+    """With sides of a half and of a quarter, where that lowers the peak."""

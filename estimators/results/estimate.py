@@ -19,11 +19,11 @@ from memfit.estimators.machine.device import Backend, DeviceSource
 from memfit.estimators.results.advice import (
     Action,
     Grid,
+    ImageAdvice,
     PartialExperts,
     Recommendation,
     Recommended,
 )
-from memfit.estimators.results.images import ImageAdvice
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import (
     Basis,

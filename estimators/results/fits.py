@@ -5,6 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from memfit.estimators.base.quantities import Bytes, Count, Positive, Tokens
+from memfit.estimators.results.advice import ImageAdvice
 from memfit.estimators.results.comparison import Unavailable
 from memfit.estimators.results.estimate import (
     DecodeSpeed,
@@ -13,7 +14,6 @@ from memfit.estimators.results.estimate import (
     Note,
     RuntimeSummary,
 )
-from memfit.estimators.results.images import ImageAdvice
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import LimitName, Verdict
 

@@ -24,7 +24,7 @@ from memfit.estimators.results.advice import (
     no_recommendation,
     not_applicable,
 )
-from memfit.estimators.results.sentences import both_units
+from memfit.estimators.results.result import both_units
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import convert_command, draft_flags
 from memfit.estimators.sizing.grid import (

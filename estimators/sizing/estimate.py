@@ -10,6 +10,7 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import by_macos
+from memfit.estimators.results.advice import ImageAdvice
 from memfit.estimators.results.estimate import (
     KV,
     Component,
@@ -26,8 +27,7 @@ from memfit.estimators.results.estimate import (
     Weights,
     Workspace,
 )
-from memfit.estimators.results.images import ImageAdvice
-from memfit.estimators.results.sentences import both_units
+from memfit.estimators.results.result import both_units
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.interface import MemoryFigures

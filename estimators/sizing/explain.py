@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.sentences import both_units
+from memfit.estimators.results.result import both_units
 from memfit.estimators.runtimes.budget import comfortable_bytes
 from memfit.estimators.runtimes.expert_capacity import capacity_of
 from memfit.estimators.sizing.decode_speed import decode_speed

@@ -18,7 +18,7 @@ from memfit.estimators.results.advice import (
     no_recommendation,
     not_applicable,
 )
-from memfit.estimators.results.sentences import both_units
+from memfit.estimators.results.result import both_units
 from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, judge
 from memfit.estimators.runtimes.run_limits import run_limits
 from memfit.estimators.sizing.joint import JointSearch, RequestSettings

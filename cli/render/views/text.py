@@ -17,9 +17,9 @@ from memfit.estimators.results.terms import Verdict
 
 if TYPE_CHECKING:
     from memfit.estimators.base.images import ImageSize
+    from memfit.estimators.results.advice import ImageAdvice
     from memfit.estimators.results.comparison import Comparison
     from memfit.estimators.results.context import ContextPlan
-    from memfit.estimators.results.images import ImageAdvice
     from memfit.probes.result import TuneResult
 
 
