@@ -10,7 +10,7 @@ from msgspec import Struct, to_builtins
 from msgspec.json import decode, encode
 from msgspec.structs import replace
 
-from memfit.estimators.base.units import Units
+from memfit.estimators.base.units import Units, with_sizes
 from memfit.estimators.base.version import __version__
 
 Value = TypeVar("Value")
@@ -23,46 +23,47 @@ class SizedText(str):
     binary: str
 
 
-def both_units(make: Callable[[Units], Value]) -> Value:
-    """Return what ``make`` returns for decimal units, its sentences known in binary units too.
+def both_units(value: Value) -> Value:
+    """Return a value whose sentences were written in `OPEN` units in both units.
 
-    >>> text = both_units(lambda units: f"1 {units.value}")
+    >>> text = both_units(f"it takes {open_size(2262535712)}")
     >>> text, in_units(text, Units.GIB)
-    ('1 gb', '1 gib')
+    ('it takes 2.263 GB', 'it takes 2.107 GiB')
     """
-    joined: Value = _joined(make(Units.GB), make(Units.GIB))
-    return joined
+    result: Value = _mapped(value, _sized)
+    return result
 
 
 def in_units(value: Value, units: Units) -> Value:
     """Return a result, or a part of one, with its sentences in these units."""
-    return value if units is Units.GB else _binary(value)
+    return value if units is Units.GB else _mapped(value, _binary)
 
 
-def _joined(decimal: Any, binary: Any) -> Any:
-    if decimal == binary:
-        return decimal
-    if isinstance(decimal, str):
-        text = SizedText(decimal)
-        text.binary = binary
+def _sized(text: str) -> str:
+    decimal = with_sizes(text, Units.GB)
+    if decimal == text:
         return text
-    if isinstance(decimal, Struct):
-        fields = ((name, getattr(decimal, name)) for name in decimal.__struct_fields__)
-        return replace(decimal, **{n: _joined(each, getattr(binary, n)) for n, each in fields})
-    return tuple(_joined(*each) for each in zip(decimal, binary, strict=True))
+    sized = SizedText(decimal)
+    sized.binary = with_sizes(text, Units.GIB)
+    return sized
 
 
-def _binary(value: Any) -> Any:
-    if isinstance(value, SizedText):
-        return value.binary
-    if isinstance(value, Struct):
-        fields = {name: getattr(value, name) for name in value.__struct_fields__}
-        changed = {name: _binary(each) for name, each in fields.items()}
-        return replace(value, **{n: each for n, each in changed.items() if each is not fields[n]})
+def _binary(text: str) -> str:
+    return text.binary if isinstance(text, SizedText) else text
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """The value with its texts changed, itself where none is."""
+    if isinstance(value, str):
+        return change(value)
     if isinstance(value, tuple):
-        parts = tuple(map(_binary, value))
+        parts = tuple(_mapped(part, change) for part in value)
         return parts if any(a is not b for a, b in zip(parts, value, strict=True)) else value
-    return value
+    if not isinstance(value, Struct):
+        return value
+    fields = {name: getattr(value, name) for name in value.__struct_fields__}
+    changed = {name: _mapped(each, change) for name, each in fields.items()}
+    return replace(value, **{n: each for n, each in changed.items() if each is not fields[n]})
 
 
 Self = TypeVar("Self", bound="Result")

@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes, open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.wired_limit import wired_limit
 from memfit.estimators.results.advice import (
@@ -128,10 +128,9 @@ def memory_advice(search: JointSearch, solution: Solution) -> Advice:
     on_mac, settings = solution.smallest
     need, assumes = on_mac.need(settings), settings.changes(search.requested)
     why = f"the smallest Mac that fits{with_changes(assumes)} has"
-    why += f" {format_bytes(mac.memory_bytes, Units.GIB)}, for "
-    needed = max(need.peak_bytes, need.shared_bytes)
-    reason = both_units(lambda units: why + format_bytes(needed, units))
-    return Advice("change", mac.memory_bytes, reason, assumes)
+    why += f" {format_bytes(mac.memory_bytes, Units.GIB)}"
+    why += f", for {open_size(max(need.peak_bytes, need.shared_bytes))}"
+    return both_units(Advice("change", mac.memory_bytes, why, assumes))
 
 
 def _partial_experts(search: JointSearch) -> PartialExperts | None:

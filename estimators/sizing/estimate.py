@@ -6,7 +6,7 @@ from msgspec import UNSET, convert
 from msgspec.structs import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import OPEN, Units, open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import by_macos
@@ -74,8 +74,8 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
         needed_bytes=need.peak_bytes,
         verdict=tightened(verdict, limits),
         exceeded=exceeded,
-        assumptions=both_units(lambda units: tuple(_assumptions(sized, workload, units))),
-        notes=both_units(lambda units: tuple(_notes(sized, workload, units))),
+        assumptions=both_units(tuple(_assumptions(sized, workload))),
+        notes=both_units(tuple(_notes(sized, workload))),
         limits=limits,
         method=runtime_model.method,
         refusal=Refusal(sized.refusal, sized.loaded_by()) if sized.refusal else UNSET,
@@ -237,8 +237,8 @@ def _basis(sized: SizedModel, basis: Basis) -> Basis:
     return "assumed" if sized.checkpoint.assumed_from else basis
 
 
-def _assumptions(sized: SizedModel, workload: Workload, units: Units) -> Iterator[str]:
-    yield from sized.runtime_model.assumptions(workload, units)
+def _assumptions(sized: SizedModel, workload: Workload) -> Iterator[str]:
+    yield from sized.runtime_model.assumptions(workload, OPEN)
     yield from _batch(sized, workload)
     if drafted := sized.drafted(workload):
         yield (
@@ -259,7 +259,7 @@ def _batch(sized: SizedModel, workload: Workload) -> Iterator[str]:
         yield f"{workload.batch} sequences of equal length run together"
 
 
-def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note]:
+def _notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
     checkpoint, model = sized.checkpoint, sized.model
     yield from assumption_notes(sized)
     yield from sized.footprint.notes
@@ -267,12 +267,12 @@ def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note
     for warning in checkpoint.warnings:
         yield Note("warning", "checkpoint", warning)
     for left in checkpoint.skipped_files:
-        size = format_bytes(left.nbytes, units)
-        yield Note("info", "left-out", f"{left.name} ({size}) is not counted: {left.reason}")
+        text = f"{left.name} ({open_size(left.nbytes)}) is not counted: {left.reason}"
+        yield Note("info", "left-out", text)
     for text in model.notes:
         yield Note("info", "model", text)
     if sized.runtime_model.unloaded_bytes:
-        size = format_bytes(sized.runtime_model.unloaded_bytes, units)
+        size = open_size(sized.runtime_model.unloaded_bytes)
         text = f"{size} of the checkpoint are not loaded by {sized.runtime}"
         yield Note("info", "not-loaded", text)
     yield from workload_notes(sized, workload)
@@ -283,19 +283,19 @@ def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note
         )
         yield Note("warning", "draft-pool", text)
     figures = sized.figures_for(workload)
-    yield from sized.runtime_model.notes(workload, figures, units)
+    yield from sized.runtime_model.notes(workload, figures, OPEN)
     yield from ending_notes(run_limits(sized.runtime_model, workload))
     if sized.device:
-        yield from _device_notes(sized.device, figures, units)
+        yield from _device_notes(sized.device, figures)
 
 
-def _device_notes(device: Device, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+def _device_notes(device: Device, figures: MemoryFigures) -> Iterator[Note]:
     largest, moment = device.max_buffer_bytes, figures.moment
     if largest is not None and moment.largest_buffer_bytes > largest:
         text = (
             f"one allocation, {moment.largest_buffer}, takes"
-            f" {format_bytes(moment.largest_buffer_bytes, units)}, above"
-            f" {format_bytes(largest, units)}, the largest the device gives"
+            f" {open_size(moment.largest_buffer_bytes)}, above"
+            f" {open_size(largest)}, the largest the device gives"
         )
         yield Note("warning", "max-buffer", text)
     if device.note:

@@ -26,6 +26,7 @@ from memfit.estimators.sizing.search import (
     first_fitting,
     fits_comfortably,
     is_accepted,
+    least_excess,
     longest_context,
     longest_prompt,
     with_kv_bits,
@@ -326,10 +327,13 @@ class JointSearch(Struct, eq=False):
         """Return the longest prompt with any prefill step, and the largest step it fits with."""
         model, steps = self.model(settings.weight_bits), self.steps()
         most = longest_prompt(model) // CONTEXT_STEP * CONTEXT_STEP
-        tokens = 0
+        tokens, device = 0, model.device
+        if device is None or least_excess(model, device) > 0:
+            return Longest(0, settings)
         for step in (steps[0], *reversed(steps[1:])):
             workload = self.workload_with(replace(settings, prefill_step=step))
-            longer = tokens + CONTEXT_STEP if tokens else 0
+            # The first step is searched whole, another one only if it runs a longer prompt.
+            longer = 0 if step == steps[0] else tokens + CONTEXT_STEP
             if tokens >= most or (longer and not self._fits(model, workload, longer)):
                 continue
             tokens = longest_context(model, workload, most, fits_at=longer) or tokens

@@ -1,13 +1,13 @@
 """Settings recommended for a workload, each with its reason and what would change it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import WORKING_SET, Device
 from memfit.estimators.machine.wired_limit import LEAST_LEFT_BYTES, RISK, wired_limit
@@ -19,7 +19,7 @@ from memfit.estimators.results.advice import (
     not_applicable,
 )
 from memfit.estimators.results.result import both_units
-from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, judge
+from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, comfortable_bytes, judge
 from memfit.estimators.runtimes.run_limits import run_limits
 from memfit.estimators.sizing.joint import JointSearch, RequestSettings
 from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context, longest_prompt
@@ -47,7 +47,7 @@ def recommend(
     contexts = _context_search(search.sized, search.workload)
     recommender = _Recommender(search, fitting, device, contexts)
     context = recommender.context()
-    return Recommendation(
+    recommendation = Recommendation(
         context_tokens=context,
         prefill_step=recommender.prefill_step(),
         kv_bits=recommender.kv_bits(),
@@ -56,6 +56,7 @@ def recommend(
         wired_limit_bytes=recommender.wired_limit(context.value),
         wired_limit_mb=recommender.system_limit(),
     )
+    return both_units(recommendation)
 
 
 _CHANGES = {
@@ -155,8 +156,8 @@ class _Recommender:
         tight = () if context is None else self._tight_limits(context)
         too_long = self._search.too_long
         if too_long is not None and too_long <= most:
-            start, obstacle = f"{context} tokens" if context else "none", self._obstacle(too_long)
-            reason = both_units(lambda units: "; ".join((start, obstacle(units), *tight)))
+            start = f"{context} tokens" if context else "none"
+            reason = "; ".join((start, self._obstacle(too_long), *tight))
         else:
             within = self._within_limits(context, most) + self._caveat(context, "; ")
             reason = "; ".join((within, *tight))
@@ -245,17 +246,15 @@ class _Recommender:
         else:
             tokens = context
             need = self._search.requirement(self._workload.prompt_only(context)).peak_bytes
-        limit, caveat = wired_limit(need, self._device).nbytes, self._caveat(context, ", ")
-
-        def reason(units: Units) -> str:
-            if limit == need:
-                return f"{format_bytes(need, units)} keeps all of {tokens} tokens resident{caveat}"
-            return (
-                f"{format_bytes(limit, units)}, the {self._device.budget}, is the most"
-                f" MLX accepts; {tokens} tokens need {format_bytes(need, units)}"
-            )
-
-        return Advice("keep", limit, both_units(reason))
+        limit = wired_limit(need, self._device).nbytes
+        if limit == need:
+            text = f"{open_size(need)} keeps all of {tokens} tokens resident"
+            return Advice("keep", limit, text + self._caveat(context, ", "))
+        text = (
+            f"{open_size(limit)}, the {self._device.budget}, is the most"
+            f" MLX accepts; {tokens} tokens need {open_size(need)}"
+        )
+        return Advice("keep", limit, text)
 
     def system_limit(self) -> Advice:
         """The sysctl that makes room for the workload, where only the working set is too small."""
@@ -266,25 +265,16 @@ class _Recommender:
         larger = wired_limit(need.peak_bytes, device)
         exceeded, mebibytes = judge(need, device)[1], larger.sysctl_mebibytes
         if "working_set" not in exceeded:
-            default = device.working_set_bytes
-            return Advice(
-                "keep", 0, both_units(lambda u: f"the default, {format_bytes(default, u)}")
-            )
+            return Advice("keep", 0, f"the default, {open_size(device.working_set_bytes)}")
         if mebibytes is None or exceeded != ("working_set",):
             return impossible(
-                both_units(
-                    lambda units: (
-                        f"{format_bytes(need.peak_bytes, units)} do not fit this Mac with any value"
-                        f" of it that leaves the system {format_bytes(LEAST_LEFT_BYTES, units)}"
-                    )
-                )
+                f"{open_size(need.peak_bytes)} do not fit this Mac with any value of it that"
+                f" leaves the system {open_size(LEAST_LEFT_BYTES)}"
             )
-        why = both_units(
-            lambda units: (
-                f"sudo sysctl iogpu.wired_limit_mb={mebibytes} would make room for the"
-                f" {self._workload.total_tokens} tokens asked for and leave the system"
-                f" {format_bytes(larger.left_for_system_bytes, units)}; {RISK}"
-            )
+        why = (
+            f"sudo sysctl iogpu.wired_limit_mb={mebibytes} would make room for the"
+            f" {self._workload.total_tokens} tokens asked for and leave the system"
+            f" {open_size(larger.left_for_system_bytes)}; {RISK}"
         )
         return Advice("change", mebibytes, why)
 
@@ -294,58 +284,47 @@ class _Recommender:
             return ""
         return f"; a step of {' or '.join(map(str, dearer))} takes more memory, not less"
 
-    def _obstacle(self, tokens: int) -> Callable[[Units], str]:
-        """Why a prompt of ``tokens`` is too long, in any units."""
+    def _obstacle(self, tokens: int) -> str:
+        """Why a prompt of ``tokens`` is too long."""
         longer = self._workload.prompt_only(tokens)
         try:
             need = self._search.requirement(longer)
         except UnsupportedError as error:
-            refusal = f"{tokens} cannot be run: {error}"
-            return lambda _: refusal
+            return f"{tokens} cannot be run: {error}"
         by = f" {self._search.by}" if self._search.caveat(longer) else ""
-        device, runtime = self._device, self._sized.runtime
-        exceeded = judge(need, device)[1]
-
-        def obstacle(units: Units) -> str:
-            def size(nbytes: int) -> str:
-                return format_bytes(nbytes, units)
-
-            if need.budget and OF_RUNTIME.intersection(exceeded):
-                what, gets = (
-                    ("a cache of ", "its cache") if need.budget.for_cache else ("", "itself")
-                )
-                return (
-                    f"{tokens} would need{by} {what}{size(need.budgeted_bytes)}, above"
-                    f" {size(need.budget.of_device(device))}, what {runtime} gives {gets}"
-                )
-            if "memory" in exceeded:
-                return (
-                    f"{tokens} would need {size(need.shared_bytes)} on GPU and host together,"
-                    f" above {size(device.memory_bytes)}, their memory"
-                )
-            if "host_memory" in exceeded and need.host:
-                return (
-                    f"{tokens} would need {size(need.host.nbytes)} on the host, above its"
-                    f" {size(need.host.memory_bytes or 0)}"
-                )
-            largest = device.max_buffer_bytes
-            if largest is not None and need.largest_buffer_bytes > largest:
-                return (
-                    f"{tokens} would need{by} one allocation of {size(need.largest_buffer_bytes)},"
-                    f" above {size(largest)}, the largest the device gives"
-                )
-            limit = device.working_set_bytes
-            needed = f"{tokens} would need {size(need.peak_bytes)}{by}"
-            if need.peak_bytes * 10 > limit * 9:
-                return (
-                    f"{needed}, above {size(limit * 9 // 10)}, nine tenths of the {device.budget}"
-                )
+        device, exceeded = self._device, judge(need, self._device)[1]
+        if need.budget and OF_RUNTIME.intersection(exceeded):
+            what, gets = ("a cache of ", "its cache") if need.budget.for_cache else ("", "itself")
             return (
-                f"{needed}, with its stated error up to {size(need.peak_bytes + need.error_bytes)},"
-                f" above the {device.budget}, {size(limit)}"
+                f"{tokens} would need{by} {what}{open_size(need.budgeted_bytes)}, above"
+                f" {open_size(need.budget.of_device(device))}, what {self._sized.runtime}"
+                f" gives {gets}"
             )
-
-        return obstacle
+        if "memory" in exceeded:
+            return (
+                f"{tokens} would need {open_size(need.shared_bytes)} on GPU and host together,"
+                f" above {open_size(device.memory_bytes)}, their memory"
+            )
+        if "host_memory" in exceeded and need.host:
+            return (
+                f"{tokens} would need {open_size(need.host.nbytes)} on the host, above its"
+                f" {open_size(need.host.memory_bytes or 0)}"
+            )
+        largest = device.max_buffer_bytes
+        if largest is not None and need.largest_buffer_bytes > largest:
+            return (
+                f"{tokens} would need{by} one allocation of {open_size(need.largest_buffer_bytes)},"
+                f" above {open_size(largest)}, the largest the device gives"
+            )
+        limit = device.working_set_bytes
+        needed = f"{tokens} would need {open_size(need.peak_bytes)}{by}"
+        if need.peak_bytes > (most := comfortable_bytes(limit)):
+            return f"{needed}, above {open_size(most)}, nine tenths of the {device.budget}"
+        up_to = open_size(need.peak_bytes + need.error_bytes)
+        return (
+            f"{needed}, with its stated error up to {up_to}, above the {device.budget},"
+            f" {open_size(limit)}"
+        )
 
     def _caveat(self, context: int | None, separator: str) -> str:
         """How a context was found that no trace confirmed."""
