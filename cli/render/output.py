@@ -11,7 +11,6 @@ from typing import Any, Literal, TextIO
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import write_atomically
-from memfit.estimators.base.units import Units
 
 Format = Literal["table", "json", "yaml", "csv", "markdown", "html", "svg", "github", "junit"]
 """Each is written by the module of that name in ``cli/render/writers``, tables by ``terminal``."""
@@ -54,10 +53,7 @@ def deliver(view: Any, form: Format, output: Path | None) -> None:
 
 
 def rendered(view: Any, form: Format, *, to_file: bool) -> str:
-    """Return a result in a format; its sentences are in the units of the view."""
-    units = getattr(view, "units", Units.GB)
-    if units is not Units.GB:
-        view = view._replace(result=view.result.in_units(units))
+    """Return a result in a format."""
     return str(writer_of(form).write(view, to_file=to_file))
 
 

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, TypeVar
 
 from msgspec import Struct, to_builtins
@@ -26,6 +25,7 @@ class SizedText(str):
 def both_units(value: Value) -> Value:
     """Return a value whose sentences were written in `OPEN` units in both units.
 
+    >>> from memfit.estimators.base.units import open_size
     >>> text = both_units(f"it takes {open_size(2262535712)}")
     >>> text, in_units(text, Units.GIB)
     ('it takes 2.263 GB', 'it takes 2.107 GiB')
@@ -67,7 +67,8 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 
 
 Self = TypeVar("Self", bound="Result")
-_NOTEBOOK = "memfit.cli.render.notebook"
+HTML = "memfit.html"
+"""The group of entry points that draw results: the layers above know how, this one does not."""
 
 
 class Result(Struct, frozen=True, kw_only=True, tag_field="schema"):
@@ -93,9 +94,13 @@ class Result(Struct, frozen=True, kw_only=True, tag_field="schema"):
         return in_units(self, units)
 
     def _repr_html_(self) -> str | None:
-        # What draws results imports their types: it is imported by name, when a notebook asks.
-        shown: str | None = import_module(_NOTEBOOK).as_html(self)
-        return shown
+        """Return it as HTML for a notebook, drawn by the installed package that offers to."""
+        from importlib.metadata import entry_points
+
+        for drawing in entry_points(group=HTML):
+            shown: str | None = drawing.load()(self)
+            return shown
+        return None
 
 
 def plain(document: Struct) -> Any:

@@ -19,6 +19,7 @@ from memfit.cli.render.document import (
     Verdict,
     section,
 )
+from memfit.cli.render.view import view
 from memfit.cli.render.views import estimate_text, text
 from memfit.cli.render.views.assumed import marked
 from memfit.cli.render.views.estimate_text import settings_text
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _CELL = ("verdict", "needed_bytes", "prefill_step", "reason")
 
 
+@view(Estimate)
 class EstimateView(NamedTuple):
     result: Estimate
     units: Units

@@ -16,6 +16,7 @@ from memfit.cli.render.document import (
     Verdict,
 )
 from memfit.cli.render.document import section as listed
+from memfit.cli.render.view import view
 from memfit.cli.render.views.text import (
     at_step,
     gigabytes,
@@ -48,6 +49,7 @@ _FIELDS = (
 )
 
 
+@view(Fits)
 class FitsView(NamedTuple):
     """The models that fit, those that do not, and those without figures."""
 
