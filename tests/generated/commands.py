@@ -15,7 +15,7 @@ from memfit.estimators.results.server import ServerPlan
 from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
-from memfit.estimators.sizing.server_bound import need_of
+from memfit.estimators.sizing.server_bound import ServerBound, need_of
 from memfit.estimators.sizing.sized_model import SizedModel
 from tests.generated.questions import Models, Question
 from tests.printed import Parsers
