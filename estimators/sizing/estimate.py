@@ -6,7 +6,7 @@ from msgspec import UNSET, convert
 from msgspec.structs import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import OPEN, Units, open_size
+from memfit.estimators.base.units import OPEN, open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import by_macos
@@ -312,20 +312,17 @@ def limit_notes(most: int | None, tokens: int) -> Iterator[Note]:
 ALONE = "a request alone: "
 
 
-def notes_on_versions(
-    sized: SizedModel, workload: Workload, units: Units, *, of: str
-) -> tuple[Note, ...]:
+def notes_on_versions(sized: SizedModel, workload: Workload, *, of: str) -> tuple[Note, ...]:
     """Return where another version of MLX needs another amount, where rules are missing, and what
     may end the run.
 
     ``of`` says what the workload is of a plan.
     """
-    found = sized.runtime_model.notes(workload, sized.figures_for(workload), units)
+    found = sized.runtime_model.notes(workload, sized.figures_for(workload), OPEN)
     codes = ("mlx-version", "mlx-verdict", "newer-version")
-    return (
-        *(replace(note, message=of + note.message) for note in found if note.code in codes),
-        *ending_notes(run_limits(sized.runtime_model, workload), of=of),
-    )
+    notes = (replace(note, message=of + note.message) for note in found if note.code in codes)
+    ending = ending_notes(run_limits(sized.runtime_model, workload), of=of)
+    return both_units((*notes, *ending))
 
 
 def assumption_notes(sized: SizedModel) -> Iterator[Note]:
