@@ -11,12 +11,7 @@ from memfit.cli.exits import Exit
 from memfit.cli.options.completion import complete_model
 from memfit.cli.options.groups import OptionGroup, grouped
 from memfit.cli.options.output import TabularOutput
-from memfit.cli.options.questions import (
-    Conversion,
-    RankedMachine,
-    RuntimeOptions,
-    WorkloadOptions,
-)
+from memfit.cli.options.questions import Conversion, RankedMachine, RuntimeOptions, WorkloadOptions
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.progress import Progress

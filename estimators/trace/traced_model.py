@@ -46,10 +46,7 @@ from memfit.estimators.trace.model_builder import (
 )
 from memfit.estimators.trace.ranks import as_rank, parallel_of, share
 from memfit.estimators.trace.recording import GraphError, TooLargeError
-from memfit.estimators.trace.training_recorder import (
-    Training,
-    record_training,
-)
+from memfit.estimators.trace.training_recorder import Training, record_training
 from memfit.estimators.trace.unconverted import to_convert
 
 _FEW_TOKENS = Workload(prompt_tokens=64)

@@ -18,11 +18,7 @@ from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
 from memfit.estimators.trace.leaves import Modules
 from memfit.estimators.trace.libraries import vision_versions
 from memfit.estimators.trace.load_recorder import record_load
-from memfit.estimators.trace.model_builder import (
-    arrays_of,
-    class_errors,
-    settings_of,
-)
+from memfit.estimators.trace.model_builder import arrays_of, class_errors, settings_of
 from memfit.estimators.trace.recording import GraphError
 from memfit.estimators.trace.unconverted import to_convert
 from memfit.estimators.trace.vision_builder import (

@@ -74,11 +74,7 @@ class ContextOptions(OptionGroup, frozen=True, kw_only=True):
             InputError: when a value or the file of requests cannot be read.
         """
         from memfit.estimators.base.reading.request_trace import read_request_trace
-        from memfit.estimators.plans.context.plan import (
-            MAX_REQUESTS,
-            REQUESTS,
-            ContextQuestion,
-        )
+        from memfit.estimators.plans.context.plan import MAX_REQUESTS, REQUESTS, ContextQuestion
 
         at_once = self.requests or REQUESTS
         if max(at_once) > MAX_REQUESTS:
