@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import Recommendation
+from memfit.estimators.results.advice import Recommendation
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import (
     STDIN,

@@ -104,7 +104,6 @@ def compare(
         base,
         axes,
         runtime=None if runtime.runtime is None and options.runtimes is None else rules,
-        units=output.units,
     )
     plot, by_runtime = output.draws(options.plot), options.runtimes is not None
     output.write(result, units=output.units, by_runtime=by_runtime, plot=plot)

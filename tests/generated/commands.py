@@ -10,12 +10,12 @@ from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.plans.server.plan import plan_server
-from memfit.estimators.results.estimate import Action, Verdict
+from memfit.estimators.results.advice import Action
 from memfit.estimators.results.server import ServerPlan
+from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
-from memfit.estimators.sizing.server_bound import server_need
-from memfit.estimators.sizing.server_memory import need_of
+from memfit.estimators.sizing.server_bound import ServerBound, need_of
 from memfit.estimators.sizing.sized_model import SizedModel
 from tests.generated.questions import Models, Question
 from tests.printed import Parsers
@@ -110,7 +110,7 @@ def server_verdict(
     sized: SizedModel, request: Workload, settings: ServerSettings, clients: int
 ) -> Verdict:
     """Return the verdict of `memfit plan server` where its bound decides, without its mixes."""
-    need = need_of(server_need(sized, request, settings, clients=clients))
+    need = need_of(ServerBound(sized, request, clients).moment(settings))
     limits = run_limits(sized.runtime_model, request, serving=True)
     return tightened(judge(need, sized.device)[0], limits)
 

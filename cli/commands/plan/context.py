@@ -121,7 +121,7 @@ def context(
     )
     # Hundreds of workloads are sized: a trace of each takes too long.
     sized, run = target.sized.formula_view(), target.workload
-    result = plan_context(sized, run, question, units=output.units)
+    result = plan_context(sized, run, question)
     points = curve(sized, run) if output.draws(options.plot) else ()
     output.write(result, units=output.units, curve=points, as_type=model.as_type)
     raise typer.Exit(exit_of_verdict(result.verdict, is_requested=result.device is not None))
