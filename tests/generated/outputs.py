@@ -87,7 +87,7 @@ def _of_command(
         machine if isinstance(machine, str) else f"{machine}GB",
         question.runtime,
         question.bits,
-        _settings(question),
+        question.given,
         MARGIN_BYTES,
     )
     path = str(models.path(question.model, question.kind))
@@ -101,9 +101,3 @@ def _of_command(
     except AssertionError as error:
         line = traceback.extract_tb(error.__traceback__)[-1].line
         yield f"{command}: {line} {error}"
-
-
-def _settings(question: Question) -> dict[str, int]:
-    names = ("prompt_tokens", "max_tokens", "batch", "prefill_step", "quantized_kv_start")
-    found = {name: getattr(question.workload, name) for name in names}
-    return {**found, "kv_bits": question.workload.kv_bits or 0}
