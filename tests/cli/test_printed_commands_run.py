@@ -30,9 +30,10 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.arrivals import Request
 from memfit.estimators.plans.train.plan import TrainQuestion, plan_train
+from memfit.estimators.questions.model import Draft
 from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.results.estimate import Action
-from memfit.estimators.sizing.catalog import Catalog, Draft
+from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.resolved import resolved
 from memfit.estimators.sizing.server_bound import server_need

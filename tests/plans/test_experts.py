@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from memfit.cli.render.document import Verdict
-from memfit.cli.render.views.experts import to_document
+from memfit.cli.render.views.plan_experts import to_document
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.checkpoint.opening import open_checkpoint

@@ -22,7 +22,7 @@ from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
 from memfit.estimators.mlx.versions import parse_version
 from memfit.estimators.plans.context.plan import ContextQuestion, plan_context
-from memfit.estimators.questions.runtime import MARGIN_BYTES
+from memfit.estimators.questions.runtime import MARGIN_BYTES, Method
 from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.results.comparison import Comparison
 from memfit.estimators.results.context import ContextPlan
@@ -32,7 +32,7 @@ from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.resolved import TargetQuestion
-from memfit.estimators.sizing.sized_model import Method, SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel
 from tests.cli.running import Memfit
 from tests.gguf.writing import recorded, write
 from tests.selection import examples, quick

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import pytest
 
 from memfit.cli.app import Commands
+from memfit.cli.command_groups import LazyGroup
 from memfit.cli.commands.plan import Plans
-from memfit.cli.lazy_group import LazyGroup
 from tests.cli.running import Memfit
 
 ROOT = Path(__file__).parents[2]
