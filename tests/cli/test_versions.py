@@ -170,9 +170,9 @@ def test_a_run_is_compared_with_the_rules_of_the_installed_versions(
     "command",
     [
         ("estimate", HYBRID),
-        ("fits",),
+        pytest.param(("fits",), marks=pytest.mark.exhaustive),
         ("plan", "experts", HYBRID),
-        ("plan", "server", HYBRID),
+        pytest.param(("plan", "server", HYBRID), marks=pytest.mark.exhaustive),
         ("plan", "offload", HYBRID),
         ("plan", "ranks", HYBRID),
         ("plan", "ranks", "--fleet", SAMPLES / "plans" / "fleet.yaml"),
