@@ -9,7 +9,12 @@ from memfit.estimators.base.errors import UnreachableError, UnsupportedError
 from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Positive, one_of
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import DeviceSummary, ModelSummary, Note, RuntimeSummary
+from memfit.estimators.results.estimate import (
+    DeviceSummary,
+    ModelSummary,
+    Note,
+    RuntimeSummary,
+)
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import Basis, LimitName, Verdict
 

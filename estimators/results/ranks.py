@@ -5,7 +5,12 @@ from msgspec import Struct
 from memfit.estimators.base.quantities import Bytes, Count, Positive, Tokens
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import DeviceSummary, ModelSummary, Note, RuntimeSummary
+from memfit.estimators.results.estimate import (
+    DeviceSummary,
+    ModelSummary,
+    Note,
+    RuntimeSummary,
+)
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import Verdict
 

@@ -222,8 +222,8 @@ class ClassTrace(Struct, frozen=True, eq=False):
         Raises:
             UnsupportedError: for a cache or a list of experts that is not described.
         """
+        from memfit.estimators.trace.declared_format import unquantised
         from memfit.estimators.trace.traced_model import TracedModel
-        from memfit.estimators.trace.unconverted import unquantised
 
         config, name = self.checkpoint.config, self.checkpoint.config_name
         backend = (device or ANY_MAC).backend

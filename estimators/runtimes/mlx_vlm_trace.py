@@ -164,7 +164,7 @@ class VisionTrace(Struct, frozen=True, eq=False):
         Raises:
             UnsupportedError: for a cache or a list of experts that is not described.
         """
-        from memfit.estimators.trace.unconverted import unquantised
+        from memfit.estimators.trace.declared_format import unquantised
         from memfit.estimators.trace.vision_model import TracedVisionModel
 
         backend = (device or ANY_MAC).backend

@@ -205,7 +205,8 @@ def largest_within(excess: Callable[[int], int | None], low: int, high: int) -> 
     while high - low > 1:
         turn += 1
         middle = (low + high) // 2
-        if below is not None and over is not None and turn < _BY_LINE:
+        # The low end may be over where a shorter prompt takes more than the one that fits.
+        if below is not None and below <= 0 and over is not None and turn < _BY_LINE:
             middle = min(max(low + (high - low) * -below // (over - below), low + 1), high - 1)
         found = _try(excess, middle)
         if found is not None and found <= 0:

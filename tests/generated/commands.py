@@ -144,12 +144,12 @@ def _llama_verdict(
     sized: SizedModel, question: Question, action: Action, options: dict[str, Any]
 ) -> Verdict:
     """Return the verdict on llama-server with the flags of its command."""
-    runtime = sized.runtime_model.runtime.with_setting("--cache-type-k", options["cache_type_k"])
-    runtime = runtime.with_setting("--cache-type-v", options["cache_type_v"])
-    runtime = runtime.with_setting("--gpu-layers", options["gpu_layers"])
-    runtime = runtime.with_setting("--n-cpu-moe", str(options["n_cpu_moe"]))
+    runtime = sized.runtime_model.runtime.with_setting("cache_type_k", options["cache_type_k"])
+    runtime = runtime.with_setting("cache_type_v", options["cache_type_v"])
+    runtime = runtime.with_setting("gpu_layers", options["gpu_layers"])
+    runtime = runtime.with_setting("n_cpu_moe", str(options["n_cpu_moe"]))
     if options["flash_attn"] == "off":
-        runtime = runtime.with_setting("--no-flash-attn", "off")
+        runtime = runtime.with_setting("flash_attn", False)
     prompt, sequences = _prompt(question, action), options["parallel"]
     run = Workload(
         prompt_tokens=prompt,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from memfit.cli.commands.plan.subject import sized_for_mlx_lm
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.groups import Only, OptionGroup, grouped, option
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import (
     CONTEXT,
@@ -31,23 +31,16 @@ if TYPE_CHECKING:
 class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
     """The experts to keep in memory."""
 
-    capacity: Annotated[
-        tuple[int, ...] | None,
-        typer.Option(metavar="N,N...", help="Experts per layer to show, such as 160,192,208."),
-        parse_counts,
-    ] = None
-    profile: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="JSON of routing counts: layer, expert, count."),
-    ] = None
-    bandwidth: Annotated[
-        int | None,
-        typer.Option(metavar="RATE", help="Read bandwidth of the disk, such as 3.5GB/s."),
-        parse_rate,
-    ] = None
-    plot: Annotated[bool, typer.Option("--plot", help="Draw memory and coverage by experts.")] = (
-        False
+    capacity: tuple[int, ...] | None = option(
+        metavar="N,N...", help="Experts per layer to show, such as 160,192,208.", read=parse_counts
     )
+    profile: Path | None = option(
+        metavar="FILE", help="JSON of routing counts: layer, expert, count."
+    )
+    bandwidth: int | None = option(
+        metavar="RATE", help="Read bandwidth of the disk, such as 3.5GB/s.", read=parse_rate
+    )
+    plot: bool = option("--plot", help="Draw memory and coverage by experts.", default=False)
 
 
 @grouped
@@ -70,10 +63,10 @@ def experts(
     run = Workload(prompt_tokens=tokens, kv_bits=workload.kv_bits or None, quantized_kv_start=0)
     device = machine.machine()
     sized = sized_for_mlx_lm(model, device, versions, verbose=output.verbose)
-    kept = experts_of(sized)
-    profile = _profile(options.profile, sized, kept.layers)
+    inventory = experts_of(sized)
+    profile = _profile(options.profile, sized, inventory.layers)
     result = plan_experts(
-        kept,
+        inventory,
         ExpertQuestion(run_memory(sized, run), options.capacity or (), profile, options.bandwidth),
         model=sized.checkpoint.id,
         model_type=sized.model.model_type,

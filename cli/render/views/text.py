@@ -7,7 +7,12 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.mlx.versions import MLX_VERSION, format_version
-from memfit.estimators.results.estimate import DeviceSummary, Estimate, ModelSummary, RuntimeSummary
+from memfit.estimators.results.estimate import (
+    DeviceSummary,
+    Estimate,
+    ModelSummary,
+    RuntimeSummary,
+)
 from memfit.estimators.results.terms import Verdict
 
 if TYPE_CHECKING:
