@@ -22,7 +22,8 @@ from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes, capacity_at, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, described_by_class
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_vlm import MlxVlm, as_cached, reject_batch_windows
@@ -34,8 +35,9 @@ from memfit.estimators.workspace.peak import PeakMoment, with_load
 # The trace is imported where it runs, as that of mlx-lm is.
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
+    from memfit.estimators.trace.peak import RunPeak
     from memfit.estimators.trace.vision_model import TracedVisionModel
-    from memfit.estimators.trace.vision_peak import VisionPeak
+    from memfit.estimators.trace.vision_peak import VisionPart
 
 _NAMED_ALIVE = 8
 _NO_IMAGES = ImagePlan((), ())
@@ -44,7 +46,7 @@ _NO_IMAGES = ImagePlan((), ())
 class TracedRun(NamedTuple):
     """The largest moment of a workload, or why there is none."""
 
-    peak: "VisionPeak | None"
+    peak: "RunPeak[VisionPart] | None"
     failure: str = ""
 
 
@@ -92,7 +94,7 @@ class VisionTrace(Struct, frozen=True, eq=False):
 
     def _followed(
         self, workload: Workload, plan: ImagePlan, machine: Device, versions: MlxVersions
-    ) -> "VisionPeak":
+    ) -> "RunPeak[VisionPart]":
         from memfit.estimators.trace.kernel_stubs import TraceTarget
         from memfit.estimators.trace.vision_peak import vision_peak
 
@@ -162,7 +164,7 @@ class VisionTrace(Struct, frozen=True, eq=False):
         Raises:
             UnsupportedError: for a cache or a list of experts that is not described.
         """
-        from memfit.estimators.trace.unconverted import unquantised
+        from memfit.estimators.trace.declared_format import unquantised
         from memfit.estimators.trace.vision_model import TracedVisionModel
 
         backend = (device or ANY_MAC).backend
@@ -293,7 +295,7 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
 
 
 def moment_of(
-    peak: "VisionPeak", resident_bytes: int, kept_bytes: int, last_decode: int
+    peak: "RunPeak[VisionPart]", resident_bytes: int, kept_bytes: int, last_decode: int
 ) -> PeakMoment:
     """Return the largest moment of a traced prompt, and of decoding as long as is asked.
 
@@ -307,13 +309,13 @@ def moment_of(
     nbytes = max(prefill, decode)
     alive = ", ".join(f"{name} {size}" for name, size in peak.alive[:_NAMED_ALIVE])
     return PeakMoment(
-        phase=peak.part if nbytes == peak.nbytes + more else "decode",
+        phase=peak.top.part if nbytes == peak.nbytes + more else "decode",
         nbytes=nbytes,
         workspace_bytes=max(0, nbytes - resident_bytes - kept_bytes),
         largest_buffer_bytes=peak.largest_buffer_bytes,
-        largest_buffer=peak.operation,
+        largest_buffer=peak.top.operation,
         explanation=(
-            f"peak by trace = {peak.nbytes} bytes in {peak.part}, at {peak.operation}",
+            f"peak by trace = {peak.nbytes} bytes in {peak.top.part}, at {peak.top.operation}",
             f"  alive then: {alive}",
         ),
         prefill_bytes=prefill,
@@ -321,7 +323,7 @@ def moment_of(
     )
 
 
-def _last_decode(peak: "VisionPeak", model: Model, workload: Workload) -> int:
+def _last_decode(peak: "RunPeak[VisionPart]", model: Model, workload: Workload) -> int:
     """Return a bound on the memory in use when the last token is decoded.
 
     The first two tokens are traced. Until the last one caches grow, at the end by copying one.

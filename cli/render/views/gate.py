@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from memfit.cli.render.document import Bar, BarChart, Document, Heading, Pair, Table, Text, Verdict
+from memfit.cli.render.view import view
 from memfit.cli.render.writers.github import Annotation
 from memfit.cli.render.writers.junit import Case, Suite
 from memfit.estimators.base.errors import PolicyError
@@ -23,6 +24,7 @@ _STATUSES: dict[TargetStatus, tuple[str, str]] = {
 """What a report calls each status, and its colour."""
 
 
+@view(GateReport)
 class GateView(NamedTuple):
     result: GateReport
     plot: bool = False
