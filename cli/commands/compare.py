@@ -11,12 +11,7 @@ from memfit.cli.exits import Exit
 from memfit.cli.options.completion import complete_model
 from memfit.cli.options.groups import OptionGroup, argument, grouped, option
 from memfit.cli.options.output import TabularOutput
-from memfit.cli.options.questions import (
-    Conversion,
-    RankedMachine,
-    RuntimeOptions,
-    WorkloadOptions,
-)
+from memfit.cli.options.questions import Conversion, RankedMachine, RuntimeOptions, WorkloadOptions
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.progress import Progress
@@ -104,7 +99,6 @@ def compare(
         base,
         axes,
         runtime=None if runtime.runtime is None and options.runtimes is None else rules,
-        units=output.units,
     )
     plot, by_runtime = output.draws(options.plot), options.runtimes is not None
     output.write(result, units=output.units, by_runtime=by_runtime, plot=plot)

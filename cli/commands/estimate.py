@@ -56,9 +56,7 @@ def estimate(
     with reporting(verbose=output.verbose, while_waiting=load) as progress:
         opened = open_model(model, runtime, progress=progress)
     plot = output.draws(report.plot)
-    result = opened.answer(
-        workload, device, ranks, units=output.units, plot=plot, explain=report.explain
-    )
+    result = opened.answer(workload, device, ranks, plot=plot, explain=report.explain)
     # The page of one machine has sliders; what ranks take is in its table.
     explored = opened.explored(workload, device) if output.form == "html" and not ranks else None
     output.write(

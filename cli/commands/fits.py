@@ -55,6 +55,6 @@ def fits(
     with reporting(verbose=False) as progress:
         progress.begin("sizing models", sum(1 for _ in kept_models(folders)))
         models = kept_models(folders)
-        result = answer(catalog, models, device, workload, output.units, progress, model.adapter)
+        result = answer(catalog, models, device, workload, progress, model.adapter)
     output.write(result, units=output.units, plot=output.draws(False))
     raise typer.Exit(Exit.YES if result.fitting else Exit.NO)

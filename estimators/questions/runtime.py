@@ -10,13 +10,7 @@ from typing import Annotated, Any, Literal
 from memfit.estimators.base.reading.values import number_or_text, one_of
 from memfit.estimators.base.units import parse_share, parse_size
 from memfit.estimators.mlx.versions import Version, parse_version
-from memfit.estimators.questions.question import (
-    Question,
-    Text,
-    flag,
-    read_setting,
-    text,
-)
+from memfit.estimators.questions.question import Question, Text, flag, read_setting, text
 from memfit.estimators.runtimes.registry import (
     DEFAULT_RUNTIME,
     as_installed,

@@ -67,11 +67,7 @@ class ContextOptions(OptionGroup, frozen=True, kw_only=True):
             InputError: when a value or the file of requests cannot be read.
         """
         from memfit.estimators.base.reading.request_trace import read_request_trace
-        from memfit.estimators.plans.context.plan import (
-            MAX_REQUESTS,
-            REQUESTS,
-            ContextQuestion,
-        )
+        from memfit.estimators.plans.context.plan import MAX_REQUESTS, REQUESTS, ContextQuestion
 
         at_once = self.requests or REQUESTS
         if max(at_once) > MAX_REQUESTS:
@@ -121,7 +117,7 @@ def context(
     )
     # Hundreds of workloads are sized: a trace of each takes too long.
     sized, run = target.sized.formula_view(), target.workload
-    result = plan_context(sized, run, question, units=output.units)
+    result = plan_context(sized, run, question)
     points = curve(sized, run) if output.draws(options.plot) else ()
     output.write(result, units=output.units, curve=points, as_type=model.as_type)
     raise typer.Exit(exit_of_verdict(result.verdict, is_requested=result.device is not None))

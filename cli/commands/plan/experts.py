@@ -22,7 +22,6 @@ from memfit.estimators.base.units import parse_counts, parse_rate
 from memfit.estimators.base.workload import Workload
 
 if TYPE_CHECKING:
-    from memfit.estimators.base.units import Units
     from memfit.estimators.plans.experts.routing import RoutingProfile
     from memfit.estimators.results.experts import ExpertsPlan
     from memfit.estimators.sizing.sized_model import SizedModel
@@ -75,7 +74,7 @@ def experts(
         device=device,
     )
     is_saved = profile is not None and options.profile is None
-    result = _with_measurements(result, sized, run, output.units, is_saved=is_saved)
+    result = _with_measurements(result, sized, run, is_saved=is_saved)
     output.write(result, units=output.units, plot=output.draws(options.plot))
     fits = result.chosen.verdict != "exceeds" if result.chosen else device is None
     raise typer.Exit(Exit.YES if fits else Exit.NO)
@@ -94,7 +93,7 @@ def _profile(
 
 
 def _with_measurements(
-    result: "ExpertsPlan", sized: "SizedModel", run: Workload, units: "Units", *, is_saved: bool
+    result: "ExpertsPlan", sized: "SizedModel", run: Workload, *, is_saved: bool
 ) -> "ExpertsPlan":
     """Add what ``memfit tune experts`` measured here, that its profile was used, and notes."""
     from memfit.estimators.machine.host import detect_host
@@ -105,7 +104,7 @@ def _with_measurements(
     from memfit.probes.store import user_store
 
     measured = saved_capacities(sized.checkpoint, sized.device or detect_host(), user_store())
-    others = notes_on_versions(sized, run, units, of=ALONE)
+    others = notes_on_versions(sized, run, of=ALONE)
     text = "the profile is of memfit tune experts; --profile FILE uses another"
     notes = (Note("info", "stored-profile", text),) if is_saved else ()
     result = replace(result, measured=measured, notes=(*notes, *result.notes, *others))

@@ -119,7 +119,7 @@ def offload(
         question if model.quantization() else _with_measured(question, sized, storage, device),
         _server(sized, alone),
     )
-    others = notes_on_versions(sized, alone, output.units, of=ALONE)
+    others = notes_on_versions(sized, alone, of=ALONE)
     result = replace(result, notes=(*result.notes, *others))
     output.write(result, units=output.units, plot=output.draws(options.plot))
     raise typer.Exit(Exit.NO if result.hot_conversations == 0 else Exit.YES)

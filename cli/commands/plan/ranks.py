@@ -55,10 +55,7 @@ def ranks(
         model, device, versions, verbose=output.verbose, margin_bytes=MARGIN_BYTES
     )
     run = workload.under(sized.runtime_model.runtime)
-    if devices:
-        result = plan_named(sized, devices, run, output.units)
-    else:
-        result = plan_ranks(sized, device, run, output.units)
+    result = plan_named(sized, devices, run) if devices else plan_ranks(sized, device, run)
     output.write(result, units=output.units)
     raise typer.Exit(Exit.YES if result.least_machines else Exit.NO)
 

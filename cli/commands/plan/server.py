@@ -19,7 +19,7 @@ from memfit.cli.options.questions import (
 )
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.setting_names import setting
-from memfit.estimators.base.units import Units, parse_count, parse_server_size
+from memfit.estimators.base.units import parse_count, parse_server_size
 
 if TYPE_CHECKING:
     from memfit.estimators.base.server_settings import ServerSettings
@@ -135,7 +135,7 @@ def server(
         deciding=RankedModel.full_first,
     )
     run = replace(target.workload, max_tokens=options.max_tokens)
-    result = _planned(target.sized, run, *question, output.units)
+    result = _planned(target.sized, run, *question)
     plot = output.draws(False)
     output.write(result, units=output.units, plot=plot, as_type=model.as_type)
     raise typer.Exit(exit_of_verdict(result.verdict, is_requested=result.device is not None))
@@ -147,7 +147,6 @@ def _planned(
     settings: "ServerSettings",
     recorded: "tuple[tuple[Request, ...], tuple[tuple[float, float], ...]]",
     clients: int | None,
-    units: Units,
 ) -> "ServerPlan":
     from memfit.estimators.plans.server.images import PREFILLED, plan_image_server
     from memfit.estimators.plans.server.plan import plan_server
@@ -158,6 +157,4 @@ def _planned(
     traffic, times = recorded
     # Times say how many requests were open.
     clients = clients or (1 if times else 2 * settings.rows)
-    return plan_server(
-        sized, run, settings, clients=clients, traffic=traffic, times=times, units=units
-    )
+    return plan_server(sized, run, settings, clients=clients, traffic=traffic, times=times)
