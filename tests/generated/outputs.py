@@ -50,6 +50,8 @@ def _of_parts(result: Estimate) -> Iterator[str]:
             if is_asked and not row.settings and cell.verdict != result.verdict:
                 yield f"{cell.verdict} in the grid, {result.verdict} above it"
     context = result.recommendation.context_tokens.value
+    if workload.batch > workload.prefill_batch and workload.max_tokens:
+        return  # with a short reply a group ends before the next, and without one all are kept
     # A model's own context may end before a prompt that fits.
     asked = min(workload.prompt_tokens, (result.model.max_context or 2**62) - workload.max_tokens)
     if result.verdict == "fits" and context is not None and context < asked:

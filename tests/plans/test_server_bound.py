@@ -55,7 +55,7 @@ def test_no_simulated_order_passes_the_bound(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_no_order_that_a_search_climbs_to_passes_the_bound(name: str) -> None:
     sized = sized_sample(name, 96)
-    for number, question in enumerate(questions(77, 25)):
+    for number, question in enumerate(questions(77, 10)):
         search = Search(sized, question, seed=number)
         found, _ = search.run(150)
         assert found <= search.bound, question
@@ -66,11 +66,11 @@ def test_no_order_that_a_search_climbs_to_passes_the_bound(name: str) -> None:
 def test_with_a_prompt_cache_the_bound_is_near_what_a_search_finds(short: str) -> None:
     name, gibibytes, limits, settings = MODELS[short]
     sized = sized_sample(name, gibibytes)
-    for each in settings:
-        if each[2]:
-            search = Search(sized, Question(*limits, flags(*each)))
-            found, _ = search.run(300)
-            assert found <= search.bound <= MOST * found, each
+    # benchmarks/server_bound.py searches all of them, and among 10,000 requests each.
+    for each in [each for each in settings if each[2]][::3]:
+        search = Search(sized, Question(*limits, flags(*each)))
+        found, _ = search.run(300)
+        assert found <= search.bound <= MOST * found, each
 
 
 def test_room_left_over_by_rows_that_left_is_counted() -> None:
