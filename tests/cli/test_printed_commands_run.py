@@ -102,14 +102,8 @@ QUESTIONS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
-        # The first one always runs.
-        pytest.param(each, id=each.name, marks=[pytest.mark.exhaustive] if number else [])
-        for number, each in enumerate(QUESTIONS)
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
 def test_the_commands_of_an_answer_take_no_more_than_printed(
     question: Question, checkpoints: Path, tmp_path: Path
 ) -> None:
