@@ -25,12 +25,13 @@ from rich.markdown import Markdown
 
 from memfit.estimators.base import errors
 from memfit.estimators.base.errors import MemfitError
+from tests.selection import quick
 
 ROOT = Path(__file__).parents[1]
 INDEX = ROOT / "docs" / "index.md"
 AGENTS = ROOT / "docs" / "agents.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-QUICK_PAGES = {"README", "compare", "context", "gate"}
+QUICK_PAGES = {"README", "compare", "gate"}
 """Whose commands `make test` runs; `make check` runs those of all pages."""
 LINKED = [
     *PAGES,
@@ -157,7 +158,11 @@ def image(name: str) -> Path:
     return ROOT / "docs" / "images" / f"{name}.svg"
 
 
-@pytest.mark.parametrize("command", SHOWN_WITHOUT_OUTPUT)
+@pytest.mark.parametrize(
+    "command",
+    # A list of what fits takes seconds.
+    quick(SHOWN_WITHOUT_OUTPUT, [each for each in SHOWN_WITHOUT_OUTPUT if " fits " not in each]),
+)
 def test_a_command_of_the_readme_has_an_answer(command: str) -> None:
     _, code = run(command)
     assert code in (None, 0, 1)

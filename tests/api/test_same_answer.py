@@ -70,7 +70,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_adapter(tmp_path_factory.mktemp("adapter"))
 
 
-@settings(max_examples=examples(50), suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(30), suppress_health_check=list(HealthCheck))
 @given(questions)
 def test_the_library_and_the_command_line_give_one_answer(
     memfit: Memfit, adapter: Path, question: tuple[str, dict[str, Any]]

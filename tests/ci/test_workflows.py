@@ -178,6 +178,7 @@ def test_inputs_are_text_and_never_run_as_script(ready: Runner) -> None:
         assert "${{" not in step["run"]
 
 
+@pytest.mark.exhaustive
 def test_the_action_takes_targets_and_two_models(ready: Runner) -> None:
     def code(**inputs: str) -> int:
         return run_action(ready, inputs).code

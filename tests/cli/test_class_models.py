@@ -202,6 +202,7 @@ def test_a_page_says_why_it_has_no_sliders(memfit: Memfit, tmp_path: Path) -> No
     assert "<script" not in run.out
 
 
+@pytest.mark.exhaustive
 def test_the_gate_judges_and_remedies(
     memfit: Memfit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

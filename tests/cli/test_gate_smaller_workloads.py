@@ -30,6 +30,7 @@ def test_a_bound_that_only_grows_is_of_the_workload_itself(
     assert "peak_of" not in report["figures"]
 
 
+@pytest.mark.exhaustive
 def test_a_broken_limit_names_the_workload_that_breaks_it(
     memfit: Memfit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

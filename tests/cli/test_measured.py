@@ -109,6 +109,7 @@ def test_recommendations_of_a_measured_run_estimate_what_was_not_measured(
     assert data["recommendation"]["context_tokens"]["value"] > 32
 
 
+@pytest.mark.exhaustive
 def test_the_next_estimate_uses_the_tuned_figures(
     memfit: Memfit, store: Store, model: Path
 ) -> None:

@@ -230,6 +230,7 @@ def test_a_fragment_is_one_element_with_its_style_and_without_a_script() -> None
     assert all(".memfit" in each or "[hidden]" in each for each in selectors)
 
 
+@pytest.mark.exhaustive
 def test_what_is_long_is_cut_to_keep_the_page_small() -> None:
     text = to_page(document("a name of thirty characters or so", 3_000))
     assert len(text.encode()) <= LARGEST
@@ -240,6 +241,7 @@ def test_what_is_long_is_cut_to_keep_the_page_small() -> None:
     assert "left out" not in to_page(document("short", 20))
 
 
+@pytest.mark.exhaustive
 def test_points_of_sliders_are_estimates() -> None:
     catalog = Catalog()
     for sample in ("qwen3-0.6b", "gpt-oss-20b"):

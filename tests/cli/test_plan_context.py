@@ -97,6 +97,7 @@ def test_traffic_is_sized_from_recorded_requests(memfit: Memfit, tmp_path: Path)
     assert traffic["at_once_of_mean"] == 0
 
 
+@pytest.mark.exhaustive
 def test_the_traffic_example_is_read(memfit: Memfit) -> None:
     run = memfit("plan", "context", DENSE, "--memory", "32GB", "--traffic", TRAFFIC, "--plot")
     assert run.code == 0

@@ -20,6 +20,7 @@ def test_the_command_answers_for_the_data(memfit: Memfit, tmp_path: Path) -> Non
     assert memfit(*asked, *options).out.startswith("LoRA of ")
 
 
+@pytest.mark.exhaustive
 def test_a_file_names_model_and_data_and_stays_in_the_command(
     memfit: Memfit, tmp_path: Path
 ) -> None:

@@ -193,6 +193,7 @@ def test_a_wrong_hostfile_says_why(
     assert message in run.err
 
 
+@pytest.mark.exhaustive
 def test_other_commands_answer_for_the_rank_with_the_least_room(
     memfit: Memfit, model: Path
 ) -> None:
@@ -282,6 +283,7 @@ def test_plan_ranks_takes_a_list_of_machines(memfit: Memfit) -> None:
     assert plan["second_adds_tokens"] <= 0
 
 
+@pytest.mark.exhaustive
 def test_equal_machines_in_a_list_are_as_their_number(memfit: Memfit) -> None:
     model = ("plan", "ranks", "qwen3-next-80b-a3b-4bit", "--device")
     listed = memfit(*model, "m4-max-36,m4-max-36", "--json").json

@@ -38,6 +38,7 @@ def test_an_unknown_chip_fits_with_what_is_open(memfit: Memfit) -> None:
     assert "Nothing to change" not in run.out
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "command",
     quick(["estimate", "compare qwen3-8b-4bit", "plan context", "plan server"], ("estimate",)),

@@ -55,6 +55,7 @@ def test_each_runtime_has_its_own_defaults(memfit: Memfit) -> None:
     assert (work["prefill_step"], work["quantized_kv_start"]) == (512, 0)
 
 
+@pytest.mark.exhaustive
 def test_parts_of_a_peak_add_up_under_every_runtime(memfit: Memfit) -> None:
     for name in NAMES:
         data = memfit("estimate", HYBRID, "--memory", "64GB", "--runtime", name, "--json").json

@@ -79,6 +79,7 @@ def test_the_curve_of_a_traced_estimate_states_that_it_uses_the_formula(
     assert "curve_method" not in memfit(*arguments, "formula", "--json").json
 
 
+@pytest.mark.exhaustive
 def test_a_loop_too_long_to_trace_still_gives_traced_weights_and_states(
     memfit: Memfit, tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ def test_weights_caches_and_states_are_estimated_to_the_byte(
         assert 100 * off <= PEAK_ERROR_PERCENT * figure["measured_bytes"], figure
 
 
+@pytest.mark.exhaustive
 def test_every_measured_byte_is_accounted_for(result: TuneResult) -> None:
     run = shown(result, "json")
     figures = figures_of(run)
@@ -103,6 +104,7 @@ def test_every_measured_byte_is_accounted_for(result: TuneResult) -> None:
     assert run.json["loaded"]["load_ns"] > 0
 
 
+@pytest.mark.exhaustive
 def test_a_batch_has_no_shortest_prompt_above_the_longest(memfit: Memfit, dense: Path) -> None:
     run = memfit("tune", dense, *SHORT, "--batch", "2", "--shortest-prompt", "71")
     assert_one_line(run, 2, "71 tokens is longer than the longest, which has 70")
@@ -141,6 +143,7 @@ def test_a_typed_prompt_is_read_as_mlx_lm_reads_the_pasted_one(tmp_path: Path) -
         prompt_text(r"\n")
 
 
+@pytest.mark.exhaustive
 def test_commands_include_the_prompt_or_its_source(
     memfit: Memfit, dense: Path, result: TuneResult, tmp_path: Path
 ) -> None:
@@ -230,6 +233,7 @@ def test_markdown_and_table_show_the_values_of_json(result: TuneResult) -> None:
     assert "mlx_lm.generate --model" in markdown
 
 
+@pytest.mark.exhaustive
 def test_a_run_beyond_free_memory_is_rejected_before_loading(
     memfit: Memfit, dense: Path, home: Path
 ) -> None:
@@ -248,6 +252,7 @@ def test_a_rejected_run_can_be_forced(memfit: Memfit, dense: Path) -> None:
     assert run.json["points"][0]["status"] == "measured"
 
 
+@pytest.mark.exhaustive
 def test_a_stopped_run_shows_its_figures_so_far(memfit: Memfit, dense: Path) -> None:
     run = memfit("tune", dense, *SHORT, "--memory-limit", "1MB", "--force", "--json")
     assert run.code == 5
@@ -343,11 +348,13 @@ def test_a_prompt_that_is_not_text_gives_the_bad_byte(
     assert_one_line(run, 2, "prompt.bin", "UTF-8", "byte 2")
 
 
+@pytest.mark.exhaustive
 def test_a_text_needs_a_tokenizer(memfit: Memfit, checkpoints: Checkpoints) -> None:
     run = memfit("tune", checkpoints("no-tokenizer"), "--prompt", "hello")
     assert_one_line(run, 2, "no tokenizer", "--prompt-tokens")
 
 
+@pytest.mark.exhaustive
 def test_a_class_mlx_lm_does_not_have_is_unsupported(
     memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
@@ -358,6 +365,7 @@ def test_a_class_mlx_lm_does_not_have_is_unsupported(
     assert (run.code, "'qwen3x' is not described" in run.err) == (3, True)
 
 
+@pytest.mark.exhaustive
 def test_weights_that_do_not_match_the_config_report_the_first_tensor(
     memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:

@@ -175,6 +175,7 @@ def test_a_sweep_without_room_for_any_point_is_rejected(
     assert not home.exists()
 
 
+@pytest.mark.exhaustive
 def test_a_reason_shared_by_points_is_printed_once(memfit: Memfit, model: Path) -> None:
     run = memfit("tune", model, *SHORT, "--sweep", "context=70,500k,600k,700k")
     assert run.code == 0, run.err
@@ -183,6 +184,7 @@ def test_a_reason_shared_by_points_is_printed_once(memfit: Memfit, model: Path) 
     assert text.count("more than the model's own limit of 4096 tokens") == 1
 
 
+@pytest.mark.exhaustive
 def test_results_that_cannot_be_saved_are_still_shown(
     memfit: Memfit, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +198,7 @@ def test_results_that_cannot_be_saved_are_still_shown(
     assert "cannot be written" in note
 
 
+@pytest.mark.exhaustive
 def test_a_plot_shows_every_setting_against_context_and_speed(memfit: Memfit, model: Path) -> None:
     sweep = ("--sweep", "prefill-step=16,32", "--sweep", "context=64,128", "--plot")
     run = memfit("tune", model, *SHORT, *sweep)
@@ -212,6 +215,7 @@ def test_a_plot_shows_every_setting_against_context_and_speed(memfit: Memfit, mo
     assert "Decode, tokens/s against memory" in run.out
 
 
+@pytest.mark.exhaustive
 def test_a_wired_limit_is_simulated_where_it_is_not_supported(memfit: Memfit, model: Path) -> None:
     run = memfit("tune", model, *SHORT, "--wired", "--json")
     assert run.code == 0, run.err

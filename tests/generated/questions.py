@@ -22,7 +22,7 @@ from tests.gguf.writing import recorded, write
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 NAMES = tuple(sorted(path.stem for path in SAMPLES.glob("*.yaml")))
 # Few kinds of models and lengths: their figures are computed once for many machines.
-QUICK_NAMES = ("qwen3-4b-4bit", "gemma-2-2b", "qwen3-30b-a3b-4bit", "lfm2-1.2b", "llama-3.1-8b")
+QUICK_NAMES = ("qwen3-4b-4bit", "qwen3-30b-a3b-4bit", "llama-3.1-8b", "lfm2-1.2b", "qwen3-14b-4bit")
 SEEING = ("gemma-3-4b", "gemma-3-27b", "qwen3-vl-4b")
 FILES = ("qwen3moe", "qwen3", "gemma3", "falcon-h1", "lfm2", "gpt-oss")
 MACS = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)

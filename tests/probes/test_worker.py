@@ -70,6 +70,7 @@ def test_a_dead_process_fails_its_run_and_the_next_run_starts_another(
     assert len(started.processes) == 2
 
 
+@pytest.mark.exhaustive
 def test_a_session_saves_complete_measurements_and_shows_the_others(
     worker: Worker, started: Started, model: Path
 ) -> None:

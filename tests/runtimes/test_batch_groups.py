@@ -57,6 +57,7 @@ def _arrays(model: Any) -> list[tuple[str, mx.array]]:
     return list(tree_flatten(model.parameters()))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "batch", "prompt", "generated"),
     [

@@ -198,6 +198,7 @@ def test_the_work_of_a_tower_by_formula_is_a_bound_on_the_trace(name: str) -> No
     assert peak.moment.largest_buffer_bytes <= largest
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("count", [1, 4])
 def test_the_tower_of_llava_by_formula_is_a_near_bound_on_the_trace(count: int) -> None:
     checkpoint = Checkpoint("model", "local", LLAVA_1_5_7B, "config.json")

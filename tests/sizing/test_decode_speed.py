@@ -126,6 +126,7 @@ def test_a_mixture_reads_the_chosen_experts() -> None:
     assert read == rest + parts["experts"] * 8 // 128
 
 
+@pytest.mark.exhaustive
 @given(
     st.sampled_from(["qwen3-4b-4bit", "qwen3.5-35b-a3b", "gemma-3-27b", "deepseek-v2-lite"]),
     st.integers(1, 100_000),
