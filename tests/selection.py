@@ -1,5 +1,6 @@
 """Which cases of a long list `make test` runs; `make check` runs them all."""
 
+import os
 from collections.abc import Container, Iterable
 from typing import Any
 
@@ -33,6 +34,22 @@ QUICK_SAMPLES = frozenset(
         *("qwen3-8b-4bit", "qwen3.5-35b-a3b", "recurrentgemma-2b", "rwkv7-2.9b"),
     )
 )
+
+
+def share(
+    values: Iterable[Any], part: int, parts: int, names: Container[Any] = FEW_CONFIGS
+) -> list[Any]:
+    """Return the parameters of one of several tests that divide a list between them.
+
+    Each has those in ``names`` too. With MEMFIT_TESTS=all it has the whole list, for a change of
+    what all of them test.
+    """
+    is_whole = os.environ.get("MEMFIT_TESTS") == "all"
+    return [
+        value
+        for number, value in enumerate(values)
+        if is_whole or number % parts == part or getattr(value, "stem", value) in names
+    ]
 
 
 def examples(many: int, profile: str | None = None) -> int:

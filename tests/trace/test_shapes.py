@@ -20,7 +20,7 @@ pytest.importorskip("mlx_lm")
 from memfit.estimators.trace.traced_model import TracedModel, TracedShapes  # noqa: E402
 from tests.mlx_memory import settled_bytes  # noqa: E402
 from tests.oracle import Oracle, cache_bytes  # noqa: E402
-from tests.selection import QUICK_CONFIGS, quick  # noqa: E402
+from tests.selection import QUICK_CONFIGS, share  # noqa: E402
 from tests.trace.tracing import trace_shapes  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -73,8 +73,19 @@ def walked(config: dict[str, Any], workload: Workload) -> tuple[int, int, int]:
     return (weights, *cache_bytes(oracle.run(workload)))
 
 
-@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
-@pytest.mark.parametrize("name", quick(CASES, QUICK_CASES))
+@pytest.mark.parametrize(
+    ("name", "workload"),
+    [
+        pytest.param(
+            name,
+            workload,
+            id=f"{name}-{kind}",
+            marks=() if name in QUICK_CASES else pytest.mark.exhaustive,
+        )
+        for part, (kind, workload) in enumerate(WORKLOADS.items())
+        for name in share(CASES, part, len(WORKLOADS))
+    ],
+)
 def test_a_jump_gives_the_same_caches_as_walking_every_chunk(name: str, workload: Workload) -> None:
     if CASES[name]["model_type"] in NOT_HERE:
         pytest.skip("mlx-lm cannot run it on this machine")
