@@ -20,8 +20,8 @@ from memfit.estimators.mlx.batch_schedule import Moment
 from memfit.estimators.mlx.call_plan import CHUNKS
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.estimate import Phase
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.interface import MemoryFigures, Subject
-from memfit.estimators.workspace.peak import PeakMoment, with_load
 
 _AFTER: frozenset[CallPhase] = ALL_PHASES - CHUNKS
 """The calls after a prompt; the first of them copies the caches of all its sequences."""
@@ -83,7 +83,7 @@ def grouped_figures(runtime_model: BatchedModel, workload: Workload) -> MemoryFi
         decode_bytes=decode.nbytes,
         call_bytes={},
     )
-    return MemoryFigures(kv, states, with_load(moment, runtime_model.load_bytes))
+    return MemoryFigures(kv, states, moment.with_load(runtime_model.load_bytes))
 
 
 class _Highest(Struct, frozen=True):

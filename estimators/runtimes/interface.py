@@ -30,11 +30,11 @@ from memfit.estimators.results.estimate import (
     Phase,
     RunCall,
 )
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.budget import HostNeed, recommended_bytes
 from memfit.estimators.runtimes.expert_capacity import ExpertCapacity
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.weights.footprint import WeightFootprint
-from memfit.estimators.workspace.peak import PeakMoment
 
 if TYPE_CHECKING:
     from memfit.estimators.results.context import AutoContext

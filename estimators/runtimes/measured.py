@@ -11,10 +11,10 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.estimate import Basis, Note, Phase
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.runtimes.mlx_lm import MlxLm
-from memfit.estimators.workspace.peak import PeakMoment, with_load
 
 
 class Measured(MlxLm, frozen=True):
@@ -151,7 +151,7 @@ class Measured(MlxLm, frozen=True):
         )
         # A run is measured from after the load on.
         load = estimated.moment.nbytes if estimated.moment.phase == "load" else 0
-        return MemoryFigures(kv, ssm_bytes, with_load(moment, load))
+        return MemoryFigures(kv, ssm_bytes, moment.with_load(load))
 
 
 def _peak(taken: Measurement, name: str) -> int:

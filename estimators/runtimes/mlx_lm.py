@@ -29,6 +29,7 @@ from memfit.estimators.mlx.kv_cache import (
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, format_version
 from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.interface import DraftFigures, Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.mlx_lm_commands import (
     STDIN,
@@ -39,13 +40,7 @@ from memfit.estimators.runtimes.mlx_lm_commands import (
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.weights.ranks import rank_footprint
 from memfit.estimators.workspace.load import CutLoad, cut_load, first_load, load_extra
-from memfit.estimators.workspace.peak import (
-    ERROR_PERCENT,
-    PeakMoment,
-    peak,
-    prepared_model,
-    with_load,
-)
+from memfit.estimators.workspace.peak import ERROR_PERCENT, peak, prepared_model
 
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.token_cost import TokenCost
@@ -145,7 +140,7 @@ class MlxLm(RuntimeModel, frozen=True):
             moment = subject.traced.peak(workload, subject.device, versions, kept)
         else:
             moment = self._moment(workload)
-        return MemoryFigures(kv, states, with_load(moment, self.load_bytes))
+        return MemoryFigures(kv, states, moment.with_load(self.load_bytes))
 
     def caches(self, workload: Workload) -> tuple[KVCache, int]:
         """Return keys and values, and the bytes of states, of sequences that decode together.

@@ -22,6 +22,7 @@ from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.kv_cache import KVCache, kv_cache
 from memfit.estimators.mlx.versions import MlxVersions, parse_version
 from memfit.estimators.results.estimate import Basis, Note, Phase, RunCall
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, weights_by_trace
 from memfit.estimators.runtimes.interface import (
     DraftFigures,
@@ -35,7 +36,6 @@ from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.weights.conversion import conversion_type
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.weights.loading import Conversion
-from memfit.estimators.workspace.peak import PeakMoment, with_load
 
 # The trace is imported where it runs: a sixth of a formula's answer would be spent on it.
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ class MlxLmTrace(MlxLm, frozen=True):
             moment = MlxLm.together(self, workload).moment
         else:
             moment = moment.raised(self.subject.footprint.sliced_bytes)
-        return MemoryFigures(kv, states, with_load(moment, self.load_bytes))
+        return MemoryFigures(kv, states, moment.with_load(self.load_bytes))
 
     def caches(self, workload: Workload) -> tuple[KVCache, int]:
         """Return keys and values, and the bytes of states, of sequences that decode together."""

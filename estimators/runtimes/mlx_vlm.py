@@ -18,6 +18,7 @@ from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.runtimes.mlx_lm_commands import option, settings_flags
@@ -26,7 +27,7 @@ from memfit.estimators.weights.conversion import cast_to, conversion_type
 from memfit.estimators.weights.derived import tensor_bytes
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.tensor_groups import tensor_groups
-from memfit.estimators.workspace.peak import ERROR_PERCENT, PeakMoment
+from memfit.estimators.workspace.peak import ERROR_PERCENT
 from memfit.estimators.workspace.vision import VisionWork, embedded_bytes, has_formula, vision_work
 
 MLX_VLM = Runtime(

@@ -24,13 +24,13 @@ from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes, kv
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, described_by_class
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_vlm import MlxVlm, as_cached, reject_batch_windows
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.weights.conversion import conversion_type
 from memfit.estimators.weights.parts import part_of
-from memfit.estimators.workspace.peak import PeakMoment, with_load
 
 # The trace is imported where it runs, as that of mlx-lm is.
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
         kv, states = kv_cache(model, workload), state_bytes(self.subject.model, workload.batch)
         last = _last_decode(peak, model, workload)
         moment = moment_of(peak, self.resident_bytes, kv.nbytes + states, last)
-        return MemoryFigures(kv, states, with_load(moment, self.load_bytes))
+        return MemoryFigures(kv, states, moment.with_load(self.load_bytes))
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
         if figure == "workspace" and self._run(workload).peak:

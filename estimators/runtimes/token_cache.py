@@ -11,12 +11,12 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.activation_bound import activation_bound
 from memfit.estimators.runtimes.growth import last_growth, rule_of
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.token_cost import TokenCost, attention_buffers
-from memfit.estimators.workspace.peak import PeakMoment
 
 
 class TokenCacheModel(RuntimeModel, frozen=True):

@@ -22,7 +22,7 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Phase
-from memfit.estimators.workspace.peak import PeakMoment
+from memfit.estimators.results.peak import PeakMoment
 
 _STEP = 256
 # Of a line, because too low is worse: it makes the first candidate of a search fit mostly.

@@ -8,9 +8,10 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.devices import find_device
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.agent_memory import AGENT_MEMORY
 from memfit.estimators.sizing.sized_model import size
-from memfit.estimators.workspace.peak import ERROR_PERCENT, PeakMoment
+from memfit.estimators.workspace.peak import ERROR_PERCENT
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 # As its entrypoints/api_server.py prints them: "peak_memory_mb" is mx.get_peak_memory() / 1024**2.

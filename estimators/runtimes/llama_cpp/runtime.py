@@ -15,6 +15,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import Basis, MemoryShare, Note
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.budget import HostNeed
 from memfit.estimators.runtimes.interface import (
     DraftFigures,
@@ -51,7 +52,6 @@ from memfit.estimators.runtimes.llama_cpp.settings import LlamaCppRuntime
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
 from memfit.estimators.runtimes.token_cost import TokenCost
-from memfit.estimators.workspace.peak import PeakMoment
 
 # Commit 0c1e57098; its build b11549 allocates the same.
 LLAMA_CPP = LlamaCppRuntime(

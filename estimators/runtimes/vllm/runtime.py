@@ -26,6 +26,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import MemoryPool
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.activation_bound import activation_bound
 from memfit.estimators.runtimes.auto_context import within
 from memfit.estimators.runtimes.interface import MemoryFigures, Subject
@@ -34,7 +35,6 @@ from memfit.estimators.runtimes.token_cache import TokenCacheModel
 from memfit.estimators.runtimes.token_cost import attention_buffers
 from memfit.estimators.runtimes.vllm.pool import BLOCK, BlockLayout, block_layout, graph_counts
 from memfit.estimators.runtimes.vllm.weights import computed_dtype, vllm_footprint
-from memfit.estimators.workspace.peak import PeakMoment
 
 _GIB = 2**30
 _MIB = 2**20
