@@ -39,7 +39,7 @@ def _lines(
     yield versions_line(versions)
     yield (
         f"{sized.model.model_type}, {sized.model.dtype}, {len(sized.model.layers)} layers,"
-        f" estimated by {sized.runtime_model.method}"
+        f" estimated by {sized.runtime_model.source.method}"
     )
     yield workload_words(point.workload)
     for figure in found:

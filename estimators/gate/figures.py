@@ -4,6 +4,7 @@ from msgspec import UNSET
 
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.gate import GateFigures, SmallerRun
+from memfit.estimators.runtimes.facets import load_bytes, loaded_weights
 from memfit.estimators.sizing.recommend import capacity_of
 from memfit.estimators.sizing.search import longest_context, longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -25,13 +26,13 @@ def figures_of(
     moment = sized.figures_for(largest).moment
     capacity = capacity_of(sized)
     return GateFigures(
-        weights_bytes=sized.runtime_model.loaded_bytes,
+        weights_bytes=loaded_weights(sized.runtime_model).loaded_bytes,
         kv_bytes_per_token=at.kv.bytes_per_token,
         kv_bytes=at.kv.nbytes,
         state_bytes=at.ssm_bytes,
         workspace_bytes=moment.workspace_bytes,
         peak_bytes=moment.nbytes,
-        load_peak_bytes=max(sized.runtime_model.load_bytes, sized.resident_bytes),
+        load_peak_bytes=max(load_bytes(sized.runtime_model), sized.resident_bytes),
         wired_limit_bytes=sized.requirement(largest).peak_bytes,
         context_tokens=_context(sized, workload) if with_context else None,
         expert_capacity=capacity.experts if capacity else None,

@@ -43,6 +43,7 @@ from memfit.estimators.results.gate import (
     Unit,
 )
 from memfit.estimators.runtimes.budget import OF_RUNTIME, judge
+from memfit.estimators.runtimes.facets import MlxLmPrograms, OnMlx, context_limit
 from memfit.estimators.runtimes.registry import runtime_for_images, with_versions
 from memfit.estimators.runtimes.run_limits import ending_notes, run_limits
 from memfit.estimators.runtimes.runtime import Runtime
@@ -133,7 +134,7 @@ class TargetModel(Struct, frozen=True):
         """
         device = self.target.device
         sized = self.catalog.sized(self.model, device=device, runtime=self.runtime)
-        if not sized.runtime_model.is_mlx_lm:
+        if not sized.runtime_model.facet(MlxLmPrograms):
             raise UnsupportedError(f"training: mlx_lm.lora does not train for {sized.runtime}")
         versions = sized.runtime_model.runtime.versions
         return TracedSteps(sized.checkpoint, sized.model.dtype, device, versions)
@@ -227,7 +228,7 @@ class Evaluation(Struct, frozen=True):
     @property
     def _beyond_context(self) -> int:
         """The tokens of the workload beyond the model's own limit, or the runtime's lower one."""
-        limits = (self.sized.model.max_context, self.sized.runtime_model.context_limit)
+        limits = (self.sized.model.max_context, context_limit(self.sized.runtime_model))
         tokens = self.subject.workload.total_tokens
         return max(0, tokens - min(filter(None, limits), default=tokens))
 
@@ -341,7 +342,7 @@ class Evaluation(Struct, frozen=True):
         if can_take_more(self.sized) and not are_compared(self.sized):
             text = "by trace the peak is of this workload alone; a smaller one can take more"
             yield Note("info", "one-workload", text)
-        for note in runtime_model.notes(workload, figures, Units.GB):
+        for note in runtime_model.statements(workload, figures, Units.GB).notes:
             # A budget is a check of its own.
             if note.level == "warning" and note.code != "runtime-budget":
                 yield note
@@ -351,11 +352,12 @@ class Evaluation(Struct, frozen=True):
         if limit is None:
             return check
         footprint = self.sized.footprint
+        is_on_mlx = self.sized.runtime_model.facet(OnMlx) is not None
         found = remedies(
             limit.name,
             Question(self.subject.workload, self.target.quantize, self._recipe),
             # Other runtimes load no weights that mlx-lm converts.
-            ceil_div(8 * footprint.nbytes, footprint.parameters) * self.sized.runtime_model.on_mlx,
+            ceil_div(8 * footprint.nbytes, footprint.parameters) * is_on_mlx,
             self._whole(limit),
         )
         return replace(check, mends=tuple(found))

@@ -6,6 +6,7 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.interface import Subject
+from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.runtimes.traced_workspace import ModelTrace, TracedWorkspace
 from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.weights.footprint import WeightFootprint, bounded, bounded_by_name
@@ -28,7 +29,8 @@ def described_by_class(trace: ModelTrace, device: Device | None) -> Subject:
     plan = QuantizationPlan(quantize, converting=True) if quantize else None
     plan = plan or declared(checkpoint.config, model, checkpoint.config_name).plan
     footprint = weights_by_trace(trace, model, plan, device)
-    return Subject(checkpoint, model, footprint, device, TracedWorkspace(trace, model.max_context))
+    source = Interpolated(TracedWorkspace(trace, model.max_context))
+    return Subject(checkpoint, model, footprint, device, source)
 
 
 def weights_by_trace(

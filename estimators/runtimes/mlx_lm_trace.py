@@ -24,6 +24,7 @@ from memfit.estimators.mlx.versions import MlxVersions, parse_version
 from memfit.estimators.results.estimate import Basis, Note, Phase, RunCall
 from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, weights_by_trace
+from memfit.estimators.runtimes.facets import RunCalls
 from memfit.estimators.runtimes.interface import (
     DraftFigures,
     Figure,
@@ -31,8 +32,9 @@ from memfit.estimators.runtimes.interface import (
     RuntimeModel,
     Subject,
 )
-from memfit.estimators.runtimes.mlx_lm import MlxLm, require_drafting
+from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.source import Formula, Interpolated, Source, Traced
 from memfit.estimators.weights.conversion import conversion_type
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.weights.loading import Conversion
@@ -57,8 +59,6 @@ class ClassTrace(Struct, frozen=True, eq=False):
     checkpoint: Checkpoint
     quantize: Quantization | None
     dtype: str
-    is_described: bool
-    """Whether formulas know the model too: they find what needs many workloads."""
     adapter: "Adapter | None" = None
     rank: Rank | None = None
     """The rank that has this part of the class, None: it is the whole."""
@@ -195,9 +195,9 @@ class ClassTrace(Struct, frozen=True, eq=False):
 
     def _made(self, quantize: Quantization | None, rank: Rank | None) -> "ClassTrace":
         # Not by `replace`, which would share what was built.
-        checkpoint, described = self.checkpoint, self.is_described
+        checkpoint = self.checkpoint
         dtype = (conversion_type(checkpoint.config) if quantize else None) or self.dtype
-        return ClassTrace(checkpoint, quantize, dtype, described, self.adapter, rank)
+        return ClassTrace(checkpoint, quantize, dtype, self.adapter, rank)
 
     def weights(self, device: Device | None) -> Mapping[str, int]:
         """Return the bytes of each parameter by path, without those of the adapter."""
@@ -233,13 +233,21 @@ class ClassTrace(Struct, frozen=True, eq=False):
         return replace(model, max_context=context_limit(config_fields(config, name)))
 
 
-class MlxLmTrace(MlxLm, frozen=True):
+class MlxLmTrace(MlxLm, RunCalls, frozen=True):
     """mlx-lm by trace: shapes from its class, the peak from its graph."""
 
     trace: ClassTrace
 
-    method = "trace"
-    workspace_basis: ClassVar[tuple[Basis, int]] = ("traced", TRACE_ERROR_PERCENT)
+    _workspace_basis: ClassVar[tuple[Basis, int]] = ("traced", TRACE_ERROR_PERCENT)
+
+    @property
+    def source(self) -> Source:
+        return Traced()
+
+    @property
+    def _is_described(self) -> bool:
+        """Whether formulas know the model too: they find what needs many workloads."""
+        return isinstance(self.subject.source, Formula)
 
     @classmethod
     def class_trace(
@@ -250,7 +258,7 @@ class MlxLmTrace(MlxLm, frozen=True):
         adapter: "Adapter | None",
     ) -> ClassTrace:
         """Return the trace of a model that no family describes."""
-        return ClassTrace(checkpoint, quantize, dtype, is_described=False, adapter=adapter)
+        return ClassTrace(checkpoint, quantize, dtype, adapter=adapter)
 
     @classmethod
     def of_class(cls, runtime: Runtime, subject: Subject, trace: ClassTrace) -> "MlxLmTrace":
@@ -273,44 +281,43 @@ class MlxLmTrace(MlxLm, frozen=True):
             moment = MlxLm.together(self, workload).moment
         else:
             moment = moment.raised(self.subject.footprint.sliced_bytes)
-        return MemoryFigures(kv, states, moment.with_load(self.load_bytes))
+        return MemoryFigures(kv, states, moment.with_load(self.load_bytes()))
 
     def caches(self, workload: Workload) -> tuple[KVCache, int]:
         """Return keys and values, and the bytes of states, of sequences that decode together."""
         per_token = kv_cache(self.subject.model, workload).bytes_per_token
         return _caches(self.trace.shapes(workload), per_token)
 
-    @property
     def load_bytes(self) -> int:
-        """The peak of the load; by formula where its graph cannot be recorded.
+        """Return the peak of the load; by formula where its graph cannot be recorded.
 
         Of a rank that reads whole arrays the trace has one order of reads and copies, the formula
         the largest of several.
         """
         traced = self.trace.load_bytes(self.subject.device or ANY_MAC, self.runtime.versions)
-        return super().load_bytes if traced is None else max(traced, self._cut_load.expected)
+        return super().load_bytes() if traced is None else max(traced, self._cut_load.expected)
 
-    def parallel(self, asked: Parallel | None) -> Parallel:
-        if self.trace.is_described:
-            return MlxLm.parallel(self, asked)
-        return self.trace.built(self.subject.backend).parallel(asked)
+    def parallel(self, requested: Parallel | None) -> Parallel:
+        if self._is_described:
+            return super().parallel(requested)
+        return self.trace.built(self.subject.backend).parallel(requested)
 
-    def of_rank(self, rank: Rank) -> "MlxLmTrace":
+    def for_rank(self, rank: Rank) -> "MlxLmTrace":
         """Return the part of one rank, as the class itself cuts it."""
         subject, trace = self.subject, self.trace.of_rank(rank)
-        if trace.is_described:
-            subject = MlxLm.of_rank(self, rank).subject
+        if self._is_described:
+            subject = MlxLm.for_rank(self, rank).subject
             footprint = traced_weights(trace, subject.footprint, subject.device)
             return replace(self, subject=replace(subject, footprint=footprint), trace=trace)
         # traced_workspace.TracedWorkspace, which imports this module.
-        workspace: Any = subject.traced
+        workspace: Any = subject.source
         model = trace.description(subject.device)
         footprint = weights_by_trace(trace, model, subject.footprint.plan, subject.device)
         subject = replace(
             subject,
             model=model,
             footprint=replace(footprint, notes=subject.footprint.notes),
-            traced=replace(workspace, trace=trace),
+            source=Interpolated(replace(workspace.workspace, trace=trace)),
             rank=rank,
         )
         return replace(self, subject=subject, trace=trace)
@@ -322,7 +329,7 @@ class MlxLmTrace(MlxLm, frozen=True):
         if figure == "cache":
             return "traced", 0
         if self.subject.backend != "cuda" and self._run(workload).peak is None:
-            return ("bound", 0) if self.subject.traced else MlxLm.workspace_basis
+            return MlxLm._workspace_basis if self._is_described else ("bound", 0)
         return MlxLm.basis(self, figure, workload)
 
     def drafted(self, workload: Workload, draft: RuntimeModel, tokens: int) -> DraftFigures:
@@ -331,41 +338,42 @@ class MlxLmTrace(MlxLm, frozen=True):
         Raises:
             UnsupportedError: when mlx-lm rejects or ignores what is asked.
         """
-        if not (self.is_mlx_lm and isinstance(draft, MlxLmTrace)):
-            return MlxLm.drafted(self, workload, draft, tokens)
-        require_drafting(self.subject.model, workload)
+        if not isinstance(draft, MlxLmTrace):
+            return super().drafted(workload, draft, tokens)
+        from memfit.estimators.runtimes.drafting import require_drafting
         from memfit.estimators.trace.recording import GraphError
 
+        require_drafting(self.subject.model, workload)
         device, versions = self.subject.device or ANY_MAC, self.runtime.versions
         try:
             top = self.trace.drafted(draft.trace, workload, tokens, device, versions)
         except GraphError:
-            return MlxLm.drafted(self, workload, draft, tokens)
+            return super().drafted(workload, draft, tokens)
         phase: Phase = "prefill" if top.call.phase in PREFILL else "decode"
         lines = "".join(_lines(top.nbytes, top.call.phase, top.operation, top.alive))
         both = DraftFigures(top.nbytes, "traced", phase, lines)
         return self._above_alone(both, draft, self.figures(workload))
 
-    def formula_view(self) -> MlxLm:
+    def formula(self) -> MlxLm:
         """Return mlx-lm by formula, with a workspace between traced prompts where none has it."""
         # The load does not depend on the workload, so it stays by trace.
-        cut = max(self.resident_bytes, self._cut_load.expected)
-        made = (Conversion(0, max(0, self.load_bytes - cut)),)
+        cut = max(self.resident_bytes(), self._cut_load.expected)
+        made = (Conversion(0, max(0, self.load_bytes() - cut)),)
         footprint = replace(self.subject.footprint, conversions=made, first=())
         return MlxLm(self.runtime, replace(self.subject, footprint=footprint))
 
-    def phases_view(self, phases: frozenset[CallPhase]) -> "MlxLmTrace":
+    def for_phases(self, phases: frozenset[CallPhase]) -> "MlxLmTrace":
         """Return the same for the calls of these phases alone."""
         return replace(self, trace=replace(self.trace, phases=phases))
 
-    def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
+    def _assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
         """Yield the versions of what was run, and what an estimate assumes."""
         yield f"traced with {self.trace.versions()}"
-        yield from MlxLm.assumptions(self, workload, units)
+        yield from super()._assumptions(workload, units)
 
-    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
         """Yield where formulas differ, and what the workspace rests on where it is no trace."""
-        yield from MlxLm.notes(self, workload, figures, units)
+        yield from super()._notes(workload, figures, units)
         yield from self._other_classes()
         kv, states = MlxLm.caches(self, replace(workload, batch=self.decoding_rows(workload)))
         for name, traced, derived in (
@@ -373,11 +381,11 @@ class MlxLmTrace(MlxLm, frozen=True):
             ("recurrent state", figures.ssm_bytes, states),
         ):
             # A few caches of classes without a formula have a bound (class_description.py).
-            if traced != derived if self.trace.is_described else traced > derived:
+            if traced != derived if self._is_described else traced > derived:
                 text = f"{name}: trace {traced} bytes, formula {derived}"
                 yield Note("warning", "methods-differ", text)
         if failure := self._run(workload).failure:
-            by = "bounded by shorter chunks" if self.subject.traced else "by formula"
+            by = "by formula" if self._is_described else "bounded by shorter chunks"
             text = f"weights, caches and states are by trace, the workspace is {by}"
             yield Note("warning", "not-traced", f"{failure}: {text}")
 

@@ -10,7 +10,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.interface import MemoryFigures
-from memfit.estimators.runtimes.mlx_lm import MlxLm
+from memfit.estimators.runtimes.mlx_lm import MlxModel
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 
 MLX_SWIFT_LM = Runtime(
@@ -38,15 +38,18 @@ MLX_SWIFT_LM = Runtime(
 )
 
 
-class MlxSwiftLm(MlxLm, frozen=True):
+class MlxSwiftLm(MlxModel, frozen=True):
     """mlx-swift-lm; its notes compare the formulas of its guide with the bytes it allocates."""
 
     defaults = MLX_SWIFT_LM
-    is_mlx_lm = False
-    by_mlx_lm = False  # MLXLMCommon/Load.swift, loadWeights
-    sanitizes = False
 
-    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _refused_files(self) -> str:
+        return ""  # MLXLMCommon/Load.swift, loadWeights, loads them
+
+    def _sanitizes(self) -> bool:
+        return False
+
+    def _notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
         """Yield where its guide to wired memory is wrong."""
         if workload.kv_bits:
             guide = self._cache_bytes(replace(workload, kv_bits=None)) * workload.kv_bits // 16
@@ -67,5 +70,5 @@ class MlxSwiftLm(MlxLm, frozen=True):
             yield Note("warning", "runtime-fault", text)
 
     def _cache_bytes(self, workload: Workload) -> int:
-        costs = self.token_costs(self.subject.model, self.runtime, workload)
+        costs = self.token_costs(workload)
         return sum(c.allocated_bytes(c.needed_tokens(workload.total_tokens)) for c in costs)

@@ -26,9 +26,15 @@ from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, described_by_class
-from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
-from memfit.estimators.runtimes.mlx_vlm import MlxVlm, as_cached, reject_batch_windows
+from memfit.estimators.runtimes.interface import Figure, MemoryFigures, Subject
+from memfit.estimators.runtimes.mlx_vlm import (
+    MlxVlm,
+    as_cached,
+    lacks_formula,
+    reject_batch_windows,
+)
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.source import Source, Traced
 from memfit.estimators.weights.conversion import conversion_type
 from memfit.estimators.weights.parts import part_of
 
@@ -180,22 +186,24 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
 
     trace: VisionTrace
 
-    method = "trace"
-    workspace_basis: ClassVar[tuple[Basis, int]] = ("traced", TRACE_ERROR_PERCENT)
+    _workspace_basis: ClassVar[tuple[Basis, int]] = ("traced", TRACE_ERROR_PERCENT)
+
+    @property
+    def source(self) -> Source:
+        return Traced()
 
     @classmethod
-    def bound(cls, runtime: Runtime, subject: Subject) -> RuntimeModel:
+    def by_trace(cls, runtime: Runtime, subject: Subject) -> MlxVlm:
         """Return the model under mlx-vlm.
 
         Raises:
             UnsupportedError: as for `MlxVlm`.
         """
-        formula = MlxVlm.bound(runtime, subject)
-        assert isinstance(formula, MlxVlm)
+        formula = MlxVlm.by_formula(runtime, subject)
         plan = subject.footprint.plan
         quantize = plan.default if plan and plan.converting else None
         trace = VisionTrace(subject.checkpoint, subject.model.dtype, quantize)
-        if cls.needs_trace(subject):
+        if lacks_formula(subject):
             try:
                 return cls.of_class(runtime, described_by_class(trace, subject.device), trace)
             except (MachineError, UnsupportedError):
@@ -220,24 +228,21 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
         return VisionTrace(checkpoint, dtype, quantize)
 
     @classmethod
-    def of_class(cls, runtime: Runtime, subject: Subject, trace: VisionTrace) -> RuntimeModel:
+    def of_class(cls, runtime: Runtime, subject: Subject, trace: VisionTrace) -> MlxVlm:
         weights = trace.weights(subject.device)
         towers = tuple(size for path, size in weights.items() if part_of(path) is Part.VISION)
         return cls(runtime, subject, towers, trace=trace)
 
-    @property
-    def classes(self) -> str:
-        """The library with the class of the model."""
-        return self.name
+    def _library(self) -> str:
+        return self.runtime.name
 
     def _run(self, workload: Workload) -> TracedRun:
         return self.trace.run(workload, self.subject.device, self.runtime.versions)
 
-    @property
     def load_bytes(self) -> int:
-        """The peak of the load; by formula where its graph cannot be recorded."""
+        """Return the peak of the load; by formula where its graph cannot be recorded."""
         traced = self.trace.load_bytes(self.subject.device or ANY_MAC, self.runtime.versions)
-        return super().load_bytes if traced is None else max(traced, self.resident_bytes)
+        return super().load_bytes() if traced is None else max(traced, self.resident_bytes())
 
     def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes; by formula where it cannot be traced.
@@ -258,37 +263,37 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
         model = as_cached(self.subject.checkpoint, self.subject.model, workload)
         kv, states = kv_cache(model, workload), state_bytes(self.subject.model, workload.batch)
         last = _last_decode(peak, model, workload)
-        moment = moment_of(peak, self.resident_bytes, kv.nbytes + states, last)
-        return MemoryFigures(kv, states, moment.with_load(self.load_bytes))
+        moment = moment_of(peak, self.resident_bytes(), kv.nbytes + states, last)
+        return MemoryFigures(kv, states, moment.with_load(self.load_bytes()))
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
         if figure == "workspace" and self._run(workload).peak:
-            return self.workspace_basis
+            return self._workspace_basis
         return MlxVlm.basis(self, figure, workload)
 
-    def formula_view(self) -> MlxVlm:
+    def formula(self) -> MlxVlm:
         """Return mlx-vlm by formula, or between traced prompts where there is none."""
         return MlxVlm(self.runtime, self.subject, self.tower_sizes)
 
-    def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
+    def _assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
         """Yield the versions of what was run, and what an estimate assumes."""
         if self._run(workload).peak:
             yield f"traced with {self.trace.versions()}"
-        yield from MlxVlm.assumptions(self, workload, units)
+        yield from super()._assumptions(workload, units)
 
-    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
         """Yield what the figures rest on where they are no trace."""
         peak, failure = self._run(workload)
         if peak is None:
-            yield from MlxVlm.notes(self, workload, figures, units)
+            yield from super()._notes(workload, figures, units)
             yield Note("warning", "not-traced", f"not traced: {failure}")
             return
         if not workload.images:
-            yield from MlxVlm.notes(self, workload, figures, units)
-        if peak.weight_bytes != self.resident_bytes:
+            yield from super()._notes(workload, figures, units)
+        if peak.weight_bytes != self.resident_bytes():
             text = (
                 f"weights: mlx-vlm's class holds {peak.weight_bytes} bytes, the headers and"
-                f" formulas say {self.resident_bytes}"
+                f" formulas say {self.resident_bytes()}"
             )
             yield Note("warning", "methods-differ", text)
 

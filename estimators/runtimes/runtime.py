@@ -1,5 +1,6 @@
 """What is known of a runtime: its defaults, its budget and where its rules were read."""
 
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Literal
 
@@ -93,7 +94,6 @@ class Runtime(Struct, frozen=True, kw_only=True):
     """Empty for a runtime without MLX, and where it is not known."""
     mlx_lm_version: tuple[Count, ...] = ()
     """Of the classes that it runs; empty where it is not known."""
-    rotating_keep: Count = 0
     batch: Count = 0
     """Tokens of a batch, which has several micro-batches; 0 where there is no such thing."""
     kv_bits: Positive | None = None
@@ -105,14 +105,20 @@ class Runtime(Struct, frozen=True, kw_only=True):
     least_prefill_step: Count = 0
     context_step: Count = 1
     """What the context that it chooses by itself is a multiple of."""
-    floor_tokens: Tokens = 0
-    """The shortest context that it chooses by itself."""
     shares_prefix: bool = False
     """Whether sessions with the same beginning share its full pages."""
     max_context: Positive | None = None
     """A limit that the runtime was set to."""
     faults: tuple[str, ...] = ()
     """What is wrong in its own answers; memfit shows its answer and the right one."""
+
+    def configured(self, environ: Mapping[str, str]) -> "Runtime":
+        """Return the runtime with the settings it takes from an environment.
+
+        Raises:
+            InputError: when it cannot read a variable.
+        """
+        return self
 
     def on(self, device: Device | None) -> "Runtime":
         """Return the runtime with the defaults that it has on a device."""

@@ -19,6 +19,7 @@ from memfit.estimators.machine.device import ANY_MAC, Device
 from memfit.estimators.mlx.kernels import fused_changes
 from memfit.estimators.mlx.versions import OLDEST_MLX, MlxVersions, Version, format_version
 from memfit.estimators.results.estimate import Note
+from memfit.estimators.runtimes.facets import formula_of
 from memfit.estimators.runtimes.interface import Bound, MemoryFigures, RuntimeModel
 
 # Two peaks that differ by more than one part of this many are different answers.
@@ -54,7 +55,7 @@ def _other_mlx(
     versions = sorted({max(version, OLDEST_MLX) for version in changes} | {min(mlx, OLDEST_MLX)})
     own = max(version for version in versions if version <= mlx)
     # The formula says at once whether a version matters; a trace takes seconds.
-    view = runtime_model.formula_view()
+    view = formula_of(runtime_model)
     here = view.figures(workload) if len(versions) > 1 else figures
 
     def matters(one: MemoryFigures, other: MemoryFigures) -> bool:

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.results.estimate import Action
 from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.facets import Commands, MlxLmPrograms, OnMlx
 from memfit.estimators.runtimes.mlx_lm_commands import convert_command, draft_flags
+from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import smallest_mac
 from memfit.estimators.sizing.search import is_accepted
@@ -120,7 +122,8 @@ def _action(
     need = search.need(settings)
     longest = search.longest_with(settings) if context_tokens is None else context_tokens
     # The longest prompts are those of one run: a server has no room for them.
-    is_request = goal == "request" and search.sized.runtime_model.is_mlx_lm
+    programs = search.sized.runtime_model.facet(MlxLmPrograms)
+    is_request = goal == "request" and programs is not None
     no_server = not_served(search) if is_request else ""
     server = None
     if is_request and not no_server:
@@ -159,7 +162,8 @@ def _commands(
         return iter(())
 
     def run(model: str) -> Iterable[str]:
-        commands = sized.runtime_model.commands(workload, model, server)
+        program = sized.runtime_model.facet(Commands)
+        commands = program.commands(workload, model, server) if program else ()
         if sized.draft is None:
             return commands
         return converting(
@@ -177,11 +181,13 @@ def _runs_alone(search: JointSearch, settings: Settings, prompt_tokens: int | No
     """
     workload = search.workload_with(settings, prompt_tokens)
     view = search.model(settings.weight_bits).formula_view()
-    if workload.batch > 1 and view.runtime_model.is_mlx_lm:
+    programs = view.runtime_model.facet(MlxLmPrograms)
+    if workload.batch > 1 and programs:
         return False  # mlx_lm.generate runs one prompt
-    reply_tokens = workload.max_tokens or view.runtime_model.reply_tokens
+    program = view.runtime_model.facet(Commands)
+    reply_tokens = workload.max_tokens or (program.reply_tokens if program else 0)
     # Between traces each reply would be a trace of its own.
-    if view.is_between_traces:
+    if isinstance(view.runtime_model.source, Interpolated):
         return True
     # The longest prompts are searched without a reply.
     stated = workload.prompt_only(prompt_tokens) if prompt_tokens else workload
@@ -200,8 +206,9 @@ def converting(sized: SizedModel, run: Callable[[str], Iterable[str]]) -> Iterat
         return
     model, plan = sized.checkpoint.to_load, sized.footprint.plan
     # No other runtime loads what is made.
-    if plan and plan.converting and sized.runtime_model.on_mlx:
+    mlx = sized.runtime_model.facet(OnMlx)
+    if plan and plan.converting and mlx:
         directory = f"{os.path.basename(model.rstrip('/'))}-{plan.default.bits}bit"
-        yield convert_command(model, directory, plan.default, sized.runtime_model.converter)
+        yield convert_command(model, directory, plan.default, mlx.converter)
         model = directory
     yield from run(model)

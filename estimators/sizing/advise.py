@@ -13,6 +13,8 @@ from memfit.estimators.results.estimate import (
     Recommendation,
     Recommended,
 )
+from memfit.estimators.runtimes.facets import NvidiaOnly
+from memfit.estimators.runtimes.source import Interpolated, Traced
 from memfit.estimators.sizing.actions import actions, best_action, find_answer
 from memfit.estimators.sizing.grid import (
     NO_GRID,
@@ -59,7 +61,7 @@ def advise(sized: SizedModel, workload: Workload, units: Units) -> Advised:
     if search.formula and answer.settings and not answer.settings[-1].weight_bits:
         looked_at = replace(looked_at, weight_bits=())
     grid = _grid(looked_at, ladder)
-    if looked_at.sized.is_between_traces and sized.device:
+    if isinstance(looked_at.sized.runtime_model.source, Interpolated) and sized.device:
         grid = with_traces(grid, search, advice.context_tokens.value or 0)
     found = actions(search, answer)
     best = best_action(found)
@@ -81,7 +83,7 @@ def _partial_experts(search: JointSearch) -> PartialExperts | None:
 
 def search_of(sized: SizedModel, workload: Workload) -> JointSearch:
     """Return the search for settings of a workload."""
-    formula = sized.formula_view() if sized.runtime_model.method == "trace" else None
+    formula = sized.formula_view() if isinstance(sized.runtime_model.source, Traced) else None
     return JointSearch(sized, workload, sized.weight_bits(), formula)
 
 
@@ -100,7 +102,8 @@ class _Ladder(Struct):
 def _grid(search: JointSearch, ladder: _Ladder) -> Grid:
     if search.sized.device:
         return prompt_grid(search)
-    return mac_grid(search, ladder.get()) if search.sized.runtime_model.runs_on_macs else NO_MACS
+    is_off_macs = search.sized.runtime_model.facet(NvidiaOnly)
+    return NO_MACS if is_off_macs else mac_grid(search, ladder.get())
 
 
 _NO = Advice("not_applicable", None, "not searched")

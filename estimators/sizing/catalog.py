@@ -21,12 +21,13 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.runtimes.registry import native_runtime, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.source import MethodSetting, Traced
 from memfit.estimators.sizing.workload import DRAFT_TOKENS, MARGIN_BYTES
 
 # Imported where it is used: a checkpoint on the Hub is fetched while the library is imported.
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
-    from memfit.estimators.sizing.sized_model import Method, SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel
 
 Found = TypeVar("Found")
 
@@ -90,7 +91,7 @@ class Catalog:
         quantize: Quantization | None = None,
         device: Device | None = None,
         runtime: Runtime | None = None,
-        method: "Method" = "auto",
+        method: "MethodSetting" = "auto",
         adapter: Path | None = None,
         draft: Draft | None = None,
         margin_bytes: int = MARGIN_BYTES,
@@ -119,7 +120,7 @@ class Catalog:
         device: Device | None,
         reference: str,
         quantize: Quantization | None,
-        method: "Method",
+        method: "MethodSetting",
         adapter: Path | None,
         draft: Draft | None,
         margin_bytes: int,
@@ -147,7 +148,7 @@ class Catalog:
             device=device,
             runtime=with_versions(native, mlx=versions.mlx, mlx_lm=versions.mlx_lm, strict=False),
             # The calls of both follow one another, so that both are traced or neither is.
-            method="trace" if alone.runtime_model.method == "trace" else method,
+            method="trace" if isinstance(alone.runtime_model.source, Traced) else method,
         )
         return alone.drafting(other, draft.tokens)
 

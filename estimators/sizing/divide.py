@@ -9,6 +9,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Action
 from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.facets import Commands, SplitMemory
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.joint import JointSearch
@@ -48,7 +49,8 @@ def divided(search: JointSearch) -> Iterator[Action]:
     if verdict == "exceeds" or need.host is None:
         return
     most, is_known = longest_prompt(sized), verdict != "unknown"
-    commands = sized.runtime_model.commands(workload, sized.checkpoint.to_load, None)
+    program = sized.runtime_model.facet(Commands)
+    commands = program.commands(workload, sized.checkpoint.to_load, None) if program else ()
     yield Action(
         goal="request",
         settings=found.settings,
@@ -85,7 +87,8 @@ def _most_on_gpu(sized: SizedModel, workload: Workload) -> _Divided | None:
         need = replace(under(division[1]).requirement(workload), host=None)
         return judge(need, sized.device)[0] == "fits"
 
-    for ladder in sized.runtime_model.divisions():
+    split = sized.runtime_model.facet(SplitMemory)
+    for ladder in split.divisions() if split else ():
         if found := first_fitting(ladder, fits, monotone=True):
             return _Divided(under(found[1]), workload, found[0])
     return None

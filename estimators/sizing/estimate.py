@@ -21,6 +21,7 @@ from memfit.estimators.results.estimate import (
     FileChoice,
     MacosWorkingSet,
     MemoryPool,
+    MemoryShare,
     ModelSummary,
     Note,
     Refusal,
@@ -29,6 +30,15 @@ from memfit.estimators.results.estimate import (
 )
 from memfit.estimators.results.images import ImageAdvice
 from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.facets import (
+    RunCalls,
+    SplitMemory,
+    decoding_rows,
+    is_grouped,
+    loaded_weights,
+    pool,
+    runs_kv_bits,
+)
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.run_limits import (
@@ -37,6 +47,7 @@ from memfit.estimators.runtimes.run_limits import (
     run_limits,
     tightened,
 )
+from memfit.estimators.runtimes.source import Formula, Interpolated
 from memfit.estimators.sizing.advise import NO_ADVICE, advise
 from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.search import longest_prompt
@@ -83,11 +94,11 @@ def estimate(
         assumptions=tuple(_assumptions(sized, workload, units)),
         notes=tuple(_notes(sized, workload, units)),
         limits=limits,
-        method=runtime_model.method,
+        method=runtime_model.source.method,
         refusal=Refusal(sized.refusal, sized.loaded_by()) if sized.refusal else UNSET,
         decode_speed=decode_speed(sized, workload),
         pool=_pool(sized, workload) or UNSET,
-        memories=runtime_model.memories(workload) or UNSET,
+        memories=_memories(sized, workload) or UNSET,
         files=tuple(_files(sized, workload, need)) or UNSET,
         partial_experts=advice.partial_experts or UNSET,
         images=(_image_advice(sized, workload) if advises else None) or UNSET,
@@ -96,7 +107,12 @@ def estimate(
 
 def _pool(sized: SizedModel, workload: Workload) -> MemoryPool | None:
     draft_bytes = sized.draft.resident_bytes if sized.draft else 0
-    return sized.runtime_model.pool(workload, draft_bytes=draft_bytes)
+    return pool(sized.runtime_model, workload, draft_bytes=draft_bytes)
+
+
+def _memories(sized: SizedModel, workload: Workload) -> tuple[MemoryShare, ...]:
+    split = sized.runtime_model.facet(SplitMemory)
+    return split.memories(workload) if split else ()
 
 
 def _image_advice(sized: SizedModel, workload: Workload) -> ImageAdvice | None:
@@ -123,12 +139,13 @@ def _peak_range(
 def with_plots(result: Estimate, sized: SizedModel) -> Estimate:
     """Add memory against context, and over the operations of the run where it is traced."""
     workload, runtime_model = result.workload, sized.runtime_model
-    points = curve(sized, workload)
-    is_by_formula = runtime_model.method != "formula" and not runtime_model.subject.traced
+    points, calls = curve(sized, workload), runtime_model.facet(RunCalls)
+    is_computed = isinstance(runtime_model.source, Formula | Interpolated)
+    is_by_formula = not is_computed and isinstance(runtime_model.subject.source, Formula)
     return replace(
         result,
         curve=points or UNSET,
-        run=runtime_model.run_calls(workload) or UNSET,
+        run=(calls.run_calls(workload) if calls else ()) or UNSET,
         curve_method="formula" if points and is_by_formula else UNSET,
     )
 
@@ -187,7 +204,7 @@ def device_summary(device: Device) -> DeviceSummary:
 
 def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -> Components:
     footprint, kv, runtime_model = sized.footprint, figures.kv, sized.runtime_model
-    drafted = sized.drafted(workload)
+    drafted, loaded = sized.drafted(workload), loaded_weights(runtime_model)
     weights, _ = runtime_model.basis("weights", workload)
     # What a runtime refuses to load is still counted in the files.
     if sized.refusal and footprint.loaded_bytes + footprint.unloaded_bytes == footprint.nbytes:
@@ -199,9 +216,9 @@ def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -
             bytes=footprint.nbytes,
             basis=weights if weights == "exact" else _basis(sized, weights),
             by_part=footprint.by_part,
-            loaded_bytes=runtime_model.loaded_bytes,
+            loaded_bytes=loaded.loaded_bytes,
             resident_bytes=sized.resident_bytes,
-            kept_by_part=dict(runtime_model.kept_by_part or ()) or UNSET,
+            kept_by_part=dict(loaded.by_part or ()) or UNSET,
         ),
         kv=KV(
             bytes=kv.nbytes,
@@ -223,7 +240,7 @@ def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -
 def _files(sized: SizedModel, workload: Workload, need: Need) -> Iterator[FileChoice]:
     """The models of the repository; all but their weights is that of the one that was opened."""
     rest = need.peak_bytes - sized.resident_bytes
-    is_divided = bool(sized.runtime_model.memories(workload))
+    is_divided = bool(_memories(sized, workload))
     for choice in sized.checkpoint.choices:
         is_this = choice.reference == sized.checkpoint.id
         needed = replace(need, peak_bytes=rest + choice.nbytes)
@@ -244,7 +261,8 @@ def _basis(sized: SizedModel, basis: Basis) -> Basis:
 
 
 def _assumptions(sized: SizedModel, workload: Workload, units: Units) -> Iterator[str]:
-    yield from sized.runtime_model.assumptions(workload, units)
+    figures = sized.figures_for(workload)
+    yield from sized.runtime_model.statements(workload, figures, units).assumptions
     yield from _batch(sized, workload)
     if drafted := sized.drafted(workload):
         yield (
@@ -255,8 +273,8 @@ def _assumptions(sized: SizedModel, workload: Workload, units: Units) -> Iterato
 
 
 def _batch(sized: SizedModel, workload: Workload) -> Iterator[str]:
-    rows = sized.runtime_model.decoding_rows(workload)
-    if sized.runtime_model.is_grouped(workload):
+    rows = decoding_rows(sized.runtime_model, workload)
+    if is_grouped(sized.runtime_model, workload):
         yield (
             f"{workload.batch} sequences of equal length: {workload.prefill_batch} are prefilled"
             f" together, at most {rows} decode together"
@@ -277,8 +295,8 @@ def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note
         yield Note("info", "left-out", f"{left.name} ({size}) is not counted: {left.reason}")
     for text in model.notes:
         yield Note("info", "model", text)
-    if sized.runtime_model.unloaded_bytes:
-        size = format_bytes(sized.runtime_model.unloaded_bytes, units)
+    if unloaded_bytes := loaded_weights(sized.runtime_model).unloaded_bytes:
+        size = format_bytes(unloaded_bytes, units)
         text = f"{size} of the checkpoint are not loaded by {sized.runtime}"
         yield Note("info", "not-loaded", text)
     yield from workload_notes(sized, workload)
@@ -289,7 +307,7 @@ def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note
         )
         yield Note("warning", "draft-pool", text)
     figures = sized.figures_for(workload)
-    yield from sized.runtime_model.notes(workload, figures, units)
+    yield from sized.runtime_model.statements(workload, figures, units).notes
     yield from ending_notes(run_limits(sized.runtime_model, workload))
     if sized.device:
         yield from _device_notes(sized.device, figures, units)
@@ -326,7 +344,8 @@ def notes_on_versions(
 
     ``of`` says what the workload is of a plan.
     """
-    found = sized.runtime_model.notes(workload, sized.figures_for(workload), units)
+    figures = sized.figures_for(workload)
+    found = sized.runtime_model.statements(workload, figures, units).notes
     codes = ("mlx-version", "mlx-verdict", "newer-version")
     return (
         *(replace(note, message=of + note.message) for note in found if note.code in codes),
@@ -351,7 +370,7 @@ def workload_notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
     if workload.max_kv_size and model.makes_own_cache:
         text = f"mlx-lm ignores max_kv_size for {model.model_type}: the class makes its own cache"
         yield Note("warning", "max-kv-size", text)
-    if workload.kv_bits and not sized.runtime_model.runs_kv_bits(workload):
+    if workload.kv_bits and not runs_kv_bits(sized.runtime_model, workload):
         if workload.batch > 1:
             text = (
                 f"{sized.runtime} quantises no cache of a batch: mlx_lm.server with --kv-bits"

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.facets import decoding_rows
 from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.recommend import capacity_of
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -15,7 +16,7 @@ def explain(sized: SizedModel, workload: Workload, units: Units) -> tuple[str, .
     figures = sized.figures_for(workload)
     return (
         *_weights(sized),
-        *sized.runtime_model.explain(workload, figures),
+        *sized.runtime_model.statements(workload, figures, units).explanation,
         *figures.moment.explanation,
         *_draft(sized, workload),
         _workspace(sized, workload),
@@ -91,7 +92,7 @@ def _capacity(sized: SizedModel) -> Iterator[str]:
 
 
 def _decode_speed(sized: SizedModel, workload: Workload) -> Iterator[str]:
-    rows = sized.runtime_model.decoding_rows(workload)
+    rows = decoding_rows(sized.runtime_model, workload)
     if speed := decode_speed(sized, workload):
         yield (
             f"decode speed <= bandwidth {speed.bandwidth_bytes_per_second} x batch {rows}"

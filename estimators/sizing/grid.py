@@ -10,6 +10,7 @@ from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.results.estimate import Action, Cell, Grid, GridRow, LeftOut, Method
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
+from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import MAC_SIZES
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT, longest_prompt
@@ -112,7 +113,8 @@ def mac_grid(search: JointSearch, ladder: Sequence[JointSearch]) -> Grid:
 
 def _method(search: JointSearch) -> Method:
     """Between traces it is a trace that gives the figures, as far as it goes."""
-    return "trace" if search.sized.is_between_traces else search.sized.runtime_model.method
+    source = search.sized.runtime_model.source
+    return "trace" if isinstance(source, Interpolated) else source.method
 
 
 def prompts_of(search: JointSearch) -> tuple[int, ...]:

@@ -15,7 +15,9 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Cost, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.facets import least_bytes, runs_kv_bits
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
+from memfit.estimators.runtimes.source import Interpolated, Traced
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
     KV_BITS,
@@ -57,6 +59,11 @@ class Longest(Struct, frozen=True):
     settings: Settings
 
 
+def _is_interpolated(sized: SizedModel) -> bool:
+    """Whether its workspace is between those of traced prompts."""
+    return isinstance(sized.runtime_model.source, Interpolated)
+
+
 class JointSearch(Struct, eq=False):
     """The search for settings of one request on one machine.
 
@@ -79,19 +86,19 @@ class JointSearch(Struct, eq=False):
 
     def _formula_of(self, settings: Settings) -> SizedModel | None:
         """The model by formula, where figures are by trace and a formula describes it."""
-        if settings.weight_bits or (self.formula and self.formula.is_between_traces):
+        if settings.weight_bits or (self.formula and _is_interpolated(self.formula)):
             return None
         return self.formula
 
     @property
     def searches_prompts(self) -> bool:
         """Whether prompts are searched for several settings; by trace it would take too long."""
-        return self.sized.runtime_model.method != "trace"
+        return not isinstance(self.sized.runtime_model.source, Traced)
 
     def steps(self) -> tuple[int, ...]:
         """Return the prefill step of the request, then the smaller ones."""
         usual = self.workload.prefill_step
-        if self.sized.is_between_traces:  # every other step takes traces of its own
+        if _is_interpolated(self.sized):  # every other step takes traces of its own
             return (usual,)
         least = self.sized.runtime_model.runtime.least_prefill_step
         return (usual, *(step for step in PREFILL_STEPS if least <= step < usual))
@@ -99,8 +106,8 @@ class JointSearch(Struct, eq=False):
     def kv_bits(self) -> tuple[int | None, ...]:
         """Return the KV bits of the request, then the fewer ones that the runtime may run."""
         usual = self.workload.kv_bits
-        runs = self.sized.runtime_model.runs_kv_bits(self.workload)
-        if self.sized.is_between_traces or not runs:
+        runs = runs_kv_bits(self.sized.runtime_model, self.workload)
+        if _is_interpolated(self.sized) or not runs:
             return (usual,)
         return (usual, *(bits for bits in KV_BITS if bits and bits < (usual or 16)))
 
@@ -241,7 +248,7 @@ class JointSearch(Struct, eq=False):
         )
         formula = self._formula_of(settings)
         if formula is None:
-            return model.runtime_model.least_bytes(workload) + model.margin_bytes
+            return least_bytes(model.runtime_model, workload) + model.margin_bytes
         need = formula.requirement(workload)
         return need.peak_bytes - need.error_bytes
 
@@ -337,7 +344,7 @@ class JointSearch(Struct, eq=False):
         if self.formula is None:
             return self
         # Each prompt of other weights would take traces of its own.
-        bits = () if self.formula.is_between_traces else self.weight_bits
+        bits = () if _is_interpolated(self.formula) else self.weight_bits
         return replace(self, sized=self.formula, formula=None, weight_bits=bits)
 
     def on(self, device: Device) -> "JointSearch":

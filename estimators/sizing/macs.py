@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.machine.working_set import GIB
+from memfit.estimators.runtimes.facets import NvidiaOnly
 from memfit.estimators.sizing.joint import JointSearch, Settings
 
 MAC_SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 256, 512)
@@ -16,7 +17,7 @@ def macs(search: JointSearch) -> list[JointSearch]:
     No Mac is larger than a machine that is none. Figures are computed once for all of them.
     """
     own = search.sized.device
-    if (own and own.backend != "metal") or not search.sized.runtime_model.runs_on_macs:
+    if (own and own.backend != "metal") or search.sized.runtime_model.facet(NvidiaOnly):
         return []
     least = own.memory_bytes if own else 0
     found = []

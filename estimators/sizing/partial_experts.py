@@ -10,6 +10,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import PartialExperts
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.expert_capacity import expert_capacity, whole_slots
+from memfit.estimators.runtimes.facets import MlxLmPrograms
 from memfit.estimators.sizing.expert_rules import TEXTS, published, warnings_of, worth
 from memfit.estimators.sizing.joint import JointSearch
 from memfit.estimators.sizing.search import first_fitting
@@ -105,7 +106,11 @@ def partial_experts(search: JointSearch) -> PartialExperts | None:
     try:
         sized = search.model(bits)
         device = sized.device
-        if device is None or device.backend != "metal" or not sized.runtime_model.is_mlx_lm:
+        if (
+            device is None
+            or device.backend != "metal"
+            or not sized.runtime_model.facet(MlxLmPrograms)
+        ):
             return None
         experts, run = experts_of(sized), run_memory(sized, search.workload)
     except UnsupportedError:

@@ -21,7 +21,9 @@ from memfit.estimators.results.estimate import (
     Verdict,
 )
 from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.facets import Sharding, load_bytes, loaded_weights
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
+from memfit.estimators.runtimes.source import Formula
 from memfit.estimators.sizing.decode_speed import decode_speed, pipeline_speed
 from memfit.estimators.sizing.recommend import recommended_context
 from memfit.estimators.sizing.search import fits_comfortably
@@ -178,7 +180,12 @@ def ranked(sized: SizedModel, ranks: Ranks | None) -> RankedModel:
     if sized.draft or sized.adapter:
         what = "draft model" if sized.draft else "adapter"
         raise UnsupportedError(f"mlx_lm.server loads no {what} on several ranks: leave it out")
-    parallel = sized.runtime_model.parallel(ranks.parallel)
+    sharding = sized.runtime_model.facet(Sharding)
+    if sharding is None:
+        raise UnsupportedError(
+            f"{sized.runtime}: several ranks are described for mlx-lm, which mlx.launch starts"
+        )
+    parallel = sharding.parallel(ranks.parallel)
     if ranks.split and parallel == "tensor":
         raise InputError("--split is of the layers of a pipeline: add --parallel pipeline")
     if ranks.size == 1:
@@ -258,7 +265,7 @@ class _Parts:
 
     @property
     def _is_described(self) -> bool:
-        return self._sized.runtime_model.subject.traced is None
+        return isinstance(self._sized.runtime_model.subject.source, Formula)
 
     def widest(self, workload: Workload) -> tuple[int, ...]:
         """Return the split that leaves the rank with the least room the most."""
@@ -324,19 +331,20 @@ def _figures(sized: SizedModel, workload: Workload) -> RankFigures:
     figures, need = sized.figures_for(workload), sized.requirement(workload)
     verdict, exceeded = sized.verdict(workload)
     runtime_model, moment = sized.runtime_model, figures.moment
+    sharding = runtime_model.facet(Sharding)
     return RankFigures(
         rank=0,
         device=sized.device.name if sized.device else None,
         working_set_bytes=sized.device.working_set_bytes if sized.device else None,
         first_layer=sized.model.first_layer,
         layers=len(sized.model.layers),
-        weights_bytes=runtime_model.loaded_bytes,
+        weights_bytes=loaded_weights(runtime_model).loaded_bytes,
         resident_bytes=sized.resident_bytes,
         kv_bytes=figures.kv.nbytes,
         state_bytes=figures.ssm_bytes,
         workspace_bytes=moment.workspace_bytes,
-        communication_bytes=runtime_model.communication_bytes,
-        load_bytes=max(runtime_model.load_bytes, sized.resident_bytes),
+        communication_bytes=sharding.communication_bytes() if sharding else 0,
+        load_bytes=max(load_bytes(runtime_model), sized.resident_bytes),
         prefill_bytes=moment.prefill_bytes,
         decode_bytes=moment.decode_bytes,
         peak_bytes=moment.nbytes,

@@ -23,7 +23,16 @@ from memfit.estimators.results.estimate import (
 )
 from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, judge
 from memfit.estimators.runtimes.expert_capacity import ExpertCapacity, expert_capacity
+from memfit.estimators.runtimes.facets import (
+    KeptExperts,
+    MlxLmPrograms,
+    NvidiaOnly,
+    OnMlx,
+    SplitMemory,
+    runs_kv_bits,
+)
 from memfit.estimators.runtimes.run_limits import run_limits
+from memfit.estimators.runtimes.source import Traced
 from memfit.estimators.sizing.actions import Answer
 from memfit.estimators.sizing.joint import JointSearch, Settings
 from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context, longest_prompt
@@ -46,7 +55,8 @@ def recommend(
     Without a device nothing but the ``memory`` of the machine is known; nothing is known where a
     part of the model is on a host of unknown size.
     """
-    device, host = search.sized.device, search.sized.runtime_model.host_need(0)
+    device, split = search.sized.device, search.sized.runtime_model.facet(SplitMemory)
+    host = split.host_need(0) if split else None
     if device is None or (host and host.is_undecided):
         unknown = _NO_HOST if device else _NO_DEVICE
         return Recommendation(
@@ -114,7 +124,7 @@ def _of_server(sized: SizedModel, server: ServerRun, workload: Workload) -> Reco
 def _recommended(sized: SizedModel, tokens: int | None, needed_bytes: int | None) -> Recommended:
     """The longest prompt, and what follows from it."""
     device, counts = sized.device, {moe.experts for moe in sized.model.experts().values()}
-    is_wired = device and device.backend == "metal" and sized.runtime_model.on_mlx
+    is_wired = device and device.backend == "metal" and sized.runtime_model.facet(OnMlx)
     return Recommended(
         context_tokens=tokens,
         wired_limit_bytes=(
@@ -132,10 +142,10 @@ def capacity_of(sized: SizedModel) -> ExpertCapacity | None:
     Under mlx-moe they are those that it keeps. None without a device, under another runtime than
     these and mlx-lm, and for a model without experts or with different numbers of them.
     """
-    if kept := sized.runtime_model.kept_experts:
-        return kept
+    if own := sized.runtime_model.facet(KeptExperts):
+        return own.kept_experts()
     device = sized.device
-    if device is None or not sized.runtime_model.is_mlx_lm:
+    if device is None or not sized.runtime_model.facet(MlxLmPrograms):
         return None
     counts = {moe.experts for moe in sized.model.experts().values()}
     expert_bytes = sized.footprint.by_part[Part.EXPERTS.value]
@@ -195,8 +205,8 @@ class DirectSearch(Struct):
 def memory_advice(search: JointSearch, answer: Answer, units: Units) -> Advice:
     """Return the memory that a machine must have."""
     device = search.sized.device
-    runs = search.sized.runtime_model.runs_on_macs
-    if not runs or (device and device.backend != "metal"):
+    is_off_macs = search.sized.runtime_model.facet(NvidiaOnly)
+    if is_off_macs or (device and device.backend != "metal"):
         return Advice("not_applicable", None, "only Macs are looked through")
     if device and answer.settings:
         assumes = answer.settings[-1].changes(search.asked)
@@ -217,7 +227,7 @@ def memory_advice(search: JointSearch, answer: Answer, units: Units) -> Advice:
 
 def recommend_here(sized: SizedModel, workload: Workload, units: Units) -> Recommendation:
     """Return what to do with each setting on the model's device, without other weights."""
-    formula = sized.formula_view() if sized.runtime_model.method == "trace" else None
+    formula = sized.formula_view() if isinstance(sized.runtime_model.source, Traced) else None
     search = JointSearch(sized, workload, formula=formula)
     return recommend(search, units, Answer(search.cheapest() if sized.device else ()))
 
@@ -230,7 +240,7 @@ def recommended_context(sized: SizedModel, workload: Workload) -> int | None:
 
 def _context_search(sized: SizedModel, workload: Workload) -> "DirectSearch | TraceSearch":
     formula = sized.formula_view()
-    if sized.runtime_model.method != "trace":
+    if not isinstance(sized.runtime_model.source, Traced):
         return DirectSearch(formula, workload)
     # The formulas alone need none of it.
     from memfit.estimators.sizing.trace_search import TraceSearch
@@ -320,7 +330,7 @@ class _Recommender(Struct, frozen=True):
         """The most bits of the cache in the cheapest settings."""
         asked = self._workload.kv_bits
         plain = dtypes.BITS[self._sized.model.dtype]
-        if not self._sized.runtime_model.runs_kv_bits(self._workload):
+        if not runs_kv_bits(self._sized.runtime_model, self._workload):
             why = f"{self._sized.runtime} does not quantise the cache of this workload"
             return Advice("not_applicable", None, why)
         if self._chosen is None:
@@ -339,7 +349,7 @@ class _Recommender(Struct, frozen=True):
         choices = self.joint.weight_bits
         if not choices:
             why = "the weights are quantised already, or mlx_lm.convert does not make them"
-            if not self._sized.runtime_model.on_mlx:
+            if not self._sized.runtime_model.facet(OnMlx):
                 why = f"{self._sized.runtime} converts no weights"
             elif fewer := self._sized.weight_bits():
                 why = f"fewer are not searched here: memfit estimate --quantize {fewer[0]}"
@@ -358,7 +368,7 @@ class _Recommender(Struct, frozen=True):
 
     def wired_limit(self, context: int | None) -> Advice:
         """The wired limit for the recommended context, else for the workload."""
-        if not self._sized.runtime_model.on_mlx:
+        if not self._sized.runtime_model.facet(OnMlx):
             return Advice("not_applicable", None, f"{self._sized.runtime} sets no wired limit")
         if self.device.backend != "metal":
             return Advice("not_applicable", None, "MLX has a wired limit on Macs only")

@@ -1,6 +1,6 @@
 """A model on a runtime and a device: every byte it takes at any workload."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -28,16 +28,31 @@ from memfit.estimators.mlx.as_of import as_of, check_class
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Basis, Level, LimitName, Note, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.facets import (
+    Drafting,
+    ForeignFormats,
+    Images,
+    MlxLmPrograms,
+    OnMlx,
+    PerMachine,
+    Sharding,
+    SplitMemory,
+    Views,
+    context_limit,
+    formula_of,
+)
 from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.registry import (
     bind,
     class_of,
     get_runtime,
     native_runtime,
+    offers,
     runtime_names,
     with_versions,
 )
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.source import Interpolated, MethodSetting
 from memfit.estimators.sizing.unknown import unknown_architecture
 from memfit.estimators.sizing.workload import DRAFT_TOKENS, MARGIN_BYTES
 from memfit.estimators.weights.activations import activation_type
@@ -53,8 +68,6 @@ if TYPE_CHECKING:
 
 # Of mlx_lm.convert, most first; 2 bits make most models useless.
 WEIGHT_BITS = (8, 6, 5, 4)
-# How figures are computed: ``auto`` is the formulas where they describe the model, else the trace.
-Method = Literal["auto", "formula", "trace"]
 
 
 class SizedModel(Struct):
@@ -92,9 +105,11 @@ class SizedModel(Struct):
     @property
     def refusal(self) -> str:
         """Why the runtime does not load the checkpoint, or its draft model's; else empty."""
-        if self.draft and self.draft.refusal and not self.runtime_model.refusal:
+        mlx = self.runtime_model.facet(OnMlx)
+        refusal = mlx.refusal() if mlx else ""
+        if self.draft and self.draft.refusal and not refusal:
             return f"the draft model {self.draft.checkpoint.id}: {self.draft.refusal}"
-        return self.runtime_model.refusal
+        return refusal
 
     @property
     def is_foreign(self) -> bool:
@@ -128,13 +143,14 @@ class SizedModel(Struct):
             other = bind(get_runtime(name), self.runtime_model.subject)
         except UnsupportedError:
             return False
-        if other.on_mlx and self.checkpoint.has_other_names:
+        mlx = other.facet(OnMlx)
+        if mlx and self.checkpoint.has_other_names:
             # The rules of all image processors, for a question that few models have.
             from memfit.estimators.images.processor import has_tower
 
             # Classes of mlx-vlm are of models with towers.
-            return not other.refusal and (not other.takes_images or has_tower(self.checkpoint))
-        return self.is_foreign and other.loads_foreign_formats
+            return not mlx.refusal() and (not other.facet(Images) or has_tower(self.checkpoint))
+        return self.is_foreign and other.facet(ForeignFormats) is not None
 
     def verdict(self, workload: Workload) -> tuple[Verdict, tuple[LimitName, ...]]:
         """Return the verdict on a workload, and the limits that are exceeded."""
@@ -145,12 +161,12 @@ class SizedModel(Struct):
     @property
     def runtime(self) -> str:
         """The name of the runtime it is sized for."""
-        return self.runtime_model.name
+        return self.runtime_model.runtime.name
 
     @property
     def resident_bytes(self) -> int:
         """Bytes of the weights as the runtime lays them out in memory."""
-        return self.runtime_model.resident_bytes
+        return self.runtime_model.resident_bytes()
 
     def figures_for(self, workload: Workload) -> MemoryFigures:
         """Return the figures of a workload.
@@ -169,7 +185,7 @@ class SizedModel(Struct):
         Raises:
             UnsupportedError: when they do not.
         """
-        if workload.images and not self.runtime_model.takes_images:
+        if workload.images and not self.runtime_model.facet(Images):
             raise UnsupportedError(
                 f"{self.runtime}: what it does with images is not described; leave the runtime out,"
                 " or take mlx-vlm"
@@ -179,41 +195,38 @@ class SizedModel(Struct):
         """Whether the figures of a workload were computed already."""
         return workload in self._answers
 
-    @property
-    def is_between_traces(self) -> bool:
-        """Whether its workspace is between those of traced prompts: no formula has one."""
-        runtime_model = self.runtime_model
-        return runtime_model.method != "trace" and runtime_model.subject.traced is not None
-
     def formula_view(self) -> "SizedModel":
         """Return what answers many workloads quickly."""
-        view = self.runtime_model.formula_view()
+        view = formula_of(self.runtime_model)
         return self if view is self.runtime_model else self._under(view)
 
     def phases_view(self, phases: frozenset[CallPhase]) -> "SizedModel":
         """Return what may leave out the calls of other phases, if that is quicker."""
-        return self._under(self.runtime_model.phases_view(phases))
+        views = self.runtime_model.facet(Views)
+        return self._under(views.for_phases(phases)) if views else self
 
     def comparing(self, *workloads: Workload) -> "SizedModel":
         """Return what answers for all these workloads in one way, so that peaks compare."""
-        view = self.runtime_model.comparing(*workloads)
+        views = self.runtime_model.facet(Views)
+        view = views.comparing(*workloads) if views else self.runtime_model
         return self if view is self.runtime_model else self._under(view)
 
     def requirement(self, workload: Workload) -> Need:
         """Return what must fit, and the budget that it must fit in."""
         figures, runtime_model = self.figures_for(workload), self.runtime_model
         draft, budget = self.draft_bytes(workload), runtime_model.runtime.budget
-        drafted = self.drafted(workload)
+        drafted, split = self.drafted(workload), runtime_model.facet(SplitMemory)
+        most_tokens = context_limit(runtime_model) or workload.total_tokens
         on_host = figures.host_bytes + (drafted.host_bytes if drafted else 0)
         return Need(
             figures.moment.nbytes + draft + self.margin_bytes,
             figures.moment.largest_buffer_bytes,
-            runtime_model.budgeted_bytes(figures) + (0 if budget.for_cache else draft),
+            figures.budgeted_bytes(runtime_model.runtime) + (0 if budget.for_cache else draft),
             budget,
             self.error_bytes(workload),
-            runtime_model.shared_bytes(figures),
-            max(0, workload.total_tokens - (runtime_model.context_limit or workload.total_tokens)),
-            runtime_model.host_need(on_host),
+            split.shared_bytes(figures) if split else 0,
+            max(0, workload.total_tokens - most_tokens),
+            split.host_need(on_host) if split else None,
         )
 
     def workspace_basis(self, workload: Workload) -> tuple[Basis, int]:
@@ -222,7 +235,8 @@ class SizedModel(Struct):
 
     def error_bytes(self, workload: Workload) -> int:
         """Return by how much the peak may be too low: the error of its workspace, or a load."""
-        above_peak = self.runtime_model.most_load_bytes - self.figures_for(workload).moment.nbytes
+        mlx, peak_bytes = self.runtime_model.facet(OnMlx), self.figures_for(workload).moment.nbytes
+        above_peak = mlx.most_load_bytes() - peak_bytes if mlx else 0
         return max(self.workspace_error_bytes(workload), above_peak)
 
     def workspace_error_bytes(self, workload: Workload) -> int:
@@ -237,9 +251,15 @@ class SizedModel(Struct):
     def on(self, device: Device | None) -> "SizedModel":
         """Return the same model on another device; nothing is read again."""
         draft = self.draft.on(device) if self.draft else None
-        answers = self._answers if self.runtime_model.is_alike_on(device) else {}
+        answers = self._answers if self._is_alike_on(device) else {}
         runtime_model = self.runtime_model.on(device)
         return replace(self, runtime_model=runtime_model, draft=draft, _answers=answers, _drafts={})
+
+    def _is_alike_on(self, device: Device | None) -> bool:
+        """Whether figures on another machine are the same."""
+        if self.runtime_model.facet(PerMachine):
+            return device == self.device
+        return self.device is not None and device is not None and self.device.gpu == device.gpu
 
     def with_runtime(self, runtime: Runtime) -> "SizedModel":
         """Return the same model under another runtime, or one with other settings.
@@ -259,8 +279,12 @@ class SizedModel(Struct):
             InputError: for a split that is not of the model's layers.
             UnsupportedError: when the model does not divide among the ranks.
         """
-        ranked = self.runtime_model.of_rank(rank)
-        margin_bytes = self.margin_bytes + ranked.communication_bytes
+        sharding = self.runtime_model.facet(Sharding)
+        assert sharding
+        ranked = sharding.for_rank(rank)
+        sharding = ranked.facet(Sharding)
+        assert sharding
+        margin_bytes = self.margin_bytes + sharding.communication_bytes()
         return replace(self._under(ranked), margin_bytes=margin_bytes)
 
     def settled(self, workload: Workload) -> "SizedModel":
@@ -269,20 +293,14 @@ class SizedModel(Struct):
         Raises:
             UnsupportedError: when it cannot choose.
         """
-        return self.with_runtime(self.runtime_model.settled(workload))
-
-    def with_footprint(self, footprint: WeightFootprint) -> "SizedModel":
-        """Return the same model with other weights."""
-        return self._of(replace(self.runtime_model.subject, footprint=footprint))
-
-    def _of(self, subject: Subject) -> "SizedModel":
-        return self._under(type(self.runtime_model).bound(self.runtime_model.runtime, subject))
+        split = self.runtime_model.facet(SplitMemory)
+        return self.with_runtime(split.settled(workload)) if split else self
 
     def weight_bits(self) -> tuple[int, ...]:
         """Return the bits of mlx_lm.convert that are fewer than the weights have, most first."""
         plan, checkpoint = self.footprint.plan, self.checkpoint
         # mlx_lm.convert loads what it converts.
-        if self.refusal or not self.runtime_model.on_mlx or checkpoint.source == "gguf":
+        if self.refusal or not self.runtime_model.facet(OnMlx) or checkpoint.source == "gguf":
             return ()
         if plan is None or not plan.converting:
             block = declared(checkpoint.config, self.model, checkpoint.config_name)
@@ -307,20 +325,27 @@ class SizedModel(Struct):
         model, footprint = convert(checkpoint.config, model, plan, block, stored)
         _, footprint = _with_adapter(model, footprint, self.adapter)
         view = self.formula_view()
-        subject = replace(view.runtime_model.subject, model=model, footprint=footprint)
-        if subject.traced:
-            subject = replace(subject, traced=subject.traced.converted(quantize))
-        return view._of(subject)
+        source = view.runtime_model.subject.source
+        if isinstance(source, Interpolated):
+            source = Interpolated(source.workspace.converted(quantize))
+        subject = replace(
+            view.runtime_model.subject,
+            model=model,
+            footprint=footprint,
+            source=source,
+            method="formula",
+        )
+        return view._under(bind(view.runtime_model.runtime, subject))
 
     def measured(self, measurement: "Measurement") -> "SizedModel":
         """Return the same with what a run on this device took, in place of figures for it.
 
         It stays as it is: neither moved to another device nor put under another runtime.
         """
-        from memfit.estimators.runtimes.measured import Measured
+        from memfit.estimators.runtimes.measured import MeasuredModel
 
         inner = self.runtime_model
-        return self._under(Measured(inner.runtime, inner.subject, inner, measurement))
+        return self._under(MeasuredModel(inner.runtime, inner.subject, inner, measurement))
 
     def _under(self, runtime_model: RuntimeModel) -> "SizedModel":
         return replace(self, runtime_model=runtime_model, _answers={}, _drafts={})
@@ -337,10 +362,8 @@ class SizedModel(Struct):
                 f"{draft.checkpoint.id}: a draft for {draft.runtime} cannot serve a model that"
                 f" runs on {self.runtime}"
             )
-        if self.runtime_model.is_mlx_lm:
-            from memfit.estimators.sizing.drafting import require_same_vocabulary
-
-            require_same_vocabulary(self.runtime_model.subject, draft.runtime_model.subject)
+        if drafting := self.runtime_model.facet(Drafting):
+            drafting.require_draft(draft.runtime_model.subject)
         return replace(self, draft=draft, draft_tokens=tokens, _drafts={})
 
     def draft_bytes(self, workload: Workload) -> int:
@@ -357,8 +380,11 @@ class SizedModel(Struct):
         if self.draft is None:
             return None
         if workload not in self._drafts:
-            self._drafts[workload] = self.runtime_model.drafted(
-                workload, self.draft.runtime_model, self.draft_tokens
+            drafting, other = self.runtime_model.facet(Drafting), self.draft.runtime_model
+            self._drafts[workload] = (
+                drafting.drafted(workload, other, self.draft_tokens)
+                if drafting
+                else DraftFigures(other.figures(workload).moment.nbytes, "bound")
             )
         return self._drafts[workload]
 
@@ -370,7 +396,7 @@ def size(
     margin_bytes: int = MARGIN_BYTES,
     quantize: Quantization | None = None,
     adapter: "Adapter | None" = None,
-    method: Method = "auto",
+    method: MethodSetting = "auto",
     as_type: str | None = None,
     versions: MlxVersions = MlxVersions(),  # noqa: B008 - a tuple
 ) -> SizedModel:
@@ -413,7 +439,7 @@ def _size_safetensors(
     device: Device | None,
     quantize: Quantization | None,
     adapter: "Adapter | None",
-    method: Method,
+    method: MethodSetting,
     versions: MlxVersions,
 ) -> RuntimeModel:
     native = native_runtime(checkpoint)
@@ -431,16 +457,15 @@ def _size_safetensors(
         model, footprint = convert(checkpoint.config, model, plan, block, footprint.loaded)
         # Of a quantised checkpoint the original is converted, which is not what was read.
         footprint = replace(footprint, refusal="" if footprint.of_original else refusal)
-    if method != "trace" or not class_of(runtime).is_mlx_lm:
+    if method != "trace" or not offers(runtime, MlxLmPrograms):
         model, footprint = _with_adapter(model, footprint, adapter)
-        by_trace = None if method == "auto" else method == "trace"
-        return bind(runtime, Subject(checkpoint, model, footprint, device, by_trace=by_trace))
+        return bind(runtime, Subject(checkpoint, model, footprint, device, method=method))
     from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace, MlxLmTrace, traced_weights
 
-    trace = ClassTrace(checkpoint, quantize, model.dtype, is_described=True, adapter=adapter)
+    trace = ClassTrace(checkpoint, quantize, model.dtype, adapter=adapter)
     footprint = traced_weights(trace, footprint, device)
     model, footprint = _with_adapter(model, footprint, adapter)
-    subject = Subject(checkpoint, model, footprint, device, by_trace=True)
+    subject = Subject(checkpoint, model, footprint, device, method="trace")
     return MlxLmTrace(runtime, subject, trace)
 
 

@@ -7,6 +7,8 @@ from memfit.estimators.base.units import ceil_div, round_down
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.call_plan import CHUNKS, planned_calls
 from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.facets import least_bytes
+from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
     is_accepted,
@@ -72,12 +74,16 @@ class TraceSearch(Struct):
             self.too_long = self._longest_by_formula(top) + CONTEXT_STEP
         return found or None
 
+    @property
+    def _is_interpolated(self) -> bool:
+        return isinstance(self.formula.runtime_model.source, Interpolated)
+
     def caveat(self, workload: Workload) -> str:
         """Return how `requirement` of a workload was found, empty when by trace."""
         traced = self._traced.get(workload)
         if traced and traced.workspace_basis(workload)[0] == "traced":
             return ""
-        if self.formula.is_between_traces:
+        if self._is_interpolated:
             return self.by
         _, percent = self.formula.workspace_basis(self.workload)
         return f"{self.by}, with its workspace raised by its error of {percent} %"
@@ -97,7 +103,7 @@ class TraceSearch(Struct):
     def _candidate(self, found: int, top: int, attempt: int) -> int:
         """The prompt to trace next, at most ``found`` when there is none."""
         most = top if self.too_long is None else self.too_long - CONTEXT_STEP
-        if self.formula.is_between_traces:
+        if self._is_interpolated:
             # The line between traced prompts needs this trace too.
             if attempt == 1 and is_accepted(self._leaves_room, self.workload.prompt_only(most)):
                 return most
@@ -125,14 +131,12 @@ class TraceSearch(Struct):
     def _ends_low(self, tokens: int) -> bool:
         """Whether the last chunk of a prompt is not its peak."""
         prompt = self.workload.prompt_only(tokens)
-        return not self.formula.is_between_traces and (
-            "last_chunk" in lower_calls(self.formula, prompt)
-        )
+        return not self._is_interpolated and ("last_chunk" in lower_calls(self.formula, prompt))
 
     def _asked(self, top: int) -> int:
         """Scale the formula to what is asked for; return its prompt if that is found to fit."""
         asked, tokens = self.workload, self.workload.prompt_tokens
-        if self.formula.is_between_traces and not self.sized.is_known(asked):
+        if self._is_interpolated and not self.sized.is_known(asked):
             return 0
         fits = is_accepted(self._confirm, asked)
         if asked != asked.prompt_only(tokens) or tokens % CONTEXT_STEP or tokens > top:
@@ -179,8 +183,8 @@ class TraceSearch(Struct):
 
     def _leaves_room(self, workload: Workload) -> bool:
         """Whether a workload may fit, with the formula's error: a trace takes long."""
-        if self.formula.is_between_traces:
-            least = self.sized.runtime_model.least_bytes(workload)
+        if self._is_interpolated:
+            least = least_bytes(self.sized.runtime_model, workload)
             return self._judged(
                 Need(least + self.sized.draft_bytes(workload) + self.formula.margin_bytes, 0)
             )
@@ -191,7 +195,7 @@ class TraceSearch(Struct):
 
     def _fits_by_far(self, tokens: int) -> bool:
         """Whether a prompt fits by the formula's largest, where trace and formula agree."""
-        if self.formula.is_between_traces:
+        if self._is_interpolated:
             return False
         _, percent = self.formula.workspace_basis(self.workload)
         view = peak_view(self.sized, self.formula, self.workload)
@@ -204,7 +208,7 @@ class TraceSearch(Struct):
     @property
     def by(self) -> str:
         """What gives a requirement where no trace was made, in words."""
-        return "between traced prompts" if self.formula.is_between_traces else "by formula"
+        return "between traced prompts" if self._is_interpolated else "by formula"
 
     def _largest_need(self, workload: Workload) -> Need:
         need = self.formula.requirement(workload)

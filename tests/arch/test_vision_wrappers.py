@@ -12,6 +12,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.machine.device import ANY_MAC
 from memfit.estimators.mlx.kv_cache import kv_cache
+from memfit.estimators.runtimes.facets import loaded_weights
 from memfit.estimators.runtimes.mlx_vlm_trace import VisionTrace
 from memfit.estimators.runtimes.registry import get_runtime, native_runtime
 from memfit.estimators.sizing.sized_model import size
@@ -71,7 +72,7 @@ def test_files_with_the_names_of_the_hub_are_loaded_whole(built: Built) -> None:
         "model", "local", built.case.config, "config.json", tensors=tuple(tensors)
     )
     sized = size(checkpoint, device=None, method="formula")
-    assert sized.runtime_model.loaded_bytes == sum(weights.values())
+    assert loaded_weights(sized.runtime_model).loaded_bytes == sum(weights.values())
 
 
 @pytest.mark.parametrize("kind", ONLY_MLX_VLM)

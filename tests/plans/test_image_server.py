@@ -20,8 +20,9 @@ from memfit.estimators.machine.devices import find_device
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.plans.server.images import CACHES_FEATURES, plan_image_server
 from memfit.estimators.runtimes.registry import get_runtime
+from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.catalog import Catalog
-from memfit.estimators.sizing.sized_model import Method, SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel
 from tests.mlx_memory import settled_bytes
 from tests.trace.vision_cases import QWEN2_VL
 
@@ -31,7 +32,7 @@ IMAGE = Images(images=(ImageSize(448, 336),))
 
 
 def sized_for_images(
-    reference: str | Checkpoint, device: Device | None, method: Method = "formula"
+    reference: str | Checkpoint, device: Device | None, method: MethodSetting = "formula"
 ) -> SizedModel:
     catalog = Catalog()
     name = reference if isinstance(reference, str) else catalog.add(reference)

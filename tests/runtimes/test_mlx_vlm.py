@@ -12,6 +12,7 @@ from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
+from memfit.estimators.runtimes.facets import loaded_weights
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.sizing.sized_model import SizedModel, size
 from tests.checkpoints import CASES, save_weights
@@ -31,9 +32,12 @@ def test_the_tower_counts_as_loaded_and_resident() -> None:
     whole = text.with_runtime(MLX_VLM)
     tower = whole.footprint.by_part["vision"]
     assert tower > 0
-    assert whole.runtime_model.loaded_bytes == text.runtime_model.loaded_bytes + tower
+    assert (
+        loaded_weights(whole.runtime_model).loaded_bytes
+        == loaded_weights(text.runtime_model).loaded_bytes + tower
+    )
     assert whole.resident_bytes >= text.resident_bytes + tower
-    assert whole.runtime_model.unloaded_bytes == 0
+    assert loaded_weights(whole.runtime_model).unloaded_bytes == 0
     workload = Workload(prompt_tokens=4096)
     more = whole.figures_for(workload).moment.nbytes - text.figures_for(workload).moment.nbytes
     embeddings = 4096 * text.model.hidden_size * 2
@@ -68,7 +72,10 @@ def test_a_conversion_leaves_towers_as_they_are_and_packs_a_tied_head_again() ->
     converted = text.with_runtime(MLX_VLM)
     head = 262208 * 2560 * 9 // 16  # 4 bits, and a scale and a bias of 16 for each 64 elements
     tower = plain.footprint.by_part["vision"]
-    assert converted.runtime_model.loaded_bytes == text.footprint.loaded_bytes + tower + head
+    assert (
+        loaded_weights(converted.runtime_model).loaded_bytes
+        == text.footprint.loaded_bytes + tower + head
+    )
     assert plain.converted(4).resident_bytes == converted.resident_bytes
 
 
@@ -89,7 +96,9 @@ def test_figures_equal_those_of_mlx_vlm(case: str, tmp_path: Path) -> None:
     before = settled_bytes()
     model = load_model(tmp_path, lazy=False)
     parameters: Any = tree_flatten(model.parameters())
-    assert sized.runtime_model.loaded_bytes == sum(array.nbytes for _, array in parameters)
+    assert loaded_weights(sized.runtime_model).loaded_bytes == sum(
+        array.nbytes for _, array in parameters
+    )
     mx.reset_peak_memory()
     ids = mx.array([[index % 200 + 1 for index in range(workload.prompt_tokens)]])
     steps = generate_step(
@@ -124,8 +133,10 @@ def test_short_prompts_name_the_logits_of_older_versions() -> None:
     sized = under_mlx_vlm(SAMPLES / "qwen3-vl-4b.yaml")
 
     def logits(tokens: int) -> list[str]:
-        lines = sized.runtime_model.assumptions(Workload(prompt_tokens=tokens), Units.GB)
-        return [line for line in lines if "up to 0.6.9" in line]
+        workload = Workload(prompt_tokens=tokens)
+        figures = sized.figures_for(workload)
+        said = sized.runtime_model.statements(workload, figures, Units.GB)
+        return [line for line in said.assumptions if "up to 0.6.9" in line]
 
     # 151,936 numbers of 16 bits for each of 1000 tokens.
     assert logits(1000)[0].endswith("303.9 MB more")

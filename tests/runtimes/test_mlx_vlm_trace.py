@@ -19,9 +19,11 @@ from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.images.processor import with_image_tokens
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.allocator import allocated
+from memfit.estimators.runtimes.facets import loaded_weights
 from memfit.estimators.runtimes.mlx_vlm_trace import MlxVlmTrace
 from memfit.estimators.runtimes.registry import get_runtime
-from memfit.estimators.sizing.sized_model import Method, SizedModel, size
+from memfit.estimators.runtimes.source import MethodSetting
+from memfit.estimators.sizing.sized_model import SizedModel, size
 
 pytest.importorskip("mlx_lm")
 if find_spec("mlx_vlm") is None:  # its import takes seconds
@@ -34,7 +36,7 @@ from tests.trace.vision_runs import library
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 TOWERS = ("GLM-4V", "GLM-4V, experts", "GLM-OCR", "InternVL (chat)", "Llama 3.2 Vision", "Gemma 3n")
-METHODS: tuple[Method, ...] = ("formula", "trace")
+METHODS: tuple[MethodSetting, ...] = ("formula", "trace")
 PHOTO = Images(images=(ImageSize(width=560, height=448),))
 SCREENSHOT = Images(images=(ImageSize(width=1280, height=800),))
 
@@ -51,20 +53,19 @@ def test_a_screenshot_is_traced_and_below_the_bound() -> None:
     figures, bound = sized.figures_for(workload), sized.formula_view().figures_for(workload)
     assert sized.workspace_basis(workload)[0] == "traced"
     assert figures.moment.phase == "vision"
-    assert sized.runtime_model.resident_bytes < figures.moment.nbytes < bound.moment.nbytes
+    assert sized.resident_bytes < figures.moment.nbytes < bound.moment.nbytes
     assert figures.kv == bound.kv
-    assert not list(sized.runtime_model.notes(workload, figures, Units.GB))
-    assumed = list(sized.runtime_model.assumptions(workload, Units.GB))
-    assert any("traced with mlx" in each for each in assumed)
+    said = sized.runtime_model.statements(workload, figures, Units.GB)
+    assert not list(said.notes)
+    assert any("traced with mlx" in each for each in said.assumptions)
 
 
 def test_what_is_not_traced_is_bounded_and_says_so() -> None:
     sized, workload = by_trace(QWEN3_VL, Images(images=(ImageSize(28, 28, 1000),)))
     figures = sized.figures_for(workload)
     assert sized.workspace_basis(workload)[0] == "bound"
-    notes = {
-        note.code: note.message for note in sized.runtime_model.notes(workload, figures, Units.GB)
-    }
+    said = sized.runtime_model.statements(workload, figures, Units.GB)
+    notes = {note.code: note.message for note in said.notes}
     assert "the class loops" in notes["not-traced"]
 
 
@@ -104,7 +105,7 @@ def test_a_class_that_only_mlx_vlm_has_is_sized_by_it() -> None:
     checkpoint = Checkpoint("model", "local", IDEFICS, "config.json")
     sized = size(checkpoint, device=find_device("m5-max-128"))
     runtime_model = sized.runtime_model
-    assert (sized.runtime, runtime_model.method) == ("mlx-vlm", "trace")
+    assert (sized.runtime, runtime_model.source.method) == ("mlx-vlm", "trace")
     text = Workload(prompt_tokens=3000, max_tokens=600)
     figures = sized.figures_for(text)
     # Two layers of keys and values, of two heads of 64, in bf16, for 3600 tokens in steps of 256.
@@ -116,8 +117,12 @@ def test_a_class_that_only_mlx_vlm_has_is_sized_by_it() -> None:
     assert sized.workspace_basis(images)[0] == "traced"
     # A matrix of 4 bits has a scale and a bias of 16 bits for each 64; the towers stay.
     fewer = size(checkpoint, device=None, quantize=Quantization(4, 64))
-    towers = runtime_model.loaded_bytes - sized.footprint.loaded_bytes
-    assert towers == fewer.runtime_model.loaded_bytes - fewer.footprint.loaded_bytes > 0
+    towers = loaded_weights(runtime_model).loaded_bytes - sized.footprint.loaded_bytes
+    assert (
+        towers
+        == loaded_weights(fewer.runtime_model).loaded_bytes - fewer.footprint.loaded_bytes
+        > 0
+    )
     assert fewer.footprint.loaded_bytes * 3 < sized.footprint.loaded_bytes
     assert sized.converted(4).resident_bytes == fewer.resident_bytes
 
@@ -162,7 +167,7 @@ def test_weights_by_formula_are_those_of_mlx_vlms_class(name: str, bits: int | N
     runtime_model = sized.with_runtime(get_runtime("mlx-vlm")).runtime_model
     assert isinstance(runtime_model, MlxVlmTrace)
     weights = runtime_model.trace.weights(None)
-    assert runtime_model.loaded_bytes == sum(weights.values())
+    assert loaded_weights(runtime_model).loaded_bytes == sum(weights.values())
 
 
 def test_images_of_a_model_without_a_formula_are_traced_unless_a_formula_is_asked_for() -> None:

@@ -11,6 +11,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
+from memfit.estimators.runtimes.facets import pool
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.runtimes.token_cost import TokenCost
 from memfit.estimators.runtimes.vllm.pool import block_layout
@@ -139,9 +140,9 @@ def test_a_pool_holds_the_requests_vllm_has_logged(
 ) -> None:
     device = find_device("h100-80", os_regime=DEFAULT_REGIME)
     sized = size(open_sample(sample), device=device).with_runtime(get_runtime("vllm"))
-    pool = sized.runtime_model.pool(workload)
-    assert pool
-    assert pool_gib * 2**30 / pool.request_bytes == pytest.approx(concurrency, rel=0.003)
+    found = pool(sized.runtime_model, workload)
+    assert found
+    assert pool_gib * 2**30 / found.request_bytes == pytest.approx(concurrency, rel=0.003)
 
 
 def open_sample(name: str) -> Checkpoint:

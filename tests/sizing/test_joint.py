@@ -20,6 +20,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.results.estimate import Action, Cell, Estimate, ServerRun
 from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.facets import least_bytes
 from memfit.estimators.runtimes.mlx_lm import MLX_LM
 from memfit.estimators.runtimes.mlx_lm_commands import together
 from memfit.estimators.sizing.catalog import Catalog
@@ -274,7 +275,7 @@ def test_figures_are_never_below_the_part_that_is_quick_to_compute() -> None:
         model = catalog().sized(str(path), device=memory_device(64 * GIB))
         for prompt, step in product((1, 300, 9001), (2048, 100)):
             workload = Workload(prompt_tokens=prompt, prefill_step=step, max_tokens=50)
-            least = model.runtime_model.least_bytes(workload)
+            least = least_bytes(model.runtime_model, workload)
             assert least <= model.figures_for(workload).moment.nbytes, path.stem
 
 

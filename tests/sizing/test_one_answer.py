@@ -28,9 +28,10 @@ from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.results.gate import TargetReport
 from memfit.estimators.runtimes.registry import get_runtime, list_runtimes, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.sized_model import Method, SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
 from tests.cli.running import Memfit
 from tests.gguf.writing import recorded, write
@@ -143,7 +144,7 @@ def versioned(question: Question, runtime: Runtime) -> Runtime:
 
 
 def sized_for(
-    question: Question, path: str, runtime: Runtime | None, *, method: Method = "auto"
+    question: Question, path: str, runtime: Runtime | None, *, method: MethodSetting = "auto"
 ) -> SizedModel:
     return catalog().sized(
         path,

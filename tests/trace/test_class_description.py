@@ -208,7 +208,7 @@ def test_experts_of_an_unknown_number_a_token_are_rejected() -> None:
 
 def trace_of(config: Mapping[str, Any]) -> ClassTrace:
     checkpoint = Checkpoint(id="it", source="config", config=config, config_name="it")
-    return ClassTrace(checkpoint, None, "BF16", is_described=False)
+    return ClassTrace(checkpoint, None, "BF16")
 
 
 @pytest.mark.parametrize("tokens", [3000, 9000, 40_000])

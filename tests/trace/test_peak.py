@@ -194,7 +194,7 @@ def test_on_metal_formula_and_trace_agree_on_a_generation_that_grows() -> None:
     workload = Workload(prompt_tokens=200_000, max_tokens=1000)
     formula = size(checkpoint, device=None, method="formula")
     wanted = formula.on(MAX).figures_for(workload).moment
-    trace = ClassTrace(checkpoint, None, "BF16", is_described=True)
+    trace = ClassTrace(checkpoint, None, "BF16")
     traced = trace.run(workload, MAX, MlxVersions()).peak
     assert traced is not None
     assert traced.phase == "growing"

@@ -15,7 +15,9 @@ from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.devices import working_set_device
-from memfit.estimators.sizing.sized_model import Method, SizedModel, size
+from memfit.estimators.runtimes.facets import Sharding, load_bytes
+from memfit.estimators.runtimes.source import MethodSetting
+from memfit.estimators.sizing.sized_model import SizedModel, size
 
 pytest.importorskip("mlx_lm")
 
@@ -47,7 +49,9 @@ def config_of(path: Path) -> dict[str, Any]:
     return config
 
 
-def figures(config: dict[str, Any], method: Method, rank: Rank) -> tuple[int, int, int] | str:
+def figures(
+    config: dict[str, Any], method: MethodSetting, rank: Rank
+) -> tuple[int, int, int] | str:
     """Weights, keys and values, and states of a rank; why there are none where it has none."""
     name = config["model_type"]
     checkpoint = Checkpoint(id=name, source="config", config=config, config_name=name)
@@ -89,7 +93,7 @@ def test_formulas_keep_the_traced_load_of_a_rank() -> None:
     checkpoint = Checkpoint(id="llama", source="config", config=config, config_name="llama")
     part = size(checkpoint, device=None, method="trace").of_rank(Rank(0, SIZE, "tensor"))
     by_formula = part.formula_view().runtime_model
-    assert by_formula.load_bytes == part.runtime_model.load_bytes > part.resident_bytes
+    assert load_bytes(by_formula) == load_bytes(part.runtime_model) > part.resident_bytes
 
 
 @pytest.mark.exhaustive
@@ -112,7 +116,9 @@ def test_a_class_without_a_formula_is_described_for_each_rank(name: str) -> None
         config = {**config, "num_hidden_layers": 2 * config["num_hidden_layers"]}
         checkpoint = replace(checkpoint, config=config)
     whole = size(checkpoint, device=working_set_device(2**40))
-    parallel = whole.runtime_model.parallel(None)
+    sharding = whole.runtime_model.facet(Sharding)
+    assert sharding
+    parallel = sharding.parallel(None)
     for index in range(SIZE):
         part = whole.of_rank(Rank(index, SIZE, parallel))
         by_formula = part.formula_view()

@@ -17,7 +17,8 @@ import mlx.core as mx
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.sizing.sized_model import Method, SizedModel, size
+from memfit.estimators.runtimes.source import MethodSetting
+from memfit.estimators.sizing.sized_model import SizedModel, size
 from memfit.estimators.weights.conversion import conversion_type
 from tests.checkpoints import config_of as any_config_of
 from tests.checkpoints import save_tokenizer
@@ -70,7 +71,9 @@ def write(directory: Path, config: dict[str, Any], tensors: Tensors) -> tuple[Pa
     return source, converted
 
 
-def sized(path: Path, method: Method = "formula", quantize: Quantization | None = None) -> Any:
+def sized(
+    path: Path, method: MethodSetting = "formula", quantize: Quantization | None = None
+) -> Any:
     return size(open_checkpoint(str(path)), device=None, quantize=quantize, method=method)
 
 
@@ -179,7 +182,7 @@ def test_a_type_under_another_key_casts_as_in_mlx_lm(
 @pytest.mark.parametrize("method", ["formula", "trace"])
 @pytest.mark.parametrize("case", ["deepseek_v3", "kimi_linear", "nemotron_h"])
 def test_what_a_class_never_casts_keeps_the_type_of_the_files(
-    case: str, method: Method, tmp_path: Path
+    case: str, method: MethodSetting, tmp_path: Path
 ) -> None:
     config = config_of(case, torch_dtype="float32")
     tensors = {name: value.astype(mx.bfloat16) for name, value in plain(config).items()}

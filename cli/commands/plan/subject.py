@@ -10,14 +10,15 @@ from memfit.cli.options.runtime import VersionOptions
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.machine.device import Device
+from memfit.estimators.runtimes.facets import MlxLmPrograms
+from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.workload import MARGIN_BYTES
 
 if TYPE_CHECKING:
     from memfit.cli.render.document import Document
     from memfit.cli.render.view import Answer
     from memfit.estimators.results.result import Result
-    from memfit.estimators.sizing.sized_model import Method, SizedModel
-
+from memfit.estimators.sizing.sized_model import SizedModel
 
 Traffic = Annotated[
     Path | None,
@@ -44,7 +45,7 @@ class PlanModel(NamedModel, frozen=True, kw_only=True):
         machine: Device | None,
         *,
         verbose: bool,
-        method: "Method" = "auto",
+        method: "MethodSetting" = "auto",
         margin_bytes: int = MARGIN_BYTES,
         versions: VersionOptions,
     ) -> "SizedModel":
@@ -75,7 +76,7 @@ class PlanModel(NamedModel, frozen=True, kw_only=True):
         *,
         verbose: bool,
         versions: VersionOptions,
-        method: "Method" = "auto",
+        method: "MethodSetting" = "auto",
         margin_bytes: int = 0,
     ) -> "SizedModel":
         """Return the model sized for mlx-lm on a machine, without a margin unless one is given.
@@ -87,7 +88,7 @@ class PlanModel(NamedModel, frozen=True, kw_only=True):
         sized = self.sized(
             machine, verbose=verbose, method=method, margin_bytes=margin_bytes, versions=versions
         )
-        if not sized.runtime_model.is_mlx_lm:
+        if not sized.runtime_model.facet(MlxLmPrograms):
             raise UnsupportedError(
                 f"{sized.checkpoint.id}: this is planned for mlx-lm, and the model is sized for"
                 f" {sized.runtime}"
