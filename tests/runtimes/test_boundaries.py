@@ -78,7 +78,7 @@ def test_nothing_outside_depends_on_a_runtimes_name_or_class(path: Path) -> None
         "isinstance(model, Zinc | vllm.Vllm)",
         "{'mlx-lm': 1}[name]",
         "match name:\n    case 'zinc': pass",
-        "match model:\n    case Measured(): pass",
+        "match model:\n    case MeasuredModel(): pass",
         "model.runtime is FOUNDRY",
     ],
 )
