@@ -18,6 +18,7 @@ from memfit.estimators.checkpoint.opening import open_sample
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.sized_model import settled_for
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -137,7 +138,7 @@ class OpenModel(Struct, frozen=True):
 
         sized = self._sized(device=device)
         sized, run = prompted(sized, asked, keeps_runtime=self._runtime_is_named)
-        return sized.settled(run), run
+        return settled_for(sized, run), run
 
 
 def estimate(

@@ -23,7 +23,8 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, MlxVersions, parse_version
 from memfit.estimators.runtimes.source import MethodSetting
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import SizedModel
 
 ROWS = Path(__file__).parents[1] / "tests" / "published"
 METHODS: tuple[MethodSetting, ...] = ("trace", "formula")

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from memfit.estimators.runtimes.runtime import Runtime
     from memfit.estimators.sizing.catalog import Catalog
     from memfit.estimators.sizing.estimate import estimate
-    from memfit.estimators.sizing.sized_model import SizedModel, size
+    from memfit.estimators.sizing.opening import size
+    from memfit.estimators.sizing.sized_model import SizedModel
 
 _MODULES = {
     "base.errors": (
@@ -52,7 +53,8 @@ _MODULES = {
     "runtimes.runtime": ("Runtime",),
     "sizing.catalog": ("Catalog",),
     "sizing.estimate": ("estimate",),
-    "sizing.sized_model": ("SizedModel", "size"),
+    "sizing.opening": ("size",),
+    "sizing.sized_model": ("SizedModel",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

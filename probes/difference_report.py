@@ -18,7 +18,7 @@ def difference_report(
 
     They have no name of a model, a machine or a user, and no path.
     """
-    _, percent = sized.workspace_basis(point.workload)
+    _, percent = sized.runtime_model.basis("workspace", point.workload)
     found = [figure for figure in point.figures if _is_beyond(figure, percent)]
     if not found or point.status != "measured":
         return ()

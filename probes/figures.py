@@ -261,7 +261,7 @@ def estimated_figures(sized: SizedModel, workload: Workload) -> dict[str, Estima
         prefilled=prefilled_kv_cache(sized.model, workload),
         has_prefill=workload.prompt_tokens > 1,
         cache_basis=sized.runtime_model.basis("cache", workload)[0],
-        peak_basis=sized.workspace_basis(workload)[0],
+        peak_basis=sized.runtime_model.basis("workspace", workload)[0],
     )
     found = {each.name: each.estimated(of) for each in _DECLARED if each.estimated}
     return {name: figure for name, figure in found.items() if figure}

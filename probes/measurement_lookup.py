@@ -11,7 +11,7 @@ from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.facets import Images, MlxLmPrograms, loaded_weights
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.measurement_lookup import Versions, recall
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, as_measured
 from memfit.probes.store import Store
 
 
@@ -44,7 +44,7 @@ def with_measurement(
         model=checkpoint.id,
     )
     sized = replace(sized, notes=(*warnings, *found.notes))
-    return sized.measured(found.measurement) if found.measurement else sized
+    return as_measured(sized, found.measurement) if found.measurement else sized
 
 
 def contradiction(measurement: Measurement, sized: SizedModel) -> str | None:

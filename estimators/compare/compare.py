@@ -41,7 +41,7 @@ from memfit.estimators.sizing.estimate import (
 from memfit.estimators.sizing.prompted import prompted
 from memfit.estimators.sizing.ranks import ranked
 from memfit.estimators.sizing.recommend import recommended_context
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, refusal_of, verdict_of
 
 
 class ComparedModel(Struct, frozen=True):
@@ -155,7 +155,7 @@ def _estimate(ready: _Ready | Unavailable, units: Units) -> Estimate | Unavailab
 
 
 def _context(ready: _Ready | Unavailable) -> int | None:
-    if isinstance(ready, Unavailable) or ready.sized.refusal:
+    if isinstance(ready, Unavailable) or refusal_of(ready.sized):
         return None
     return recommended_context(ready.sized, ready.workload)
 
@@ -259,7 +259,7 @@ def _cell(
     need = try_or_reason(lambda: sized.requirement(ready.workload))
     if isinstance(need, Unavailable):
         return ComparedCell(settings=settings, model=label, undecided=need)
-    verdict, exceeded = sized.verdict(ready.workload)
+    verdict, exceeded = verdict_of(sized, ready.workload)
     versions = notes_on_versions(sized, ready.workload, units, of="")
     return ComparedCell(
         settings=settings,

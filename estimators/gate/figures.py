@@ -38,7 +38,7 @@ def figures_of(
         expert_capacity=capacity.experts if capacity else None,
         experts=capacity.of if capacity else None,
         basis=sized.footprint.basis,
-        workspace_basis=sized.workspace_basis(largest)[0],
+        workspace_basis=sized.runtime_model.basis("workspace", largest)[0],
         peak_of=UNSET if largest == workload else SmallerRun(largest.batch, largest.prompt_tokens),
     )
 

@@ -50,7 +50,7 @@ from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.ranks import Ranks, ranked
 from memfit.estimators.sizing.search import fits_comfortably
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, is_foreign, require_loaded
 from memfit.estimators.sizing.smaller_workloads import are_compared, can_take_more
 from memfit.estimators.sizing.training_steps import TracedSteps
 from memfit.estimators.sizing.workload import MARGIN_BYTES
@@ -106,7 +106,7 @@ class TargetModel(Struct, frozen=True):
         target, workload = self.target, self.workload
         sized = self.sized(target.quantize)
         # A policy may accept the bound of a model that is converted first, and no other files.
-        sized = sized if sized.is_foreign else sized.loaded()
+        sized = sized if is_foreign(sized) else require_loaded(sized)
         named: dict[str, Any] = {**target.versions(), **_of_ranks(target.ranks)}
         if target.margin_bytes is not None:
             named["margin_bytes"] = target.margin_bytes

@@ -409,3 +409,9 @@ def pool(
     """Return how a runtime divides a device's memory at its start, None where it does not."""
     pooled = runtime_model.facet(Pool)
     return pooled.pool(workload, draft_bytes=draft_bytes) if pooled else None
+
+
+def communication_bytes(runtime_model: "RuntimeModel") -> int:
+    """Return the bytes outside of MLX's allocator for the exchange with other ranks."""
+    sharding = runtime_model.facet(Sharding)
+    return sharding.communication_bytes() if sharding else 0

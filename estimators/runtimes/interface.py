@@ -5,7 +5,7 @@ inherits the facets it has (runtimes/facets.py).
 """
 
 from collections.abc import Iterable, Iterator
-from typing import ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,6 +25,9 @@ from memfit.estimators.runtimes.facets import OnMlx
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import Formula, Interpolated, MethodSetting, Source
 from memfit.estimators.weights.footprint import WeightFootprint
+
+if TYPE_CHECKING:
+    from memfit.estimators.checkpoint.adapters import Adapter
 
 Figure = Literal["weights", "cache", "workspace"]
 Bound = TypeVar("Bound", bound="RuntimeModel")
@@ -74,6 +77,7 @@ class Subject(Struct, frozen=True):
     rank: Rank | None = None
     """The rank that has this part of the model, None: it is the whole model."""
     method: MethodSetting = "auto"
+    adapter: "Adapter | None" = None
     has_decode: bool = True
     """Whether the calls after a prompt are among its moments; a formula may leave them out."""
 

@@ -17,7 +17,7 @@ from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import smallest_mac
 from memfit.estimators.sizing.search import is_accepted
 from memfit.estimators.sizing.serving import Serving, not_served
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, is_loadable
 
 
 class Answer(Struct, frozen=True):
@@ -202,7 +202,7 @@ def converting(sized: SizedModel, run: Callable[[str], Iterable[str]]) -> Iterat
     There are none for a checkpoint that mlx-lm can neither load nor convert.
     """
     # Nor for an assumed type, of which the library has no class or another one.
-    if not sized.is_loadable or sized.checkpoint.assumed_from:
+    if not is_loadable(sized) or sized.checkpoint.assumed_from:
         return
     model, plan = sized.checkpoint.to_load, sized.footprint.plan
     # No other runtime loads what is made.

@@ -26,6 +26,7 @@ from memfit.estimators.sizing.grid import (
 )
 from memfit.estimators.sizing.joint import JointSearch
 from memfit.estimators.sizing.macs import macs
+from memfit.estimators.sizing.opening import weight_bits_of
 from memfit.estimators.sizing.recommend import (
     NOT_RECOMMENDED,
     memory_advice,
@@ -84,7 +85,7 @@ def _partial_experts(search: JointSearch) -> PartialExperts | None:
 def search_of(sized: SizedModel, workload: Workload) -> JointSearch:
     """Return the search for settings of a workload."""
     formula = sized.formula_view() if isinstance(sized.runtime_model.source, Traced) else None
-    return JointSearch(sized, workload, sized.weight_bits(), formula)
+    return JointSearch(sized, workload, weight_bits_of(sized), formula)
 
 
 class _Ladder(Struct):

@@ -22,6 +22,7 @@ from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.runtimes.registry import native_runtime, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import MethodSetting, Traced
+from memfit.estimators.sizing.sized_model import with_draft, with_runtime
 from memfit.estimators.sizing.workload import DRAFT_TOKENS, MARGIN_BYTES
 
 # Imported where it is used: a checkpoint on the Hub is fetched while the library is imported.
@@ -113,7 +114,7 @@ class Catalog:
         placed = self._once(
             (conversion, device), lambda: base if base.device == device else base.on(device)
         )
-        return self._once((conversion, device, runtime), lambda: placed.with_runtime(runtime))
+        return self._once((conversion, device, runtime), lambda: with_runtime(placed, runtime))
 
     def _size(
         self,
@@ -127,7 +128,7 @@ class Catalog:
         as_type: str | None,
         versions: MlxVersions,
     ) -> "SizedModel":
-        from memfit.estimators.sizing.sized_model import size
+        from memfit.estimators.sizing.opening import size
 
         alone = size(
             self.checkpoint(reference),
@@ -150,7 +151,7 @@ class Catalog:
             # The calls of both follow one another, so that both are traced or neither is.
             method="trace" if isinstance(alone.runtime_model.source, Traced) else method,
         )
-        return alone.drafting(other, draft.tokens)
+        return with_draft(alone, other, draft.tokens)
 
     def adapter(self, directory: Path) -> "Adapter":
         """Return an adapter.

@@ -14,7 +14,7 @@ from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.joint import JointSearch
 from memfit.estimators.sizing.search import first_fitting, longest_context, longest_prompt
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, with_runtime
 
 _DIVIDES = "llama.cpp"
 """The runtime that keeps a part of a model on the host."""
@@ -72,16 +72,16 @@ def _under(sized: SizedModel, workload: Workload) -> tuple[SizedModel, Workload]
         return sized, workload
     runtime = get_runtime(_DIVIDES)
     if workload.prefill_step != sized.runtime_model.runtime.prefill_step:
-        return sized.with_runtime(runtime), workload
+        return with_runtime(sized, runtime), workload
     step = runtime.prefill_step
-    return sized.with_runtime(runtime), replace(workload, prefill_step=step)
+    return with_runtime(sized, runtime), replace(workload, prefill_step=step)
 
 
 def _most_on_gpu(sized: SizedModel, workload: Workload) -> _Divided | None:
     """The first division that fits the GPU."""
 
     def under(runtime: Runtime) -> SizedModel:
-        return sized.with_runtime(runtime)
+        return with_runtime(sized, runtime)
 
     def fits(division: tuple[dict[str, int], Runtime]) -> bool:
         need = replace(under(division[1]).requirement(workload), host=None)

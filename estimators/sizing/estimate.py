@@ -51,7 +51,16 @@ from memfit.estimators.runtimes.source import Formula, Interpolated
 from memfit.estimators.sizing.advise import NO_ADVICE, advise
 from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.search import longest_prompt
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import (
+    SizedModel,
+    draft_bytes_of,
+    draft_figures,
+    error_bytes_of,
+    refusal_of,
+    runtimes_that_load,
+    verdict_of,
+    workspace_error_of,
+)
 
 SHORTEST_PLOTTED = 1024
 
@@ -69,11 +78,11 @@ def estimate(
     figures, runtime_model = sized.figures_for(workload), sized.runtime_model
     need = sized.requirement(workload)
     limits = (*largest_buffer(sized.device, figures), *run_limits(runtime_model, workload))
-    verdict, exceeded = sized.verdict(workload)
-    peak_bytes = figures.moment.nbytes + sized.draft_bytes(workload)
-    advises = advises and not sized.refusal
+    verdict, exceeded = verdict_of(sized, workload)
+    peak_bytes = figures.moment.nbytes + draft_bytes_of(sized, workload)
+    drafted, refusal = draft_figures(sized, workload), refusal_of(sized)
+    advises = advises and not refusal
     advice = advise(sized, workload, units) if advises else NO_ADVICE
-    drafted = sized.drafted(workload)
     return Estimate(
         model=model_summary(sized),
         workload=workload,
@@ -95,7 +104,7 @@ def estimate(
         notes=tuple(_notes(sized, workload, units)),
         limits=limits,
         method=runtime_model.source.method,
-        refusal=Refusal(sized.refusal, sized.loaded_by()) if sized.refusal else UNSET,
+        refusal=Refusal(refusal, runtimes_that_load(sized)) if refusal else UNSET,
         decode_speed=decode_speed(sized, workload),
         pool=_pool(sized, workload) or UNSET,
         memories=_memories(sized, workload) or UNSET,
@@ -127,13 +136,13 @@ def _image_advice(sized: SizedModel, workload: Workload) -> ImageAdvice | None:
 def _peak_range(
     sized: SizedModel, workload: Workload, figures: MemoryFigures, peak_bytes: int
 ) -> tuple[int, int]:
-    if sized.workspace_basis(workload)[0] == "bound":
+    if sized.runtime_model.basis("workspace", workload)[0] == "bound":
         return peak_bytes - figures.moment.workspace_bytes, peak_bytes
-    lowest, moment = peak_bytes - sized.workspace_error_bytes(workload), figures.moment
+    lowest, moment = peak_bytes - workspace_error_of(sized, workload), figures.moment
     if moment.phase == "load":
         # With a fast device the arrays that others are made from are gone sooner.
         lowest = min(lowest, max(moment.prefill_bytes or 0, moment.decode_bytes or 0))
-    return lowest, peak_bytes + sized.error_bytes(workload)
+    return lowest, peak_bytes + error_bytes_of(sized, workload)
 
 
 def with_plots(result: Estimate, sized: SizedModel) -> Estimate:
@@ -204,13 +213,13 @@ def device_summary(device: Device) -> DeviceSummary:
 
 def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -> Components:
     footprint, kv, runtime_model = sized.footprint, figures.kv, sized.runtime_model
-    drafted, loaded = sized.drafted(workload), loaded_weights(runtime_model)
+    drafted, loaded = draft_figures(sized, workload), loaded_weights(runtime_model)
     weights, _ = runtime_model.basis("weights", workload)
     # What a runtime refuses to load is still counted in the files.
-    if sized.refusal and footprint.loaded_bytes + footprint.unloaded_bytes == footprint.nbytes:
+    if refusal_of(sized) and footprint.loaded_bytes + footprint.unloaded_bytes == footprint.nbytes:
         weights = "exact" if sized.checkpoint.tensors is not None else weights
     cached = _basis(sized, runtime_model.basis("cache", workload)[0])
-    workspace, error_percent = sized.workspace_basis(workload)
+    workspace, error_percent = sized.runtime_model.basis("workspace", workload)
     return Components(
         weights=Weights(
             bytes=footprint.nbytes,
@@ -264,7 +273,7 @@ def _assumptions(sized: SizedModel, workload: Workload, units: Units) -> Iterato
     figures = sized.figures_for(workload)
     yield from sized.runtime_model.statements(workload, figures, units).assumptions
     yield from _batch(sized, workload)
-    if drafted := sized.drafted(workload):
+    if drafted := draft_figures(sized, workload):
         yield (
             f"the draft model proposes {sized.draft_tokens} tokens in each step"
             if drafted.basis != "bound"

@@ -8,7 +8,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.facets import decoding_rows
 from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.recommend import capacity_of
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, draft_bytes_of, draft_figures
 
 
 def explain(sized: SizedModel, workload: Workload, units: Units) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def _workspace(sized: SizedModel, workload: Workload) -> str:
 
 
 def _draft(sized: SizedModel, workload: Workload) -> Iterator[str]:
-    if drafted := sized.drafted(workload):
+    if drafted := draft_figures(sized, workload):
         yield f"with the draft model: {drafted.explanation}"
 
 
@@ -64,7 +64,7 @@ def _verdict(sized: SizedModel, workload: Workload, units: Units) -> Iterator[st
     need = sized.requirement(workload)
     yield (
         f"need = peak {sized.figures_for(workload).moment.nbytes}"
-        f" + draft {sized.draft_bytes(workload)} + margin {sized.margin_bytes}"
+        f" + draft {draft_bytes_of(sized, workload)} + margin {sized.margin_bytes}"
         f" = {need.peak_bytes} bytes"
     )
     if sized.device:

@@ -20,7 +20,7 @@ from memfit.estimators.sizing.image_advice import image_advice
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import macs, smallest_mac
 from memfit.estimators.sizing.prompted import prompted
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, require_loaded, settled_for
 from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
 
 _ORDER = ("fits", "tight", "exceeds")
@@ -54,7 +54,7 @@ def fits(
             if asked.values.images and not takes_images(catalog.checkpoint(each.reference)):
                 without_images.append(each.name)
                 continue
-            sized = catalog.sized(each.reference, device=device, adapter=adapter).loaded()
+            sized = require_loaded(catalog.sized(each.reference, device=device, adapter=adapter))
             found.append(_fit(sized, each, asked, units))
         except OtherModelError:
             of_other_adapters.append(each.name)
@@ -88,7 +88,7 @@ def _rank(row: Fit) -> tuple[int, float, int, str]:
 
 def _fit(sized: SizedModel, kept: KeptModel, asked: PartialWorkload, units: Units) -> Fit:
     sized, run = prompted(sized, asked, keeps_runtime=False)
-    search = search_of(sized.settled(run), run)
+    search = search_of(settled_for(sized, run), run)
     settings, smallest = _best(search)
     best, workload = search.model(settings.weight_bits), search.workload_with(settings)
     result = estimate(best, workload, units=units, advises=False)

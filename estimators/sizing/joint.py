@@ -18,6 +18,7 @@ from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.facets import least_bytes, runs_kv_bits
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.runtimes.source import Interpolated, Traced
+from memfit.estimators.sizing.opening import with_weight_bits
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
     KV_BITS,
@@ -29,7 +30,7 @@ from memfit.estimators.sizing.search import (
     longest_prompt,
     with_kv_bits,
 )
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, comparing, for_phases, is_known
 
 
 class Settings(Struct, frozen=True):
@@ -128,7 +129,7 @@ class JointSearch(Struct, eq=False):
             return self.sized
         if weight_bits not in self._variants:
             try:
-                self._variants[weight_bits] = self.sized.converted(weight_bits)
+                self._variants[weight_bits] = with_weight_bits(self.sized, weight_bits)
             except UnsupportedError as error:
                 self._variants[weight_bits] = error
         found = self._variants[weight_bits]
@@ -228,12 +229,12 @@ class JointSearch(Struct, eq=False):
             return judge(need, self.sized.device)[0] in refused
 
         if call := call_over(formula, workload, is_over):
-            yield model.phases_view(frozenset({call})).requirement(workload)
+            yield for_phases(model, frozenset({call})).requirement(workload)
 
     def _beyond(self, formula: SizedModel, workload: Workload) -> int:
         """About how much more the trace finds than the formula: as for what was traced last."""
         for (_, traced), view in reversed(self._views.items()):
-            if view.is_known(traced):
+            if is_known(view, traced):
                 derived = formula.figures_for(traced).moment
                 beyond = view.figures_for(traced).moment.nbytes - derived.nbytes
                 workspace = formula.figures_for(workload).moment.workspace_bytes
@@ -293,11 +294,11 @@ class JointSearch(Struct, eq=False):
             self.model(settings.weight_bits),
         )
         # A view that is not there yet knows nothing, and to make it may take a trace.
-        return self._views.get((settings.weight_bits, workload), model).is_known(workload)
+        return is_known(self._views.get((settings.weight_bits, workload), model), workload)
 
     def _is_dearer(self, settings: Settings) -> bool:
         pair = [self.workload_with(each) for each in (self.asked, settings)]
-        model = self.sized.comparing(*pair)
+        model = comparing(self.sized, *pair)
         if model is self.sized:
             asked, other = map(self.need, (self.asked, settings))
         else:

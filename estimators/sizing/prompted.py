@@ -2,7 +2,7 @@
 
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.registry import runtime_for_images
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, require_images, with_runtime
 from memfit.estimators.sizing.workload import PartialWorkload
 
 
@@ -18,8 +18,8 @@ def prompted(
         UnsupportedError: when the runtime takes no images, or the processor is not described.
     """
     if asked.values.images and not keeps_runtime:
-        sized = sized.with_runtime(runtime_for_images(sized.runtime_model.runtime))
-    sized.require_images(asked.values)
+        sized = with_runtime(sized, runtime_for_images(sized.runtime_model.runtime))
+    require_images(sized, asked.values)
     run = asked.under(sized.runtime_model.runtime)
     if not run.images:
         return sized, run

@@ -21,13 +21,18 @@ from memfit.estimators.results.estimate import (
     Verdict,
 )
 from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.runtimes.facets import Sharding, load_bytes, loaded_weights
+from memfit.estimators.runtimes.facets import (
+    Sharding,
+    communication_bytes,
+    load_bytes,
+    loaded_weights,
+)
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.runtimes.source import Formula
 from memfit.estimators.sizing.decode_speed import decode_speed, pipeline_speed
 from memfit.estimators.sizing.recommend import recommended_context
 from memfit.estimators.sizing.search import fits_comfortably
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, for_rank, verdict_of
 
 
 class Ranks(Struct, frozen=True):
@@ -177,7 +182,7 @@ def ranked(sized: SizedModel, ranks: Ranks | None) -> RankedModel:
     """
     if ranks is None:
         return RankedModel(None, (sized,), None)
-    if sized.draft or sized.adapter:
+    if sized.draft or sized.runtime_model.subject.adapter:
         what = "draft model" if sized.draft else "adapter"
         raise UnsupportedError(f"mlx_lm.server loads no {what} on several ranks: leave it out")
     sharding = sized.runtime_model.facet(Sharding)
@@ -191,7 +196,7 @@ def ranked(sized: SizedModel, ranks: Ranks | None) -> RankedModel:
     if ranks.size == 1:
         return RankedModel(parallel, (sized.on(ranks.device(0, sized.device)),), None)
     if parallel == "tensor":
-        share = sized.of_rank(Rank(0, ranks.size, parallel))
+        share = for_rank(sized, Rank(0, ranks.size, parallel))
         # Equal in bytes: `shard` cuts every matrix into equal parts.
         placed = _placing(share)
         devices = (ranks.device(index, sized.device) for index in range(ranks.size))
@@ -260,7 +265,7 @@ class _Parts:
         # A part of an uneven split is one that mlx-lm's programs do not make.
         key = own, rank.receives, rank.sends, device, chosen is None
         if key not in self._kept:
-            self._kept[key] = self._sized.on(device).of_rank(rank)
+            self._kept[key] = for_rank(self._sized.on(device), rank)
         return self._kept[key]
 
     @property
@@ -329,9 +334,8 @@ def _all_figures(
 
 def _figures(sized: SizedModel, workload: Workload) -> RankFigures:
     figures, need = sized.figures_for(workload), sized.requirement(workload)
-    verdict, exceeded = sized.verdict(workload)
+    verdict, exceeded = verdict_of(sized, workload)
     runtime_model, moment = sized.runtime_model, figures.moment
-    sharding = runtime_model.facet(Sharding)
     return RankFigures(
         rank=0,
         device=sized.device.name if sized.device else None,
@@ -343,7 +347,7 @@ def _figures(sized: SizedModel, workload: Workload) -> RankFigures:
         kv_bytes=figures.kv.nbytes,
         state_bytes=figures.ssm_bytes,
         workspace_bytes=moment.workspace_bytes,
-        communication_bytes=sharding.communication_bytes() if sharding else 0,
+        communication_bytes=communication_bytes(runtime_model),
         load_bytes=max(load_bytes(runtime_model), sized.resident_bytes),
         prefill_bytes=moment.prefill_bytes,
         decode_bytes=moment.decode_bytes,

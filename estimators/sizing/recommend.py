@@ -35,6 +35,7 @@ from memfit.estimators.runtimes.run_limits import run_limits
 from memfit.estimators.runtimes.source import Traced
 from memfit.estimators.sizing.actions import Answer
 from memfit.estimators.sizing.joint import JointSearch, Settings
+from memfit.estimators.sizing.opening import weight_bits_of
 from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context, longest_prompt
 from memfit.estimators.sizing.serving import served_here
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -351,7 +352,7 @@ class _Recommender(Struct, frozen=True):
             why = "the weights are quantised already, or mlx_lm.convert does not make them"
             if not self._sized.runtime_model.facet(OnMlx):
                 why = f"{self._sized.runtime} converts no weights"
-            elif fewer := self._sized.weight_bits():
+            elif fewer := weight_bits_of(self._sized):
                 why = f"fewer are not searched here: memfit estimate --quantize {fewer[0]}"
             return Advice("not_applicable", None, why)
         plan = self._sized.footprint.plan

@@ -14,7 +14,7 @@ from memfit.estimators.sizing.search import (
     is_accepted,
     longest_context,
 )
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, draft_bytes_of, is_known
 from memfit.estimators.sizing.trace_view import lower_calls, peak_view
 
 # A trace of a long prompt takes 0.2 s (Qwen3-4B) to 1.1 s (DeepSeek-V3); one is mostly enough.
@@ -81,11 +81,11 @@ class TraceSearch(Struct):
     def caveat(self, workload: Workload) -> str:
         """Return how `requirement` of a workload was found, empty when by trace."""
         traced = self._traced.get(workload)
-        if traced and traced.workspace_basis(workload)[0] == "traced":
+        if traced and traced.runtime_model.basis("workspace", workload)[0] == "traced":
             return ""
         if self._is_interpolated:
             return self.by
-        _, percent = self.formula.workspace_basis(self.workload)
+        _, percent = self.formula.runtime_model.basis("workspace", self.workload)
         return f"{self.by}, with its workspace raised by its error of {percent} %"
 
     def requirement(self, workload: Workload) -> Need:
@@ -136,7 +136,7 @@ class TraceSearch(Struct):
     def _asked(self, top: int) -> int:
         """Scale the formula to what is asked for; return its prompt if that is found to fit."""
         asked, tokens = self.workload, self.workload.prompt_tokens
-        if self._is_interpolated and not self.sized.is_known(asked):
+        if self._is_interpolated and not is_known(self.sized, asked):
             return 0
         fits = is_accepted(self._confirm, asked)
         if asked != asked.prompt_only(tokens) or tokens % CONTEXT_STEP or tokens > top:
@@ -157,7 +157,7 @@ class TraceSearch(Struct):
         traced = self._traced[workload] = peak_view(self.sized, self.formula, workload)
         need = traced.requirement(workload)
         if self._workspace(workload):
-            _, self._percent = traced.workspace_basis(workload)
+            _, self._percent = traced.runtime_model.basis("workspace", workload)
         if not self.sized.draft:
             self._keep_chunks(traced, workload, need)
         self._keep_scale(workload, need.peak_bytes)
@@ -186,10 +186,10 @@ class TraceSearch(Struct):
         if self._is_interpolated:
             least = least_bytes(self.sized.runtime_model, workload)
             return self._judged(
-                Need(least + self.sized.draft_bytes(workload) + self.formula.margin_bytes, 0)
+                Need(least + draft_bytes_of(self.sized, workload) + self.formula.margin_bytes, 0)
             )
         need = self._scaled_need(workload)
-        _, percent = self.formula.workspace_basis(workload)
+        _, percent = self.formula.runtime_model.basis("workspace", workload)
         less = self._workspace(workload) * percent // 100
         return self._judged(replace(need, peak_bytes=need.peak_bytes - less, error_bytes=0))
 
@@ -197,7 +197,7 @@ class TraceSearch(Struct):
         """Whether a prompt fits by the formula's largest, where trace and formula agree."""
         if self._is_interpolated:
             return False
-        _, percent = self.formula.workspace_basis(self.workload)
+        _, percent = self.formula.runtime_model.basis("workspace", self.workload)
         view = peak_view(self.sized, self.formula, self.workload)
         moment, derived = view.figures_for(self.workload).moment, self._workspace(self.workload)
         apart = max(abs(moment.workspace_bytes - derived), moment.batch_bytes)
@@ -212,7 +212,7 @@ class TraceSearch(Struct):
 
     def _largest_need(self, workload: Workload) -> Need:
         need = self.formula.requirement(workload)
-        _, percent = self.formula.workspace_basis(workload)
+        _, percent = self.formula.runtime_model.basis("workspace", workload)
         more = ceil_div(self._workspace(workload) * percent, 100)
         return replace(need, peak_bytes=need.peak_bytes + more, error_bytes=0)
 

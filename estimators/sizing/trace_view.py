@@ -5,7 +5,7 @@ from collections.abc import Callable
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
 from memfit.estimators.mlx.call_plan import CHUNKS, PREFILL
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, error_bytes_of, for_phases, is_known
 
 
 def peak_view(sized: SizedModel, formula: SizedModel, workload: Workload) -> SizedModel:
@@ -13,12 +13,12 @@ def peak_view(sized: SizedModel, formula: SizedModel, workload: Workload) -> Siz
 
     A call is left out if, with the formula's error, it takes less than another.
     """
-    if sized.is_known(workload) or sized.draft:
+    if is_known(sized, workload) or sized.draft:
         return sized
-    if formula.workspace_basis(workload)[0] != "derived":
+    if formula.runtime_model.basis("workspace", workload)[0] != "derived":
         return sized
     low = lower_calls(formula, workload)
-    return _of_higher_chunks(sized, formula, workload, low) or sized.phases_view(ALL_PHASES - low)
+    return _of_higher_chunks(sized, formula, workload, low) or for_phases(sized, ALL_PHASES - low)
 
 
 def _of_higher_chunks(
@@ -29,14 +29,14 @@ def _of_higher_chunks(
     chunks = _below(formula, workload, errors=1) & CHUNKS - {"first_chunk"} - low
     if not chunks:
         return None
-    view = sized.phases_view(ALL_PHASES - low - chunks)
+    view = for_phases(sized, ALL_PHASES - low - chunks)
     try:
         traced = view.figures_for(workload).moment.nbytes
     except UnsupportedError:
         return None
     call_bytes = formula.figures_for(workload).moment.call_bytes
-    most = max(call_bytes[call] for call in chunks) + formula.error_bytes(workload)
-    is_traced = view.workspace_basis(workload)[0] == "traced"
+    most = max(call_bytes[call] for call in chunks) + error_bytes_of(formula, workload)
+    is_traced = view.runtime_model.basis("workspace", workload)[0] == "traced"
     return view if is_traced and most < traced else None
 
 
@@ -47,7 +47,7 @@ def lower_calls(formula: SizedModel, workload: Workload) -> frozenset[CallPhase]
 
 def _below(formula: SizedModel, workload: Workload, *, errors: int) -> frozenset[CallPhase]:
     moment = formula.figures_for(workload).moment
-    limit = moment.nbytes - errors * formula.error_bytes(workload)
+    limit = moment.nbytes - errors * error_bytes_of(formula, workload)
     lower = frozenset[CallPhase]()
     if moment.decode_bytes is not None and moment.decode_bytes < limit:
         lower |= ALL_PHASES - PREFILL

@@ -15,7 +15,8 @@ from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.runtimes.facets import loaded_weights
 from memfit.estimators.runtimes.mlx_vlm_trace import VisionTrace
 from memfit.estimators.runtimes.registry import get_runtime, native_runtime
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import with_runtime
 from memfit.estimators.weights import derive
 from tests.trace.vision_cases import WIDE, Case
 
@@ -80,7 +81,7 @@ def test_mlx_lm_does_not_load_it(kind: str) -> None:
     checkpoint = Checkpoint("model", "local", CASES[kind].config, "config.json")
     assert native_runtime(checkpoint).name == "mlx-vlm"
     with pytest.raises(UnsupportedError, match=f"mlx-lm has no class for model_type {kind}"):
-        size(checkpoint, device=None).with_runtime(get_runtime("mlx-lm"))
+        with_runtime(size(checkpoint, device=None), get_runtime("mlx-lm"))
 
 
 def test_layers_that_the_class_cannot_load_are_refused() -> None:

@@ -15,13 +15,14 @@ from memfit.estimators.runtimes.growth import align_capacity
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import SizedModel, with_runtime
 
 MAC = Device("a Mac", "metal", 32 * 2**30, 24 * 2**30, None, "flag")
 
 
 def _sized(runtime: Runtime, device: Device | None) -> SizedModel:
-    return size(open_sample("llama-3.2-3b"), device=device).with_runtime(runtime)
+    return with_runtime(size(open_sample("llama-3.2-3b"), device=device), runtime)
 
 
 def test_unset_variables_give_the_documented_defaults() -> None:

@@ -16,7 +16,7 @@ from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.runtimes.source import MethodSetting
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.peak import peak
 from memfit.estimators.trace.traced_model import TracedModel

@@ -22,6 +22,7 @@ from memfit.estimators.plans.server.images import CACHES_FEATURES, plan_image_se
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.opening import with_weight_bits
 from memfit.estimators.sizing.sized_model import SizedModel
 from tests.mlx_memory import settled_bytes
 from tests.trace.vision_cases import QWEN2_VL
@@ -41,7 +42,7 @@ def sized_for_images(
 
 
 def test_a_smaller_step_fits_before_fewer_requests_do() -> None:
-    sized = sized_for_images(str(SAMPLE), find_device("m4-max-64")).converted(4)
+    sized = with_weight_bits(sized_for_images(str(SAMPLE), find_device("m4-max-64")), 4)
     run = Workload(prompt_tokens=8000, max_tokens=500, images=IMAGE)
     run = with_image_tokens(sized.checkpoint, run)
     plan = plan_image_server(sized, run, ServerSettings(), clients=40)

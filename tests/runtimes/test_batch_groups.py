@@ -18,7 +18,8 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.batch_groups import grouped_batch
 from memfit.estimators.runtimes.facets import is_grouped
 from memfit.estimators.runtimes.mlx_lm_commands import together
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import SizedModel
 from tests.mlx_memory import settled_bytes
 from tests.oracle import Oracle
 

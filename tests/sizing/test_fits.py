@@ -17,6 +17,7 @@ from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.fits import fits
+from memfit.estimators.sizing.opening import weight_bits_of
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.workload import PartialWorkload
 
@@ -73,7 +74,7 @@ def test_the_longest_prompt_is_that_of_the_grid(name: str) -> None:
 @pytest.mark.parametrize(("machine", "tokens"), QUESTIONS[:2])
 def test_no_more_bits_and_no_larger_step_fit(machine: str, tokens: int) -> None:
     for row in answer(machine, tokens).models:
-        bits = (None, *sized_as(row, machine, None).weight_bits())
+        bits = (None, *weight_bits_of(sized_as(row, machine, None)))
         tried = [(each, step) for each in bits for step in STEPS]
         found = tried.index((row.weight_bits, row.prefill_step))
         better = tried[:found] if row.verdict == "fits" else tried

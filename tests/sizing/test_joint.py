@@ -26,11 +26,12 @@ from memfit.estimators.runtimes.mlx_lm_commands import together
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.joint import JointSearch, Settings
+from memfit.estimators.sizing.opening import weight_bits_of
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT
 from memfit.estimators.sizing.server_bound import server_need
 from memfit.estimators.sizing.server_memory import need_of
 from memfit.estimators.sizing.serving import REPLY_TOKENS
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, is_known
 
 CASES = Path(__file__).parents[1] / "arch" / "cases"
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
@@ -153,7 +154,7 @@ def check_cheapest(case: Case) -> None:
         return
     device = device_of(case)
     model = sized(case, device, None)
-    found = JointSearch(model, case.workload, model.weight_bits()).cheapest()
+    found = JointSearch(model, case.workload, weight_bits_of(model)).cheapest()
     verdicts = [(chosen, verdict_of(case, device, chosen, w)) for chosen, w in brute(case)]
     fitting = next((n for n, (_, verdict) in enumerate(verdicts) if verdict == "fits"), None)
     tight = [chosen for chosen, verdict in verdicts[:fitting] if verdict == "tight"]
@@ -341,7 +342,7 @@ def test_settings_that_cannot_fit_comfortably_are_not_computed_once_one_fits_tig
         model.on(working_set_device(model.requirement(workload).peak_bytes)), workload
     )
     assert search.best([search.asked, smaller := Settings(128, None)]) == (search.asked,)
-    assert not search.sized.is_known(search.workload_with(smaller))
+    assert not is_known(search.sized, search.workload_with(smaller))
 
 
 def test_a_smaller_step_that_takes_more_is_reported() -> None:

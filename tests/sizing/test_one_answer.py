@@ -31,7 +31,7 @@ from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, with_runtime
 from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
 from tests.cli.running import Memfit
 from tests.gguf.writing import recorded, write
@@ -220,7 +220,7 @@ def compared(question: Question, path: str) -> Comparison:
 def planned(question: Question, path: str) -> ContextPlan:
     runtime = runtime_of(question, path)
     native = versioned(question, catalog().native_runtime(path))
-    sized = sized_for(question, path, native, method="formula").with_runtime(runtime)
+    sized = with_runtime(sized_for(question, path, native, method="formula"), runtime)
     work = question.partial.under(sized.runtime_model.runtime)
     asked = ContextQuestion(contexts=(work.prompt_tokens,), requests=(work.batch,))
     return plan_context(sized, work, asked)

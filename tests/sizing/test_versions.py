@@ -29,7 +29,8 @@ from memfit.estimators.mlx.versions import (
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import SizedModel
 from tests.models import sample_config
 
 ROOT = Path(__file__).parents[2]

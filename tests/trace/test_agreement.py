@@ -16,7 +16,7 @@ from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.runtimes.facets import runs_kv_bits
 from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from tests.selection import quick
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ def test_formula_and_trace_agree_on_a_quantization_block(name: str, mode: str) -
         size(checkpoint, device=None, method=method) for method in ("formula", "trace")
     )
     assert traced.footprint.loaded_bytes == formula.footprint.loaded_bytes
-    assert traced.workspace_basis(WORKLOAD)[0] == "traced"
+    assert traced.runtime_model.basis("workspace", WORKLOAD)[0] == "traced"
 
 
 @pytest.mark.parametrize("path", quick(CASES), ids=lambda path: path.stem)

@@ -14,7 +14,7 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.peak import TracedPeak, peak
 from tests.selection import quick

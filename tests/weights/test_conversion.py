@@ -18,7 +18,8 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.runtimes.source import MethodSetting
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.opening import size, with_weight_bits
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.weights.conversion import conversion_type
 from tests.checkpoints import config_of as any_config_of
 from tests.checkpoints import save_tokenizer
@@ -142,7 +143,7 @@ def test_rows_of_other_bits_are_conversions_of_the_same_files(case: str, tmp_pat
     asked = figures(sized(source, "auto", Quantization(4, 64)).formula_view())
     eight = sized(source, "auto", Quantization(8, 64))
     for start in (sized(source, "auto"), eight):
-        assert figures(start.converted(4)) == asked
+        assert figures(with_weight_bits(start, 4)) == asked
     assert figures(sized(source, "auto"))[1] == 2 * asked[1]
 
 

@@ -18,7 +18,7 @@ from memfit.estimators.mlx.scheduler import BatchLimits, ReadQueue
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from memfit.estimators.weights.loading import Conversion
 from memfit.estimators.workspace.load import load_extra
 from tests.mlx_memory import settled_bytes

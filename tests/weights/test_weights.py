@@ -21,7 +21,7 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.runtimes.source import MethodSetting
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from memfit.estimators.weights.conversion import convert
 from memfit.estimators.weights.derived import QuantizationPlan, derive
 from memfit.estimators.weights.footprint import WeightFootprint, load_footprint

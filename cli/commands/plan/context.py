@@ -13,6 +13,7 @@ from memfit.cli.options.runtime import ServedRuntime, named_runtime
 from memfit.cli.options.workload import BATCH, CONTEXT, IMAGES, WorkloadOptions
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_count
+from memfit.estimators.sizing.sized_model import require_loaded, settled_for, with_runtime
 from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS
 
 if TYPE_CHECKING:
@@ -95,10 +96,10 @@ def context(
     if runtime.runtime is None:
         rules = runtime.with_settings(runtime.versioned(named_runtime(sized.runtime)))
     named = runtime.runtime is not None
-    sized = sized.with_runtime(rules).loaded()
+    sized = require_loaded(with_runtime(sized, rules))
     sized, run = prompted(sized, workload.partial(), keeps_runtime=named)
     # Hundreds of workloads are sized: a trace of each takes too long.
-    sized = machine.full_first(sized, run).formula_view().settled(run)
+    sized = settled_for(machine.full_first(sized, run).formula_view(), run)
     result = plan_context(sized, run, question, units=output.units)
     points = curve(sized, run) if output.draws(asked.plot) else ()
     output.write(model.answer(result, to_document(result, output.units, points)))

@@ -14,6 +14,7 @@ from memfit.cli.options.runtime import VersionOptions
 from memfit.cli.options.workload import CONTEXT, IMAGES, WorkloadOptions
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units, parse_count, parse_server_size
+from memfit.estimators.sizing.sized_model import require_loaded
 
 if TYPE_CHECKING:
     from memfit.estimators.base.server_settings import ServerSettings
@@ -143,7 +144,7 @@ def server(
         versions=versions,
         margin_bytes=MARGIN_BYTES,
     )
-    sized, run = prompted(sized.loaded(), partial, keeps_runtime=False)
+    sized, run = prompted(require_loaded(sized), partial, keeps_runtime=False)
     sized = machine.full_first(sized, run)
     run = replace(run, max_tokens=parsed("--max-tokens", parse_count, asked.max_tokens))
     result = _planned(sized, run, *question, output.units)

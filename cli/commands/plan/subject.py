@@ -12,6 +12,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.facets import MlxLmPrograms
 from memfit.estimators.runtimes.source import MethodSetting
+from memfit.estimators.sizing.sized_model import require_loaded
 from memfit.estimators.sizing.workload import MARGIN_BYTES
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class PlanModel(NamedModel, frozen=True, kw_only=True):
                 f"{sized.checkpoint.id}: this is planned for mlx-lm, and the model is sized for"
                 f" {sized.runtime}"
             )
-        return sized.loaded()
+        return require_loaded(sized)
 
 
 class AdaptedPlanModel(PlanModel, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.token_cost import TokenCost
 from memfit.estimators.sizing.estimate import limit_notes
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, with_runtime
 
 
 def plan_growth(
@@ -50,7 +50,7 @@ def plan_growth(
     undecided = []
     for runtime in runtimes:
         try:
-            under = sized.with_runtime(runtime)
+            under = with_runtime(sized, runtime)
             growing = _growing(under, sessions, budget_bytes, context)
         except UnsupportedError as error:
             undecided.append(UnsupportedRuntime(runtime.name, str(error)))
