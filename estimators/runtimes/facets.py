@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 class OnMlx:
     """MLX's allocator has its memory, within MLX's wired limit."""
 
-    __slots__ = ()
     converter: ClassVar[str] = "mlx_lm.convert"
     """The program that converts a model for it."""
 
@@ -52,7 +51,6 @@ class OnMlx:
 class Commands:
     """A program runs it from the command line."""
 
-    __slots__ = ()
     reply_tokens: ClassVar[int] = 0
     """Tokens that the program generates from a prompt where none are requested."""
 
@@ -69,13 +67,9 @@ class Commands:
 class MlxLmPrograms(Commands):
     """The programs of mlx-lm run it: generate, server, lora; `memfit tune` measures them."""
 
-    __slots__ = ()
-
 
 class Batching:
     """It prefills a batch in groups."""
-
-    __slots__ = ()
 
     def is_grouped(self, workload: Workload) -> bool:
         """Whether the batch of a workload is larger than a group."""
@@ -88,8 +82,6 @@ class Batching:
 
 class Sharding:
     """It runs a model over several ranks."""
-
-    __slots__ = ()
 
     def parallel(self, requested: Parallel | None) -> Parallel:
         """Return how it runs the model over several ranks.
@@ -116,8 +108,6 @@ class Sharding:
 class Views:
     """Other ways to the same figures, for a search of many workloads."""
 
-    __slots__ = ()
-
     def formula(self) -> "RuntimeModel":
         """Return what answers many workloads quickly."""
         raise NotImplementedError
@@ -138,21 +128,13 @@ class Views:
         """
         raise NotImplementedError
 
-
-class RunCalls:
-    """It knows the memory over each call of a run."""
-
-    __slots__ = ()
-
     def run_calls(self, workload: Workload) -> tuple[RunCall, ...]:
-        """Return the calls of a run, for a plot."""
-        raise NotImplementedError
+        """Return the memory over each call of a run, for a plot; nothing without a trace."""
+        return ()
 
 
 class Drafting:
     """It is described how it runs a draft model."""
-
-    __slots__ = ()
 
     def require_draft(self, draft: "Subject") -> None:
         """Check that it takes a draft model.
@@ -173,41 +155,21 @@ class Drafting:
 class Images:
     """Its figures are of prompts with images too."""
 
-    __slots__ = ()
-
 
 class ForeignFormats:
     """It loads formats of other programs that mlx-lm does not."""
-
-    __slots__ = ()
 
 
 class NvidiaOnly:
     """It is described for NVIDIA GPUs: Macs are not looked through for it."""
 
-    __slots__ = ()
-
 
 class PerMachine:
     """Its figures differ between machines with GPUs of the same kind."""
 
-    __slots__ = ()
 
-
-class QuantizedCache:
-    """It quantises only some caches; `RuntimeModel.figures` rejects single bits."""
-
-    __slots__ = ()
-
-    def runs_kv_bits(self, workload: Workload) -> bool:
-        """Whether it quantises the cache of such a workload."""
-        raise NotImplementedError
-
-
-class TokenCosts:
+class Cache:
     """It has a cache that grows with the tokens."""
-
-    __slots__ = ()
 
     def token_costs(self, workload: Workload) -> "tuple[TokenCost, ...]":
         """Return what it caches for every token, equal layers together.
@@ -216,6 +178,10 @@ class TokenCosts:
             UnsupportedError: when it has no such cache.
         """
         raise NotImplementedError
+
+    def runs_kv_bits(self, workload: Workload) -> bool:
+        """Whether it quantises the cache of such a workload; ``figures`` rejects single bits."""
+        return True
 
 
 class LoadedWeights(NamedTuple):
@@ -227,32 +193,20 @@ class LoadedWeights(NamedTuple):
     """Bytes of the tensors that it does not keep."""
     by_part: Mapping[str, int] | None = None
     """Bytes that it keeps of each part, where it leaves a part of the experts on disk."""
+    experts: "ExpertCapacity | None" = None
+    """The experts of each layer in memory, None where that is all of them."""
 
 
 class OwnWeights:
     """It keeps other tensors than mlx-lm's class."""
-
-    __slots__ = ()
 
     def loaded_weights(self) -> LoadedWeights:
         """Return the bytes of the tensors that it keeps and leaves."""
         raise NotImplementedError
 
 
-class KeptExperts:
-    """It keeps a part of the experts in memory."""
-
-    __slots__ = ()
-
-    def kept_experts(self) -> "ExpertCapacity":
-        """Return the experts of each layer in memory."""
-        raise NotImplementedError
-
-
 class ContextLimit:
     """It fails beyond a number of tokens, whatever the memory."""
-
-    __slots__ = ()
 
     def context_limit(self) -> int | None:
         """Return the tokens beyond which it fails, None without a limit."""
@@ -261,8 +215,6 @@ class ContextLimit:
 
 class OwnContext:
     """It chooses a context by itself, or is known to take the model's own."""
-
-    __slots__ = ()
 
     def memory_profile(
         self, workload: Workload, figures: "MemoryFigures"
@@ -290,8 +242,6 @@ class OwnContext:
 class Pool:
     """It divides a device's memory at its start."""
 
-    __slots__ = ()
-
     def pool(self, workload: Workload, *, draft_bytes: int = 0) -> MemoryPool | None:
         """Return how it divides the memory, None without a device.
 
@@ -309,8 +259,6 @@ class HostReads(NamedTuple):
 
 class SplitMemory:
     """It can keep a part of a model on the host of a GPU."""
-
-    __slots__ = ()
 
     def memories(self, workload: Workload) -> tuple[MemoryShare, ...]:
         """Return what is on the GPU and what on the host, where figures are the GPU's alone."""
@@ -377,8 +325,8 @@ def decoding_rows(runtime_model: "RuntimeModel", workload: Workload) -> int:
 
 def runs_kv_bits(runtime_model: "RuntimeModel", workload: Workload) -> bool:
     """Whether the cache of such a workload is quantised."""
-    quantized = runtime_model.facet(QuantizedCache)
-    return quantized is None or quantized.runs_kv_bits(workload)
+    cache = runtime_model.facet(Cache)
+    return cache is None or cache.runs_kv_bits(workload)
 
 
 def context_limit(runtime_model: "RuntimeModel") -> int | None:

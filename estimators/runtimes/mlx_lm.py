@@ -34,11 +34,10 @@ from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.facets import (
     Batching,
+    Cache,
     Drafting,
     MlxLmPrograms,
-    QuantizedCache,
     Sharding,
-    TokenCosts,
     Views,
 )
 from memfit.estimators.runtimes.interface import (
@@ -87,7 +86,7 @@ MLX_LM = Runtime(
 RING_BYTES = 2 * 2 * (8 << 20)
 
 
-class MlxModel(MlxRuntimeModel, Views, QuantizedCache, TokenCosts, frozen=True):
+class MlxModel(MlxRuntimeModel, Views, Cache, frozen=True):
     """A model by the formula of mlx-lm's classes; what runs on its classes inherits its rules."""
 
     _workspace_basis: ClassVar[tuple[Basis, int]] = ("derived", ERROR_PERCENT)

@@ -4,13 +4,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from msgspec import Struct
+from msgspec import field
 from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import context_limit
-from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.units import Units
@@ -18,13 +17,11 @@ from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device
 from memfit.estimators.mlx.call_plan import PREFILL
-from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.kv_cache import KVCache, kv_cache
 from memfit.estimators.mlx.versions import MlxVersions, parse_version
 from memfit.estimators.results.estimate import Basis, Note, Phase, RunCall
 from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, weights_by_trace
-from memfit.estimators.runtimes.facets import RunCalls
 from memfit.estimators.runtimes.interface import (
     DraftFigures,
     Figure,
@@ -35,6 +32,7 @@ from memfit.estimators.runtimes.interface import (
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import Formula, Interpolated, Source, Traced
+from memfit.estimators.runtimes.traced_workspace import ModelTrace, peak_lines, trace_target
 from memfit.estimators.weights.conversion import conversion_type
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.weights.loading import Conversion
@@ -43,33 +41,28 @@ from memfit.estimators.weights.loading import Conversion
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
     from memfit.estimators.trace.graph_format import Call, Trace
-    from memfit.estimators.trace.kernel_stubs import TraceTarget
     from memfit.estimators.trace.peak import Highest, Start, TracedPeak
     from memfit.estimators.trace.traced_model import TracedModel, TracedShapes
 
-_NAMED_ALIVE = 8
 MAX_SPANS = 240
 # Those of a request, and of a few other prefill steps.
 _STARTS = 4
 
 
-class ClassTrace(Struct, frozen=True, eq=False):
-    """mlx-lm's class of a model, built once for a backend and run lazily."""
+class ClassTrace(ModelTrace, frozen=True, eq=False):
+    """mlx-lm's class of a model."""
 
-    checkpoint: Checkpoint
-    quantize: Quantization | None
-    dtype: str
     adapter: "Adapter | None" = None
-    rank: Rank | None = None
-    """The rank that has this part of the class, None: it is the whole."""
     phases: frozenset[CallPhase] = ALL_PHASES
     """Of these a run's calls are traced, and the first where another takes on what it leaves."""
-    _built: dict[Backend, "TracedModel"] = {}
-    _runs: dict[tuple[Workload, Any, MlxVersions, frozenset[CallPhase]], "TracedRun"] = {}
+    _runs: dict[tuple[Workload, Any, MlxVersions, frozenset[CallPhase]], "TracedRun"] = field(
+        default_factory=dict
+    )
     """By workload, `Device.gpu`, versions and ``phases``."""
-    _starts: dict[tuple[Any, MlxVersions], "list[tuple[Call, Start | None]]"] = {}
+    _starts: dict[tuple[Any, MlxVersions], "list[tuple[Call, Start | None]]"] = field(
+        default_factory=dict
+    )
     """The first chunks of the last runs, by `Device.gpu` and versions."""
-    _loads: dict[tuple[Device, MlxVersions], int | None] = {}
 
     def run(self, workload: Workload, device: Device | None, versions: MlxVersions) -> "TracedRun":
         """Return what the class holds when a workload ends, and its largest moment on the way."""
@@ -92,13 +85,8 @@ class ClassTrace(Struct, frozen=True, eq=False):
     def moment(
         self, workload: Workload, device: Device | None, versions: MlxVersions
     ) -> PeakMoment | None:
-        """Return the largest moment of a workload, None where its graphs cannot be recorded."""
         traced = self.run(workload, device, versions).peak
         return _moment(traced) if traced else None
-
-    def failure(self, workload: Workload, device: Device | None, versions: MlxVersions) -> str:
-        """Return why a workload has no moment, nothing where it has one."""
-        return self.run(workload, device, versions).failure
 
     def _followed(self, workload: Workload, machine: Device, versions: MlxVersions) -> "TracedRun":
         from memfit.estimators.trace.peak import peak
@@ -106,7 +94,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
 
         built = self.built(machine.backend)
         try:
-            target = _target(machine, versions)
+            target = trace_target(machine, versions)
             trace, shapes = built.record(workload, target, phases=self.phases)
         except GraphError as error:
             return TracedRun(built.shapes(workload), None, str(error))
@@ -144,70 +132,47 @@ class ClassTrace(Struct, frozen=True, eq=False):
         from memfit.estimators.trace.speculation import speculative_peak
 
         target, other = self.built(device.backend), draft.built(device.backend)
-        machine = _target(device, versions)
+        machine = trace_target(device, versions)
         with not_collecting():
             return speculative_peak(target, other, workload, tokens, machine=machine, device=device)
 
-    def load_bytes(self, machine: Device, versions: MlxVersions) -> int | None:
-        """Return the peak of the load, 0 if nothing is converted, None if it is not known."""
-        from memfit.estimators.trace.kernel_stubs import TraceTarget
-        from memfit.estimators.trace.peak import load_peak
-
-        asked = machine, versions
-        if asked not in self._loads:
-            target = TraceTarget(backend=machine.backend, versions=versions)
-            try:
-                call = self.built(machine.backend).load(target)
-                self._loads[asked] = load_peak(call, machine, versions.mlx) if call else 0
-            except UnsupportedError:
-                self._loads[asked] = None
-        return self._loads[asked]
-
     def shapes(self, workload: Workload) -> "TracedShapes":
         """Return the bytes that the class holds when a workload ends."""
-        built = next(iter(self._built.values()), None) or self.built(ANY_MAC.backend)
+        built: TracedModel = next(iter(self._built.values()), None) or self.built(ANY_MAC.backend)
         return built.shapes(workload)
 
-    def built(self, backend: Backend) -> "TracedModel":
-        """Return the class as it is built on a backend's machine."""
+    def _build(self, backend: Backend) -> "TracedModel":
         from memfit.estimators.trace.traced_model import TracedModel
 
-        if backend not in self._built:
-            self._built[backend] = TracedModel(
-                self.checkpoint.config,
-                backend,
-                name=self.checkpoint.config_name,
-                dtype=self.dtype,
-                tensors=self.checkpoint.tensors,
-                quantize=self.quantize,
-                adapter=self.adapter,
-                rank=self.rank,
-            )
-        return self._built[backend]
+        return TracedModel(
+            self.checkpoint.config,
+            backend,
+            name=self.checkpoint.config_name,
+            dtype=self.dtype,
+            tensors=self.checkpoint.tensors,
+            quantize=self.quantize,
+            adapter=self.adapter,
+            rank=self.rank,
+        )
 
     def of_rank(self, rank: Rank) -> "ClassTrace":
         """Return the trace of one rank's part."""
         return self._made(self.quantize, rank)
 
     def converted(self, quantize: Quantization) -> "ClassTrace":
-        """Return the trace of the class with its weights converted."""
         return self._made(quantize, self.rank)
 
     def _made(self, quantize: Quantization | None, rank: Rank | None) -> "ClassTrace":
         # Not by `replace`, which would share what was built.
         checkpoint = self.checkpoint
         dtype = (conversion_type(checkpoint.config) if quantize else None) or self.dtype
-        return ClassTrace(checkpoint, quantize, dtype, self.adapter, rank)
+        return ClassTrace(checkpoint, quantize, dtype, rank, adapter=self.adapter)
 
     def weights(self, device: Device | None) -> Mapping[str, int]:
         """Return the bytes of each parameter by path, without those of the adapter."""
-        weights = self.built((device or ANY_MAC).backend).weights
+        weights = super().weights(device)
         added = {tensor.name for tensor in self.adapter.tensors} if self.adapter else set()
         return {path: nbytes for path, nbytes in weights.items() if path not in added}
-
-    def unread_format(self, device: Device | None) -> str | None:
-        """Return the declared quantisation method where the weights are not sized in it."""
-        return self.built((device or ANY_MAC).backend).unread_format
 
     def versions(self) -> str:
         """Return the versions of what was run."""
@@ -216,11 +181,6 @@ class ClassTrace(Struct, frozen=True, eq=False):
         return ", ".join(f"{name} {version}" for name, version in versions().items())
 
     def description(self, device: Device | None) -> Model:
-        """Return what formulas and plans need of the model, from the class itself.
-
-        Raises:
-            UnsupportedError: for a cache or a list of experts that is not described.
-        """
         from memfit.estimators.trace.traced_model import TracedModel
         from memfit.estimators.trace.unconverted import unquantised
 
@@ -233,7 +193,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
         return replace(model, max_context=context_limit(config_fields(config, name)))
 
 
-class MlxLmTrace(MlxLm, RunCalls, frozen=True):
+class MlxLmTrace(MlxLm, frozen=True):
     """mlx-lm by trace: shapes from its class, the peak from its graph."""
 
     trace: ClassTrace
@@ -300,7 +260,8 @@ class MlxLmTrace(MlxLm, RunCalls, frozen=True):
     def parallel(self, requested: Parallel | None) -> Parallel:
         if self._is_described:
             return super().parallel(requested)
-        return self.trace.built(self.subject.backend).parallel(requested)
+        built: TracedModel = self.trace.built(self.subject.backend)
+        return built.parallel(requested)
 
     def for_rank(self, rank: Rank) -> "MlxLmTrace":
         """Return the part of one rank, as the class itself cuts it."""
@@ -350,7 +311,7 @@ class MlxLmTrace(MlxLm, RunCalls, frozen=True):
         except GraphError:
             return super().drafted(workload, draft, tokens)
         phase: Phase = "prefill" if top.call.phase in PREFILL else "decode"
-        lines = "".join(_lines(top.nbytes, top.call.phase, top.operation, top.alive))
+        lines = "".join(peak_lines(top.nbytes, top.call.phase, top.operation, top.alive))
         both = DraftFigures(top.nbytes, "traced", phase, lines)
         return self._above_alone(both, draft, self.figures(workload))
 
@@ -458,24 +419,6 @@ def traced_weights(
     return replace(footprint, sizes=Counter(weights.values()), notes=notes)
 
 
-def _target(machine: Device, versions: MlxVersions) -> "TraceTarget":
-    from memfit.estimators.trace.kernel_stubs import TraceTarget
-
-    return TraceTarget(
-        backend=machine.backend,
-        nax=has_nax(machine),
-        compute_capability=machine.generation if machine.backend == "cuda" else None,
-        versions=versions,
-    )
-
-
-def _lines(
-    nbytes: int, phase: CallPhase, operation: str, alive: tuple[tuple[str, int], ...]
-) -> tuple[str, str]:
-    named = ", ".join(f"{name} {nbytes}" for name, nbytes in alive[:_NAMED_ALIVE])
-    return (f"peak by trace = {nbytes} bytes in {phase}, at {operation}", f"  alive then: {named}")
-
-
 def _moment(traced: "TracedPeak") -> PeakMoment:
     phase: Phase = "prefill" if traced.phase in PREFILL else "decode"
     return PeakMoment(
@@ -484,7 +427,7 @@ def _moment(traced: "TracedPeak") -> PeakMoment:
         workspace_bytes=traced.workspace_bytes,
         largest_buffer_bytes=traced.largest_buffer_bytes,
         largest_buffer=traced.operation,
-        explanation=_lines(traced.nbytes, traced.phase, traced.operation, traced.alive),
+        explanation=peak_lines(traced.nbytes, traced.phase, traced.operation, traced.alive),
         prefill_bytes=traced.prefill_bytes,
         decode_bytes=traced.decode_bytes,
         call_bytes={call.phase: max(call.curve) for call in traced.calls if call.curve},

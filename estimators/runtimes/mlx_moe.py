@@ -16,7 +16,7 @@ from memfit.estimators.runtimes.expert_capacity import (
     expert_capacity,
     whole_slots,
 )
-from memfit.estimators.runtimes.facets import KeptExperts, LoadedWeights, OwnWeights, PerMachine
+from memfit.estimators.runtimes.facets import LoadedWeights, OwnWeights, PerMachine
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_lm import MlxModel
 from memfit.estimators.runtimes.runtime import Budget, Runtime
@@ -59,7 +59,7 @@ MLX_MOE = MlxMoeRuntime(
 )
 
 
-class MlxMoe(MlxModel, KeptExperts, OwnWeights, PerMachine, frozen=True):
+class MlxMoe(MlxModel, OwnWeights, PerMachine, frozen=True):
     """mlx-moe, for a model with the same number of experts in every layer that has them."""
 
     runtime: MlxMoeRuntime
@@ -88,10 +88,6 @@ class MlxMoe(MlxModel, KeptExperts, OwnWeights, PerMachine, frozen=True):
             require_capacity(runtime.capacity, counts[0], top_k)
         return cls(runtime, subject, counts[0], len(counts))
 
-    def kept_experts(self) -> ExpertCapacity:
-        kept, _ = self._capacities()
-        return ExpertCapacity(kept, self.experts, self._bytes_of(kept))
-
     def resident_bytes(self) -> int:
         """Return the weights with the experts that are kept, and the table that finds them."""
         return self.subject.allocated_bytes - self._expert_bytes + self._kept_bytes
@@ -101,13 +97,18 @@ class MlxMoe(MlxModel, KeptExperts, OwnWeights, PerMachine, frozen=True):
 
         By part, the table that finds experts counts to them.
         """
-        footprint = self.subject.footprint
+        footprint, (kept, _) = self.subject.footprint, self._capacities()
         loaded = footprint.loaded_bytes - self._expert_bytes + self._kept_bytes
         parts = {part.value: footprint.kept(part) for part in Part}
         parts[Part.EXPERTS.value] = self._kept_bytes
         # What the load makes of other weights is not known by part.
         is_known = sum(parts.values()) == loaded
-        return LoadedWeights(loaded, footprint.unloaded_bytes, parts if is_known else None)
+        return LoadedWeights(
+            loaded_bytes=loaded,
+            unloaded_bytes=footprint.unloaded_bytes,
+            by_part=parts if is_known else None,
+            experts=ExpertCapacity(kept, self.experts, self._bytes_of(kept)),
+        )
 
     def load_bytes(self) -> int:
         """Return the start-up: the kept experts are copied out of whole files."""

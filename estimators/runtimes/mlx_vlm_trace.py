@@ -1,9 +1,9 @@
 """mlx-vlm by trace: a prompt, with images or without, is run lazily through mlx-vlm's own class."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, field
 from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import config_fields
@@ -19,7 +19,6 @@ from memfit.estimators.images.plan import ImagePlan
 from memfit.estimators.images.processor import image_plan
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device
 from memfit.estimators.mlx.cache_growth import capacity_at
-from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MlxVersions
@@ -35,6 +34,7 @@ from memfit.estimators.runtimes.mlx_vlm import (
 )
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import Source, Traced
+from memfit.estimators.runtimes.traced_workspace import ModelTrace, peak_lines, trace_target
 from memfit.estimators.weights.conversion import conversion_type
 from memfit.estimators.weights.parts import part_of
 
@@ -44,32 +44,29 @@ if TYPE_CHECKING:
     from memfit.estimators.trace.vision_model import TracedVisionModel
     from memfit.estimators.trace.vision_peak import VisionPeak
 
-_NAMED_ALIVE = 8
 _NO_IMAGES = ImagePlan((), ())
 
 
-class TracedRun(NamedTuple):
+class VisionTracedRun(NamedTuple):
     """The largest moment of a workload, or why there is none."""
 
     peak: "VisionPeak | None"
     failure: str = ""
 
 
-class VisionTrace(Struct, frozen=True, eq=False):
-    """mlx-vlm's class of a model, built once for a backend and run lazily."""
+class VisionTrace(ModelTrace, frozen=True, eq=False):
+    """mlx-vlm's class of a model; it runs on one machine."""
 
-    checkpoint: Checkpoint
-    dtype: str
-    quantize: Quantization | None = None
-    rank: None = None
-    """mlx-vlm runs on one machine."""
-    _built: dict[Backend, "TracedVisionModel"] = {}
-    _runs: dict[tuple[Workload, ImagePlan, object, MlxVersions], TracedRun] = {}
+    _unconverted_load = None
+    _runs: dict[tuple[Workload, ImagePlan, object, MlxVersions], VisionTracedRun] = field(
+        default_factory=dict
+    )
     """By workload, what its images become, `Device.gpu` and versions."""
-    _described: dict[Backend, Model] = {}
-    _loads: dict[tuple[Device, MlxVersions], int | None] = {}
+    _described: dict[Backend, Model] = field(default_factory=dict)
 
-    def run(self, workload: Workload, device: Device | None, versions: MlxVersions) -> TracedRun:
+    def run(
+        self, workload: Workload, device: Device | None, versions: MlxVersions
+    ) -> VisionTracedRun:
         """Return the largest moments of a prompt, or why it cannot be traced."""
         machine = device or ANY_MAC
         plan = image_plan(self.checkpoint, workload.images) if workload.images else _NO_IMAGES
@@ -77,15 +74,14 @@ class VisionTrace(Struct, frozen=True, eq=False):
         key = replace(workload, images=UNSET, max_tokens=0), plan, machine.gpu, versions
         if key not in self._runs:
             try:
-                self._runs[key] = TracedRun(self._followed(workload, plan, machine, versions))
+                self._runs[key] = VisionTracedRun(self._followed(workload, plan, machine, versions))
             except (MachineError, UnsupportedError) as error:
-                self._runs[key] = TracedRun(None, str(error))
+                self._runs[key] = VisionTracedRun(None, str(error))
         return self._runs[key]
 
     def moment(
         self, workload: Workload, device: Device | None, versions: MlxVersions
     ) -> PeakMoment | None:
-        """Return the largest moment of a workload, None where it cannot be traced."""
         peak = self.run(workload, device, versions).peak
         if peak is None:
             return None
@@ -93,70 +89,31 @@ class VisionTrace(Struct, frozen=True, eq=False):
         kept = kv_cache(model, workload).nbytes + state_bytes(model, workload.batch)
         return moment_of(peak, peak.weight_bytes, kept, _last_decode(peak, model, workload))
 
-    def failure(self, workload: Workload, device: Device | None, versions: MlxVersions) -> str:
-        """Return why a workload has no moment, nothing where it has one."""
-        return self.run(workload, device, versions).failure
-
     def _followed(
         self, workload: Workload, plan: ImagePlan, machine: Device, versions: MlxVersions
     ) -> "VisionPeak":
-        from memfit.estimators.trace.kernel_stubs import TraceTarget
         from memfit.estimators.trace.vision_peak import vision_peak
 
         reject_batch_windows(workload)
-        target = TraceTarget(
-            backend=machine.backend,
-            nax=has_nax(machine),
-            compute_capability=machine.generation if machine.backend == "cuda" else None,
-            versions=versions,
-        )
         built = self.built(machine.backend)
-        run = built.record(plan, workload, target)
+        run = built.record(plan, workload, trace_target(machine, versions))
         return vision_peak(run, built.weights, machine, versions.mlx)
 
     def converted(self, quantize: Quantization) -> "VisionTrace":
-        """Return the trace of the class with its weights converted."""
         dtype = conversion_type(self.checkpoint.config) or self.dtype
-        return VisionTrace(self.checkpoint, dtype, quantize)
+        return VisionTrace(self.checkpoint, quantize, dtype)
 
-    def load_bytes(self, machine: Device, versions: MlxVersions) -> int | None:
-        """Return the peak of the load, None where it is not known."""
-        from memfit.estimators.trace.kernel_stubs import TraceTarget
-        from memfit.estimators.trace.peak import load_peak
-
-        asked = machine, versions
-        if asked not in self._loads:
-            target = TraceTarget(backend=machine.backend, versions=versions)
-            try:
-                call = self.built(machine.backend).load(target)
-                self._loads[asked] = load_peak(call, machine, versions.mlx) if call else None
-            except (MachineError, UnsupportedError):
-                self._loads[asked] = None
-        return self._loads[asked]
-
-    def built(self, backend: Backend) -> "TracedVisionModel":
-        """Return the class as it is built on a backend's machine."""
+    def _build(self, backend: Backend) -> "TracedVisionModel":
         from memfit.estimators.trace.vision_model import TracedVisionModel
 
-        if backend not in self._built:
-            checkpoint = self.checkpoint
-            self._built[backend] = TracedVisionModel(
-                checkpoint.config,
-                backend,
-                name=checkpoint.config_name,
-                dtype=self.dtype,
-                tensors=checkpoint.tensors,
-                quantize=self.quantize,
-            )
-        return self._built[backend]
-
-    def weights(self, device: Device | None) -> Mapping[str, int]:
-        """Return the bytes of each parameter by path."""
-        return self.built((device or ANY_MAC).backend).weights
-
-    def unread_format(self, device: Device | None) -> str | None:
-        """Return the declared quantisation method where the weights are not sized in it."""
-        return self.built((device or ANY_MAC).backend).unread_format
+        return TracedVisionModel(
+            self.checkpoint.config,
+            backend,
+            name=self.checkpoint.config_name,
+            dtype=self.dtype,
+            tensors=self.checkpoint.tensors,
+            quantize=self.quantize,
+        )
 
     def versions(self) -> str:
         """Return the versions of what was run."""
@@ -164,11 +121,6 @@ class VisionTrace(Struct, frozen=True, eq=False):
         return ", ".join(f"{name} {version}" for name, version in built.versions.items())
 
     def description(self, device: Device | None) -> Model:
-        """Return what formulas and plans need of the model, from the class itself.
-
-        Raises:
-            UnsupportedError: for a cache or a list of experts that is not described.
-        """
         from memfit.estimators.trace.unconverted import unquantised
         from memfit.estimators.trace.vision_model import TracedVisionModel
 
@@ -202,7 +154,7 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
         formula = MlxVlm.by_formula(runtime, subject)
         plan = subject.footprint.plan
         quantize = plan.default if plan and plan.converting else None
-        trace = VisionTrace(subject.checkpoint, subject.model.dtype, quantize)
+        trace = VisionTrace(subject.checkpoint, quantize, subject.model.dtype)
         if lacks_formula(subject):
             try:
                 return cls.of_class(runtime, described_by_class(trace, subject.device), trace)
@@ -225,7 +177,7 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
         """
         if adapter:
             raise UnsupportedError(f"{checkpoint.id}: adapters of mlx-vlm are not described")
-        return VisionTrace(checkpoint, dtype, quantize)
+        return VisionTrace(checkpoint, quantize, dtype)
 
     @classmethod
     def of_class(cls, runtime: Runtime, subject: Subject, trace: VisionTrace) -> MlxVlm:
@@ -236,7 +188,7 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
     def _library(self) -> str:
         return self.runtime.name
 
-    def _run(self, workload: Workload) -> TracedRun:
+    def _run(self, workload: Workload) -> VisionTracedRun:
         return self.trace.run(workload, self.subject.device, self.runtime.versions)
 
     def load_bytes(self) -> int:
@@ -311,17 +263,13 @@ def moment_of(
     decode = max(parts["decode"], last_decode + more)
     prefill = max(nbytes for part, nbytes in parts.items() if part != "decode")
     nbytes = max(prefill, decode)
-    alive = ", ".join(f"{name} {size}" for name, size in peak.alive[:_NAMED_ALIVE])
     return PeakMoment(
         phase=peak.part if nbytes == peak.nbytes + more else "decode",
         nbytes=nbytes,
         workspace_bytes=max(0, nbytes - resident_bytes - kept_bytes),
         largest_buffer_bytes=peak.largest_buffer_bytes,
         largest_buffer=peak.operation,
-        explanation=(
-            f"peak by trace = {peak.nbytes} bytes in {peak.part}, at {peak.operation}",
-            f"  alive then: {alive}",
-        ),
+        explanation=peak_lines(peak.nbytes, peak.part, peak.operation, peak.alive),
         prefill_bytes=prefill,
         decode_bytes=decode,
     )

@@ -13,13 +13,13 @@ from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.activation_bound import activation_bound
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile, plain_profile
-from memfit.estimators.runtimes.facets import OwnContext, TokenCosts, context_limit
+from memfit.estimators.runtimes.facets import Cache, OwnContext, context_limit
 from memfit.estimators.runtimes.growth import last_growth, rule_of
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.token_cost import TokenCost, attention_buffers
 
 
-class TokenCacheModel(RuntimeModel, OwnContext, TokenCosts, frozen=True):
+class TokenCacheModel(RuntimeModel, OwnContext, Cache, frozen=True):
     """The rules that such runtimes share; a runtime overrides where it differs.
 
     Each has a context of its own, and loads GGUF files only where it does not say otherwise.

@@ -6,23 +6,28 @@ the line between two prompts, and the one between two batches.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.errors import MachineError, UnsupportedError
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.base.units import ceil_div, round_down, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import ANY_MAC, Backend, Device
+from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Phase
 from memfit.estimators.results.peak import PeakMoment
+
+# The trace is imported where it runs: a sixth of a formula's answer would be spent on it.
+if TYPE_CHECKING:
+    from memfit.estimators.trace.kernel_stubs import TraceTarget
 
 _STEP = 256
 # Of a line, because too low is worse: it makes the first candidate of a search fit mostly.
@@ -38,43 +43,106 @@ _FEW, _BATCH = 2, 8
 _UNBOUNDED = 2**20
 
 
+_NAMED_ALIVE = 8
 _Target = tuple[Device | None, MlxVersions]
 
 
-class ModelTrace(Protocol):
-    """A runtime's class of a model, built once and run lazily for any workload."""
+class ModelTrace(Struct, frozen=True, eq=False):
+    """A runtime's class of a model, built once for a backend and run lazily for any workload."""
 
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """Return the checkpoint of the model."""
+    checkpoint: Checkpoint
+    quantize: Quantization | None
+    """The format that it is converted to."""
+    dtype: str
+    rank: Rank | None = None
+    """The rank that has this part of the class, None: it is the whole."""
+    _unconverted_load: ClassVar[int | None] = 0
+    """The peak of a load that converts nothing, in bytes; None: the formula has it."""
+    _built: dict[Backend, Any] = {}
+    _loads: dict[tuple[Device, MlxVersions], int | None] = {}
 
-    @property
-    def quantize(self) -> Quantization | None:
-        """Return the format that it is converted to."""
+    def built(self, backend: Backend) -> Any:
+        """Return the class as it is built on a backend's machine."""
+        if backend not in self._built:
+            self._built[backend] = self._build(backend)
+        return self._built[backend]
 
-    @property
-    def rank(self) -> Rank | None:
-        """Return the rank that has this part of the class, None: it is the whole."""
+    def _build(self, backend: Backend) -> Any:
+        raise NotImplementedError
+
+    def run(self, workload: Workload, device: Device | None, versions: MlxVersions) -> Any:
+        """Return the largest moment of a workload, and why there is none where there is none."""
+        raise NotImplementedError
 
     def moment(
         self, workload: Workload, device: Device | None, versions: MlxVersions
     ) -> PeakMoment | None:
         """Return the largest moment of a workload, None where it cannot be recorded."""
+        raise NotImplementedError
 
     def failure(self, workload: Workload, device: Device | None, versions: MlxVersions) -> str:
         """Return why a workload has no moment, nothing where it has one."""
-
-    def weights(self, device: Device | None) -> Mapping[str, int]:
-        """Return the bytes of each parameter by path."""
-
-    def unread_format(self, device: Device | None) -> str | None:
-        """Return the declared quantisation method where the weights are not sized in it."""
+        failure: str = self.run(workload, device, versions).failure
+        return failure
 
     def converted(self, quantize: Quantization) -> "ModelTrace":
         """Return the trace of the class with its weights converted."""
+        raise NotImplementedError
 
     def description(self, device: Device | None) -> Model:
-        """Return what formulas and plans need of the model, from the class itself."""
+        """Return what formulas and plans need of the model, from the class itself.
+
+        Raises:
+            UnsupportedError: for a cache or a list of experts that is not described.
+        """
+        raise NotImplementedError
+
+    def load_bytes(self, machine: Device, versions: MlxVersions) -> int | None:
+        """Return the peak of the load in bytes, None where it is not known."""
+        from memfit.estimators.trace.kernel_stubs import TraceTarget
+        from memfit.estimators.trace.peak import load_peak
+
+        key = machine, versions
+        if key not in self._loads:
+            target = TraceTarget(backend=machine.backend, versions=versions)
+            try:
+                call = self.built(machine.backend).load(target)
+                self._loads[key] = (
+                    load_peak(call, machine, versions.mlx) if call else self._unconverted_load
+                )
+            except (MachineError, UnsupportedError):
+                self._loads[key] = None
+        return self._loads[key]
+
+    def weights(self, device: Device | None) -> Mapping[str, int]:
+        """Return the bytes of each parameter by path."""
+        weights: Mapping[str, int] = self.built((device or ANY_MAC).backend).weights
+        return weights
+
+    def unread_format(self, device: Device | None) -> str | None:
+        """Return the declared quantisation method where the weights are not sized in it."""
+        method: str | None = self.built((device or ANY_MAC).backend).unread_format
+        return method
+
+
+def trace_target(machine: Device, versions: MlxVersions) -> "TraceTarget":
+    """Return the machine as a trace of a run needs it."""
+    from memfit.estimators.trace.kernel_stubs import TraceTarget
+
+    return TraceTarget(
+        backend=machine.backend,
+        nax=has_nax(machine),
+        compute_capability=machine.generation if machine.backend == "cuda" else None,
+        versions=versions,
+    )
+
+
+def peak_lines(
+    nbytes: int, phase: str, operation: str, alive: Sequence[tuple[str, int]]
+) -> tuple[str, str]:
+    """Return the lines that explain a traced peak: its operation, and what was in use."""
+    named = ", ".join(f"{name} {size}" for name, size in alive[:_NAMED_ALIVE])
+    return (f"peak by trace = {nbytes} bytes in {phase}, at {operation}", f"  alive then: {named}")
 
 
 class _Traced(NamedTuple):

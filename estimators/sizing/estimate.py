@@ -31,8 +31,8 @@ from memfit.estimators.results.estimate import (
 from memfit.estimators.results.images import ImageAdvice
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.facets import (
-    RunCalls,
     SplitMemory,
+    Views,
     decoding_rows,
     is_grouped,
     loaded_weights,
@@ -148,7 +148,7 @@ def _peak_range(
 def with_plots(result: Estimate, sized: SizedModel) -> Estimate:
     """Add memory against context, and over the operations of the run where it is traced."""
     workload, runtime_model = result.workload, sized.runtime_model
-    points, calls = curve(sized, workload), runtime_model.facet(RunCalls)
+    points, calls = curve(sized, workload), runtime_model.facet(Views)
     is_computed = isinstance(runtime_model.source, Formula | Interpolated)
     is_by_formula = not is_computed and isinstance(runtime_model.subject.source, Formula)
     return replace(

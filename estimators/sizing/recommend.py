@@ -24,11 +24,11 @@ from memfit.estimators.results.estimate import (
 from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, judge
 from memfit.estimators.runtimes.expert_capacity import ExpertCapacity, expert_capacity
 from memfit.estimators.runtimes.facets import (
-    KeptExperts,
     MlxLmPrograms,
     NvidiaOnly,
     OnMlx,
     SplitMemory,
+    loaded_weights,
     runs_kv_bits,
 )
 from memfit.estimators.runtimes.run_limits import run_limits
@@ -143,8 +143,8 @@ def capacity_of(sized: SizedModel) -> ExpertCapacity | None:
     Under mlx-moe they are those that it keeps. None without a device, under another runtime than
     these and mlx-lm, and for a model without experts or with different numbers of them.
     """
-    if own := sized.runtime_model.facet(KeptExperts):
-        return own.kept_experts()
+    if kept := loaded_weights(sized.runtime_model).experts:
+        return kept
     device = sized.device
     if device is None or not sized.runtime_model.facet(MlxLmPrograms):
         return None

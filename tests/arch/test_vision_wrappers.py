@@ -43,7 +43,7 @@ def built(request: pytest.FixtureRequest) -> Built:
     case = CASES[request.param]
     checkpoint = Checkpoint("model", "local", case.config, "config.json")
     model = build_model(case.config, "config.json")
-    return Built(case, model, VisionTrace(checkpoint, "BF16"))
+    return Built(case, model, VisionTrace(checkpoint, None, "BF16"))
 
 
 def test_parameters_are_those_of_the_class(built: Built) -> None:

@@ -19,7 +19,7 @@ from memfit.estimators.results.growth import (
     UnsupportedRuntime,
 )
 from memfit.estimators.runtimes.budget import recommended_bytes
-from memfit.estimators.runtimes.facets import TokenCosts, context_limit, pool
+from memfit.estimators.runtimes.facets import Cache, context_limit, pool
 from memfit.estimators.runtimes.growth import GrowthEvent, GrowthRule, growth_events, rule_of
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.runtime import Runtime
@@ -78,7 +78,7 @@ def _growing(
     limit = context_limit(sized.runtime_model)
     if limit is not None and sessions.tokens > limit:
         raise UnsupportedError(f"{runtime.name} stops at {limit} tokens")
-    run, costs = _workload(sessions, runtime), sized.runtime_model.facet(TokenCosts)
+    run, costs = _workload(sessions, runtime), sized.runtime_model.facet(Cache)
     if budget_bytes is None:
         budget_bytes = _cache_budget_bytes(sized, run)
     own = sessions.tokens if runtime.growth == "contiguous" else model.max_context

@@ -21,7 +21,6 @@ from memfit.estimators.runtimes.facets import (
     Commands,
     Drafting,
     HostReads,
-    QuantizedCache,
     SplitMemory,
 )
 from memfit.estimators.runtimes.interface import DraftFigures, Figure, MemoryFigures, RuntimeModel
@@ -75,7 +74,7 @@ _FLOAT = 4
 _LEFT_FREE = 2**30  # common/common.h, fit_params_target
 
 
-class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, QuantizedCache, frozen=True):
+class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
     """llama.cpp on a GGUF file, or on the conversion of a checkpoint."""
 
     defaults = LLAMA_CPP
