@@ -10,8 +10,8 @@ from memfit.cli.exits import Exit
 from memfit.cli.measuring import measuring
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.questions import RuntimeOptions
 from memfit.cli.options.run import RunOptions, tokens_to_compare
-from memfit.cli.options.runtime import RuntimeOptions
 from memfit.cli.prompts import prompt_list
 from memfit.cli.render.output import require_writable
 from memfit.estimators.base.units import parse_counts
@@ -107,7 +107,7 @@ def _asked(
         profile_file=experts.save_profile,
         pack=experts.prepack,
         memory_limit_bytes=run.memory_limit_bytes(),
-        margin_bytes=runtime.margin_bytes(),
+        margin_bytes=runtime.margin,
         force=run.force,
         units=output.units,
     )

@@ -6,10 +6,9 @@ import typer
 
 from memfit.cli.measuring import measuring
 from memfit.cli.options.groups import Only, grouped
-from memfit.cli.options.model import NamedModel
 from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.questions import NamedModel, RuntimeOptions
 from memfit.cli.options.run import RunOptions
-from memfit.cli.options.runtime import RuntimeOptions
 from memfit.cli.options.training import TrainingOptions
 from memfit.cli.render.output import require_writable
 
@@ -51,7 +50,7 @@ def tune_train(
             recipe=recipe,
             updates=updates,
             memory_limit_bytes=limit,
-            margin_bytes=runtime.margin_bytes(),
+            margin_bytes=runtime.margin,
             force=run.force,
             units=output.units,
         )

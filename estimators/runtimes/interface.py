@@ -63,6 +63,9 @@ class DraftFigures(Struct, frozen=True):
     explanation: str = "the draft model's own peak is added"
     host_bytes: int = 0
     """Bytes that the host holds of it, where ``nbytes`` are of a GPU alone."""
+    workspace_bytes: int = 0
+    """Bytes of the largest moment with both models that are neither weights nor caches, 0 where
+    they are not known."""
 
 
 class Subject(Struct, frozen=True):

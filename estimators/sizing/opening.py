@@ -21,6 +21,7 @@ from memfit.estimators.checkpoint.other_kinds import kind_of_config
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.as_of import as_of, check_class
 from memfit.estimators.mlx.versions import MlxVersions
+from memfit.estimators.questions.runtime import MARGIN_BYTES
 from memfit.estimators.results.estimate import Level, Note
 from memfit.estimators.runtimes.facets import (
     MlxLmPrograms,
@@ -38,7 +39,6 @@ from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import Interpolated, MethodSetting
 from memfit.estimators.sizing.sized_model import SizedModel, refusal_of
 from memfit.estimators.sizing.unknown import unknown_architecture
-from memfit.estimators.sizing.workload import MARGIN_BYTES
 from memfit.estimators.weights.activations import activation_type
 from memfit.estimators.weights.conversion import conversion_type, convert
 from memfit.estimators.weights.derived import QuantizationPlan

@@ -15,6 +15,8 @@ from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
+from memfit.estimators.questions.model import DRAFT_TOKENS
+from memfit.estimators.questions.runtime import MARGIN_BYTES
 from memfit.estimators.results.estimate import LimitName, Note, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.facets import (
@@ -37,14 +39,10 @@ from memfit.estimators.runtimes.registry import (
     runtime_names,
 )
 from memfit.estimators.runtimes.runtime import Runtime
-from memfit.estimators.sizing.workload import DRAFT_TOKENS, MARGIN_BYTES
 from memfit.estimators.weights.footprint import WeightFootprint
 
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.measurement import Measurement
-
-# Of mlx_lm.convert, most first; 2 bits make most models useless.
-WEIGHT_BITS = (8, 6, 5, 4)
 
 
 class SizedModel(Struct):
@@ -187,11 +185,14 @@ def error_bytes_of(sized: SizedModel, workload: Workload) -> int:
 def workspace_error_of(sized: SizedModel, workload: Workload) -> int:
     """Return by how much the peak may be wrong: the stated error of its workspace.
 
-    At least a batch of work, which may have run already or not yet when the peak is reached.
+    With a draft model the workspace of the largest moment of both counts: it can be the draft's, or
+    in a chunk of the target that finds its own caches small. At least a batch of work, which may
+    have run already or not yet when the peak is reached.
     """
     _, percent = sized.runtime_model.basis("workspace", workload)
-    moment = sized.figures_for(workload).moment
-    stated = ceil_div(moment.workspace_bytes * percent, 100)
+    moment, added = sized.figures_for(workload).moment, draft_figures(sized, workload)
+    workspace = max(moment.workspace_bytes, added.workspace_bytes if added else 0)
+    stated = ceil_div(workspace * percent, 100)
     return max(stated, moment.batch_bytes) if percent else stated
 
 

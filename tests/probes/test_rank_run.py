@@ -21,7 +21,7 @@ from memfit.estimators.base.errors import CheckpointError, InputError, Unsupport
 from memfit.estimators.base.progress import Request
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.sizing.ranks import Ranks
+from memfit.estimators.questions.machine import Ranks
 from memfit.probes.preflight import RefusedError
 from memfit.probes.rank_run import RankRequest, RankStopped, measure_ranks
 from memfit.probes.tune_ranks import RankTune, tune_ranks

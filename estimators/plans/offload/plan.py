@@ -30,7 +30,7 @@ from memfit.estimators.results.offload import (
     Times,
 )
 from memfit.estimators.runtimes.agent_memory import adaptive_chunk
-from memfit.estimators.runtimes.budget import COMFORTABLE
+from memfit.estimators.runtimes.budget import comfortable_bytes
 from memfit.estimators.sizing.estimate import limit_notes
 
 # agent-memory, CACHE_HOT_THRESHOLD_TOKENS: 8192 tokens, which it counts as 200 MB.
@@ -136,8 +136,7 @@ def _hot_bytes(question: OffloadQuestion, server: Server) -> int | None:
         return question.hot_bytes
     if server.device is None:
         return None
-    share, whole = COMFORTABLE
-    return max(0, server.device.working_set_bytes * share // whole - server.active_bytes)
+    return max(0, comfortable_bytes(server.device.working_set_bytes) - server.active_bytes)
 
 
 def _lengths(question: OffloadQuestion, server: Server) -> list[int]:
