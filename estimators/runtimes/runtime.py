@@ -156,7 +156,7 @@ class Runtime(Struct, frozen=True, kw_only=True):
         return MlxVersions(self.mlx_version or MLX_VERSION, self.mlx_lm_version or MLX_LM_VERSION)
 
 
-class RuntimeTable(Result, frozen=True, kw_only=True, tag="memfit.runtimes/1"):
+class RuntimeTable(Result, frozen=True, kw_only=True, tag="memfit.runtimes/2"):
     """The answer of ``memfit runtimes``."""
 
     runtimes: NonEmpty[Runtime]
