@@ -40,8 +40,9 @@ from memfit.estimators.weights.parts import part_of
 # The trace is imported where it runs, as that of mlx-lm is.
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
+    from memfit.estimators.trace.peak import RunPeak
     from memfit.estimators.trace.vision_model import TracedVisionModel
-    from memfit.estimators.trace.vision_peak import VisionPeak
+    from memfit.estimators.trace.vision_peak import VisionPart
 
 _NO_IMAGES = ImagePlan((), ())
 
@@ -49,7 +50,7 @@ _NO_IMAGES = ImagePlan((), ())
 class VisionTracedRun(NamedTuple):
     """The largest moment of a workload, or why there is none."""
 
-    peak: "VisionPeak | None"
+    peak: "RunPeak[VisionPart] | None"
     failure: str = ""
 
 
@@ -90,7 +91,7 @@ class VisionTrace(ModelTrace, frozen=True, eq=False):
 
     def _followed(
         self, workload: Workload, plan: ImagePlan, machine: Device, versions: MlxVersions
-    ) -> "VisionPeak":
+    ) -> "RunPeak[VisionPart]":
         from memfit.estimators.trace.vision_peak import vision_peak
 
         reject_batch_windows(workload)
@@ -250,7 +251,7 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
 
 
 def moment_of(
-    peak: "VisionPeak", resident_bytes: int, kept_bytes: int, last_decode: int
+    peak: "RunPeak[VisionPart]", resident_bytes: int, kept_bytes: int, last_decode: int
 ) -> PeakMoment:
     """Return the largest moment of a traced prompt, and of decoding as long as is asked.
 
@@ -263,18 +264,18 @@ def moment_of(
     prefill = max(nbytes for part, nbytes in parts.items() if part != "decode")
     nbytes = max(prefill, decode)
     return PeakMoment(
-        phase=peak.part if nbytes == peak.nbytes + more else "decode",
+        phase=peak.top.part if nbytes == peak.nbytes + more else "decode",
         nbytes=nbytes,
         workspace_bytes=max(0, nbytes - resident_bytes - kept_bytes),
         largest_buffer_bytes=peak.largest_buffer_bytes,
-        largest_buffer=peak.operation,
-        explanation=peak_lines(peak.nbytes, peak.part, peak.operation, peak.alive),
+        largest_buffer=peak.top.operation,
+        explanation=peak_lines(peak),
         prefill_bytes=prefill,
         decode_bytes=decode,
     )
 
 
-def _last_decode(peak: "VisionPeak", model: Model, workload: Workload) -> int:
+def _last_decode(peak: "RunPeak[VisionPart]", model: Model, workload: Workload) -> int:
     """Return a bound on the memory in use when the last token is decoded.
 
     The first two tokens are traced. Until the last one caches grow, at the end by copying one.

@@ -6,7 +6,7 @@ the line between two prompts, and the one between two batches.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from msgspec import Struct
@@ -28,6 +28,7 @@ from memfit.estimators.results.peak import PeakMoment
 # The trace is imported where it runs: a sixth of a formula's answer would be spent on it.
 if TYPE_CHECKING:
     from memfit.estimators.trace.kernel_stubs import TraceTarget
+    from memfit.estimators.trace.peak import RunPeak
 
 _STEP = 256
 # Of a line, because too low is worse: it makes the first candidate of a search fit mostly.
@@ -137,12 +138,13 @@ def trace_target(machine: Device, versions: MlxVersions) -> "TraceTarget":
     )
 
 
-def peak_lines(
-    nbytes: int, phase: str, operation: str, alive: Sequence[tuple[str, int]]
-) -> tuple[str, str]:
+def peak_lines(peak: "RunPeak[Any]") -> tuple[str, str]:
     """Return the lines that explain a traced peak: its operation, and what was in use."""
-    named = ", ".join(f"{name} {size}" for name, size in alive[:_NAMED_ALIVE])
-    return (f"peak by trace = {nbytes} bytes in {phase}, at {operation}", f"  alive then: {named}")
+    named, top = ", ".join(f"{name} {size}" for name, size in peak.alive[:_NAMED_ALIVE]), peak.top
+    return (
+        f"peak by trace = {peak.nbytes} bytes in {top.part}, at {top.operation}",
+        f"  alive then: {named}",
+    )
 
 
 class _Traced(NamedTuple):

@@ -86,6 +86,7 @@ def test_a_batch_is_traced_and_below_the_bound() -> None:
         sized.figures_for(replace(batch, max_kv_size=512))
 
 
+@pytest.mark.exhaustive
 def test_the_tower_of_mistral_3_is_bounded() -> None:
     sized, workload = by_trace(next(case.config for case in WIDE if case.name == "Mistral 3"))
     bound = sized.formula_view().figures_for(workload).moment.nbytes

@@ -317,8 +317,8 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
             return self.runtime
         device = self.subject.device
         if device is None:
-            option, named, memory = map(setting, ("gpu_layers", "device", "memory"))
-            raise UnsupportedError(f"{option} auto: give a {named}, or the {memory} of a Mac")
+            name, machine, memory = map(setting, ("gpu_layers", "device", "memory"))
+            raise UnsupportedError(f"{name} auto: give a {machine}, or the {memory} of a Mac")
         most = self.placement.blocks + 1
         for layers in range(most, -1, -1):
             chosen = replace(self.settings, gpu_layers=layers)
