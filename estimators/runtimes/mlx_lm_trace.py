@@ -14,14 +14,19 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
-from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device
 from memfit.estimators.mlx.call_plan import PREFILL
 from memfit.estimators.mlx.kv_cache import KVCache, kv_cache
 from memfit.estimators.mlx.versions import MlxVersions, parse_version
 from memfit.estimators.results.estimate import Basis, Note, Phase, RunCall
 from memfit.estimators.results.peak import PeakMoment
-from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, weights_by_trace
+from memfit.estimators.runtimes.by_class import (
+    TRACE_ERROR_PERCENT,
+    ModelTrace,
+    peak_lines,
+    trace_target,
+    weights_by_trace,
+)
 from memfit.estimators.runtimes.interface import (
     DraftFigures,
     Figure,
@@ -32,14 +37,12 @@ from memfit.estimators.runtimes.interface import (
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import Formula, Interpolated, Source, Traced
-from memfit.estimators.runtimes.traced_workspace import ModelTrace, peak_lines, trace_target
 from memfit.estimators.weights.conversion import conversion_type
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.weights.loading import Conversion
 
 # The trace is imported where it runs: a sixth of a formula's answer would be spent on it.
 if TYPE_CHECKING:
-    from memfit.estimators.checkpoint.adapters import Adapter
     from memfit.estimators.trace.graph_format import Call, Trace
     from memfit.estimators.trace.peak import RunPeak, Start
     from memfit.estimators.trace.traced_model import TracedModel, TracedShapes
@@ -52,7 +55,6 @@ _STARTS = 4
 class ClassTrace(ModelTrace, frozen=True, eq=False):
     """mlx-lm's class of a model."""
 
-    adapter: "Adapter | None" = None
     phases: frozenset[CallPhase] = ALL_PHASES
     """Of these a run's calls are traced, and the first where another takes on what it leaves."""
     _runs: dict[tuple[Workload, Any, MlxVersions, frozenset[CallPhase]], "TracedRun"] = field(
@@ -166,7 +168,7 @@ class ClassTrace(ModelTrace, frozen=True, eq=False):
         # Not by `replace`, which would share what was built.
         checkpoint = self.checkpoint
         dtype = (conversion_type(checkpoint.config) if quantize else None) or self.dtype
-        return ClassTrace(checkpoint, quantize, dtype, rank, adapter=self.adapter)
+        return ClassTrace(checkpoint, quantize, dtype, rank, self.adapter)
 
     def weights(self, device: Device | None) -> Mapping[str, int]:
         """Return the bytes of each parameter by path, without those of the adapter."""
@@ -198,6 +200,7 @@ class MlxLmTrace(MlxLm, frozen=True):
 
     trace: ClassTrace
 
+    class_trace: ClassVar[type[ModelTrace]] = ClassTrace
     _workspace_basis: ClassVar[tuple[Basis, int]] = ("traced", TRACE_ERROR_PERCENT)
 
     @property
@@ -208,17 +211,6 @@ class MlxLmTrace(MlxLm, frozen=True):
     def _is_described(self) -> bool:
         """Whether formulas know the model too: they find what needs many workloads."""
         return isinstance(self.subject.source, Formula)
-
-    @classmethod
-    def class_trace(
-        cls,
-        checkpoint: Checkpoint,
-        quantize: Quantization | None,
-        dtype: str,
-        adapter: "Adapter | None",
-    ) -> ClassTrace:
-        """Return the trace of a model that no family describes."""
-        return ClassTrace(checkpoint, quantize, dtype, adapter=adapter)
 
     @classmethod
     def of_class(cls, runtime: Runtime, subject: Subject, trace: ClassTrace) -> "MlxLmTrace":

@@ -14,7 +14,6 @@ from memfit.estimators.base.errors import MachineError, UnsupportedError
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.plan import ImagePlan
 from memfit.estimators.images.processor import image_plan
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device
@@ -23,7 +22,13 @@ from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.results.peak import PeakMoment
-from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, described_by_class
+from memfit.estimators.runtimes.by_class import (
+    TRACE_ERROR_PERCENT,
+    ModelTrace,
+    described_by_class,
+    peak_lines,
+    trace_target,
+)
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, Subject
 from memfit.estimators.runtimes.mlx_vlm import (
     MlxVlm,
@@ -33,13 +38,11 @@ from memfit.estimators.runtimes.mlx_vlm import (
 )
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import Source, Traced
-from memfit.estimators.runtimes.traced_workspace import ModelTrace, peak_lines, trace_target
 from memfit.estimators.weights.conversion import conversion_type
 from memfit.estimators.weights.parts import part_of
 
 # The trace is imported where it runs, as that of mlx-lm is.
 if TYPE_CHECKING:
-    from memfit.estimators.checkpoint.adapters import Adapter
     from memfit.estimators.trace.peak import RunPeak
     from memfit.estimators.trace.vision_model import TracedVisionModel
     from memfit.estimators.trace.vision_peak import VisionPart
@@ -138,6 +141,7 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
 
     trace: VisionTrace
 
+    class_trace: ClassVar[type[ModelTrace]] = VisionTrace
     _workspace_basis: ClassVar[tuple[Basis, int]] = ("traced", TRACE_ERROR_PERCENT)
 
     @property
@@ -161,23 +165,6 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
             except (MachineError, UnsupportedError):
                 return formula
         return cls(runtime, subject, formula.tower_sizes, trace=trace)
-
-    @classmethod
-    def class_trace(
-        cls,
-        checkpoint: Checkpoint,
-        quantize: Quantization | None,
-        dtype: str,
-        adapter: "Adapter | None",
-    ) -> VisionTrace:
-        """Return the trace of a model that no family describes.
-
-        Raises:
-            UnsupportedError: with an adapter.
-        """
-        if adapter:
-            raise UnsupportedError(f"{checkpoint.id}: adapters of mlx-vlm are not described")
-        return VisionTrace(checkpoint, quantize, dtype)
 
     @classmethod
     def of_class(cls, runtime: Runtime, subject: Subject, trace: VisionTrace) -> MlxVlm:

@@ -165,7 +165,7 @@ class JointSearch(Struct, eq=False):
             return model
         key = settings.weight_bits, self.workload_with(settings, prompt_tokens)
         if key not in self._views:
-            from memfit.estimators.sizing.trace_view import peak_view
+            from memfit.estimators.sizing.trace_search import peak_view
 
             self._views[key] = peak_view(model, formula, key[1])
         return self._views[key]
@@ -222,7 +222,7 @@ class JointSearch(Struct, eq=False):
         by_formula = replace(formula.requirement(workload), error_bytes=0)
         if judge(by_formula, self.sized.device)[0] == "fits":
             return
-        from memfit.estimators.sizing.trace_view import call_over
+        from memfit.estimators.sizing.trace_search import call_over
 
         def is_over(peak_bytes: int) -> bool:
             need = replace(by_formula, peak_bytes=peak_bytes + self._beyond(formula, workload))

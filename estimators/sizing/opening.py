@@ -193,7 +193,9 @@ def _size_by_class(
     if quantize:
         dtype = conversion_type(config) or dtype
     kind = class_of(runtime)
-    trace = kind.class_trace(checkpoint, quantize, dtype, adapter)
+    if adapter and not offers(runtime, MlxLmPrograms):
+        raise UnsupportedError(f"{checkpoint.id}: adapters of {runtime.name} are not described")
+    trace = kind.class_trace(checkpoint, quantize, dtype, adapter=adapter)
     try:
         subject = described_by_class(trace, device)
     except (MachineError, UnsupportedError) as error:
