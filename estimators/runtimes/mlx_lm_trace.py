@@ -23,6 +23,7 @@ from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.by_class import (
     TRACE_ERROR_PERCENT,
     ModelTrace,
+    TracedWorkspace,
     peak_lines,
     trace_target,
     weights_by_trace,
@@ -262,15 +263,13 @@ class MlxLmTrace(MlxLm, frozen=True):
             subject = MlxLm.for_rank(self, rank).subject
             footprint = traced_weights(trace, subject.footprint, subject.device)
             return replace(self, subject=replace(subject, footprint=footprint), trace=trace)
-        # traced_workspace.TracedWorkspace, which imports this module.
-        workspace: Any = subject.source
         model = trace.description(subject.device)
         footprint = weights_by_trace(trace, model, subject.footprint.plan, subject.device)
         subject = replace(
             subject,
             model=model,
             footprint=replace(footprint, notes=subject.footprint.notes),
-            source=Interpolated(replace(workspace.workspace, trace=trace)),
+            source=Interpolated(TracedWorkspace(trace, subject.model.max_context)),
             rank=rank,
         )
         return replace(self, subject=subject, trace=trace)

@@ -3,31 +3,17 @@
 Programs that are recorded once and kept as data (`Recorded`) will be another member of the union.
 """
 
-from typing import ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from msgspec import Struct
 
-from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Method
-from memfit.estimators.results.peak import PeakMoment
+
+if TYPE_CHECKING:
+    from memfit.estimators.runtimes.by_class import TracedWorkspace
 
 MethodSetting = Literal["auto", "formula", "trace"]
 """How figures are to be computed: ``auto`` by the formulas where they describe the model."""
-
-
-class TracedPeak(Protocol):
-    """The peak of any workload, from traces of a few."""
-
-    def peak(
-        self, workload: Workload, device: Device | None, versions: MlxVersions, kept_bytes: int
-    ) -> PeakMoment:
-        """Return the peak of a workload that keeps ``kept_bytes`` to its end."""
-
-    def converted(self, quantize: Quantization) -> "TracedPeak":
-        """Return the same of the model with its weights converted."""
 
 
 class Formula(Struct, frozen=True):
@@ -39,7 +25,7 @@ class Formula(Struct, frozen=True):
 class Interpolated(Struct, frozen=True, eq=False):
     """No formula describes the model: its workspace is between those of traced prompts."""
 
-    workspace: TracedPeak
+    workspace: "TracedWorkspace"
 
     method: ClassVar[Method] = "formula"
 

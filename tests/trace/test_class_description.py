@@ -24,8 +24,8 @@ from memfit.estimators.weights.derived import QuantizationPlan, derive
 
 pytest.importorskip("mlx_lm")
 
-from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
 from memfit.estimators.runtimes.by_class import TracedWorkspace
+from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
 from memfit.estimators.trace import recording
 from memfit.estimators.trace.class_description import FirstCall, describe, mlx_lm_class
 from memfit.estimators.trace.kernel_stubs import TraceTarget
