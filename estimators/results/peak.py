@@ -6,7 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.workload import CallPhase
-from memfit.estimators.results.estimate import Phase
+from memfit.estimators.results.terms import Phase
 
 
 class PeakMoment(Struct, frozen=True):

@@ -19,8 +19,9 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.mlx.allocator import PAGE, allocated
 from memfit.estimators.mlx.kv_cache import KVCache
-from memfit.estimators.results.estimate import Basis, Note, Phase
+from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.peak import PeakMoment
+from memfit.estimators.results.terms import Basis, Phase
 from memfit.estimators.runtimes.facets import OnMlx
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import Formula, Interpolated, MethodSetting, Source

@@ -10,8 +10,9 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
-from memfit.estimators.results.estimate import Basis, Note, Phase
+from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.peak import PeakMoment
+from memfit.estimators.results.terms import Basis, Phase
 from memfit.estimators.runtimes.facets import (
     Commands,
     Images,

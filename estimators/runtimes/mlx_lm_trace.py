@@ -18,8 +18,9 @@ from memfit.estimators.machine.device import ANY_MAC, Backend, Device
 from memfit.estimators.mlx.call_plan import PREFILL
 from memfit.estimators.mlx.kv_cache import KVCache, kv_cache
 from memfit.estimators.mlx.versions import MlxVersions, parse_version
-from memfit.estimators.results.estimate import Basis, Note, Phase, RunCall
+from memfit.estimators.results.estimate import Note, RunCall
 from memfit.estimators.results.peak import PeakMoment
+from memfit.estimators.results.terms import Basis, Phase
 from memfit.estimators.runtimes.by_class import (
     TRACE_ERROR_PERCENT,
     ModelTrace,
@@ -184,8 +185,8 @@ class ClassTrace(ModelTrace, frozen=True, eq=False):
         return ", ".join(f"{name} {version}" for name, version in versions().items())
 
     def description(self, device: Device | None) -> Model:
+        from memfit.estimators.trace.declared_format import unquantised
         from memfit.estimators.trace.traced_model import TracedModel
-        from memfit.estimators.trace.unconverted import unquantised
 
         config, name = self.checkpoint.config, self.checkpoint.config_name
         backend = (device or ANY_MAC).backend

@@ -19,8 +19,9 @@ from memfit.estimators.images.processor import has_tower, image_plan
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.versions import MLX_VERSION
-from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.peak import PeakMoment
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.facets import Commands, Images, LoadedWeights, OwnWeights
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_lm import MlxModel

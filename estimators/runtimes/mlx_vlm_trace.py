@@ -20,8 +20,9 @@ from memfit.estimators.machine.device import ANY_MAC, Backend, Device
 from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes, capacity_at, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.peak import PeakMoment
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.by_class import (
     TRACE_ERROR_PERCENT,
     ModelTrace,
@@ -124,7 +125,7 @@ class VisionTrace(ModelTrace, frozen=True, eq=False):
         return ", ".join(f"{name} {version}" for name, version in built.versions.items())
 
     def description(self, device: Device | None) -> Model:
-        from memfit.estimators.trace.unconverted import unquantised
+        from memfit.estimators.trace.declared_format import unquantised
         from memfit.estimators.trace.vision_model import TracedVisionModel
 
         backend = (device or ANY_MAC).backend

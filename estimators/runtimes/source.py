@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from msgspec import Struct
 
-from memfit.estimators.results.estimate import Method
+from memfit.estimators.results.terms import Method
 
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.by_class import TracedWorkspace

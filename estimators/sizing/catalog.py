@@ -9,12 +9,7 @@ from memfit.estimators.base.files import path_near
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.checkpoint.opening import (
-    HUB,
-    has_prefix,
-    open_checkpoint,
-    require_no_sample,
-)
+from memfit.estimators.checkpoint.opening import HUB, has_prefix, open_checkpoint, require_no_sample
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.questions.model import Draft

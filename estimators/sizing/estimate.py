@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 
 from msgspec import UNSET, convert
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import OPEN, open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import by_macos
+from memfit.estimators.results.advice import ImageAdvice
 from memfit.estimators.results.estimate import (
     KV,
-    Basis,
     Component,
     Components,
     CurvePoint,
@@ -28,7 +28,8 @@ from memfit.estimators.results.estimate import (
     Weights,
     Workspace,
 )
-from memfit.estimators.results.images import ImageAdvice
+from memfit.estimators.results.result import both_units
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.facets import (
     SplitMemory,
@@ -65,10 +66,8 @@ from memfit.estimators.sizing.sized_model import (
 SHORTEST_PLOTTED = 1024
 
 
-def estimate(
-    sized: SizedModel, workload: Workload, *, units: Units = Units.GB, advises: bool = True
-) -> Estimate:
-    """Return what a workload takes and what follows; ``units`` are of the sentences in it.
+def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> Estimate:
+    """Return what a workload takes and what follows.
 
     Without ``advises`` no other settings are searched.
 
@@ -80,9 +79,9 @@ def estimate(
     limits = (*largest_buffer(sized.device, figures), *run_limits(runtime_model, workload))
     verdict, exceeded = verdict_of(sized, workload)
     peak_bytes = figures.moment.nbytes + draft_bytes_of(sized, workload)
-    drafted, refusal = draft_figures(sized, workload), refusal_of(sized)
-    advises = advises and not refusal
-    advice = advise(sized, workload, units) if advises else NO_ADVICE
+    advises = advises and not refusal_of(sized)
+    advice = advise(sized, workload) if advises else NO_ADVICE
+    drafted = draft_figures(sized, workload)
     return Estimate(
         model=model_summary(sized),
         workload=workload,
@@ -95,22 +94,19 @@ def estimate(
         needed_bytes=need.peak_bytes,
         verdict=tightened(verdict, limits),
         exceeded=exceeded,
-        recommendation=advice.recommendation,
-        recommended=advice.recommended,
-        actions=advice.actions,
-        best_action=advice.best_action,
-        grid=advice.grid,
-        assumptions=tuple(_assumptions(sized, workload, units)),
-        notes=tuple(_notes(sized, workload, units)),
+        assumptions=both_units(tuple(_assumptions(sized, workload))),
+        notes=both_units(tuple(_notes(sized, workload))),
         limits=limits,
         method=runtime_model.source.method,
-        refusal=Refusal(refusal, runtimes_that_load(sized)) if refusal else UNSET,
+        refusal=Refusal(refusal_of(sized), runtimes_that_load(sized))
+        if refusal_of(sized)
+        else UNSET,
         decode_speed=decode_speed(sized, workload),
         pool=_pool(sized, workload) or UNSET,
         memories=_memories(sized, workload) or UNSET,
         files=tuple(_files(sized, workload, need)) or UNSET,
-        partial_experts=advice.partial_experts or UNSET,
         images=(_image_advice(sized, workload) if advises else None) or UNSET,
+        **asdict(advice),
     )
 
 
@@ -148,13 +144,13 @@ def _peak_range(
 def with_plots(result: Estimate, sized: SizedModel) -> Estimate:
     """Add memory against context, and over the operations of the run where it is traced."""
     workload, runtime_model = result.workload, sized.runtime_model
-    points, calls = curve(sized, workload), runtime_model.facet(Views)
+    points, views = curve(sized, workload), runtime_model.facet(Views)
     is_computed = isinstance(runtime_model.source, Formula | Interpolated)
     is_by_formula = not is_computed and isinstance(runtime_model.subject.source, Formula)
     return replace(
         result,
         curve=points or UNSET,
-        run=(calls.run_calls(workload) if calls else ()) or UNSET,
+        run=(views.run_calls(workload) if views else ()) or UNSET,
         curve_method="formula" if points and is_by_formula else UNSET,
     )
 
@@ -213,7 +209,7 @@ def device_summary(device: Device) -> DeviceSummary:
 
 def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -> Components:
     footprint, kv, runtime_model = sized.footprint, figures.kv, sized.runtime_model
-    drafted, loaded = draft_figures(sized, workload), loaded_weights(runtime_model)
+    drafted = draft_figures(sized, workload)
     weights, _ = runtime_model.basis("weights", workload)
     # What a runtime refuses to load is still counted in the files.
     if refusal_of(sized) and footprint.loaded_bytes + footprint.unloaded_bytes == footprint.nbytes:
@@ -225,9 +221,9 @@ def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -
             bytes=footprint.nbytes,
             basis=weights if weights == "exact" else _basis(sized, weights),
             by_part=footprint.by_part,
-            loaded_bytes=loaded.loaded_bytes,
+            loaded_bytes=loaded_weights(runtime_model).loaded_bytes,
             resident_bytes=sized.resident_bytes,
-            kept_by_part=dict(loaded.by_part or ()) or UNSET,
+            kept_by_part=dict(loaded_weights(runtime_model).by_part or ()) or UNSET,
         ),
         kv=KV(
             bytes=kv.nbytes,
@@ -269,9 +265,9 @@ def _basis(sized: SizedModel, basis: Basis) -> Basis:
     return "assumed" if sized.checkpoint.assumed_from else basis
 
 
-def _assumptions(sized: SizedModel, workload: Workload, units: Units) -> Iterator[str]:
+def _assumptions(sized: SizedModel, workload: Workload) -> Iterator[str]:
     figures = sized.figures_for(workload)
-    yield from sized.runtime_model.statements(workload, figures, units).assumptions
+    yield from sized.runtime_model.statements(workload, figures, OPEN).assumptions
     yield from _batch(sized, workload)
     if drafted := draft_figures(sized, workload):
         yield (
@@ -292,7 +288,7 @@ def _batch(sized: SizedModel, workload: Workload) -> Iterator[str]:
         yield f"{workload.batch} sequences of equal length run together"
 
 
-def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note]:
+def _notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
     checkpoint, model = sized.checkpoint, sized.model
     yield from assumption_notes(sized)
     yield from sized.footprint.notes
@@ -300,12 +296,12 @@ def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note
     for warning in checkpoint.warnings:
         yield Note("warning", "checkpoint", warning)
     for left in checkpoint.skipped_files:
-        size = format_bytes(left.nbytes, units)
-        yield Note("info", "left-out", f"{left.name} ({size}) is not counted: {left.reason}")
+        text = f"{left.name} ({open_size(left.nbytes)}) is not counted: {left.reason}"
+        yield Note("info", "left-out", text)
     for text in model.notes:
         yield Note("info", "model", text)
-    if unloaded_bytes := loaded_weights(sized.runtime_model).unloaded_bytes:
-        size = format_bytes(unloaded_bytes, units)
+    if loaded_weights(sized.runtime_model).unloaded_bytes:
+        size = open_size(loaded_weights(sized.runtime_model).unloaded_bytes)
         text = f"{size} of the checkpoint are not loaded by {sized.runtime}"
         yield Note("info", "not-loaded", text)
     yield from workload_notes(sized, workload)
@@ -316,19 +312,19 @@ def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note
         )
         yield Note("warning", "draft-pool", text)
     figures = sized.figures_for(workload)
-    yield from sized.runtime_model.statements(workload, figures, units).notes
+    yield from sized.runtime_model.statements(workload, figures, OPEN).notes
     yield from ending_notes(run_limits(sized.runtime_model, workload))
     if sized.device:
-        yield from _device_notes(sized.device, figures, units)
+        yield from _device_notes(sized.device, figures)
 
 
-def _device_notes(device: Device, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+def _device_notes(device: Device, figures: MemoryFigures) -> Iterator[Note]:
     largest, moment = device.max_buffer_bytes, figures.moment
     if largest is not None and moment.largest_buffer_bytes > largest:
         text = (
             f"one allocation, {moment.largest_buffer}, takes"
-            f" {format_bytes(moment.largest_buffer_bytes, units)}, above"
-            f" {format_bytes(largest, units)}, the largest the device gives"
+            f" {open_size(moment.largest_buffer_bytes)}, above"
+            f" {open_size(largest)}, the largest the device gives"
         )
         yield Note("warning", "max-buffer", text)
     if device.note:
@@ -345,21 +341,17 @@ def limit_notes(most: int | None, tokens: int) -> Iterator[Note]:
 ALONE = "a request alone: "
 
 
-def notes_on_versions(
-    sized: SizedModel, workload: Workload, units: Units, *, of: str
-) -> tuple[Note, ...]:
+def notes_on_versions(sized: SizedModel, workload: Workload, *, of: str) -> tuple[Note, ...]:
     """Return where another version of MLX needs another amount, where rules are missing, and what
     may end the run.
 
     ``of`` says what the workload is of a plan.
     """
-    figures = sized.figures_for(workload)
-    found = sized.runtime_model.statements(workload, figures, units).notes
+    found = sized.runtime_model.statements(workload, sized.figures_for(workload), OPEN).notes
     codes = ("mlx-version", "mlx-verdict", "newer-version")
-    return (
-        *(replace(note, message=of + note.message) for note in found if note.code in codes),
-        *ending_notes(run_limits(sized.runtime_model, workload), of=of),
-    )
+    notes = (replace(note, message=of + note.message) for note in found if note.code in codes)
+    ending = ending_notes(run_limits(sized.runtime_model, workload), of=of)
+    return both_units((*notes, *ending))
 
 
 def assumption_notes(sized: SizedModel) -> Iterator[Note]:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import Method, Verdict
+from memfit.estimators.results.terms import Method, Verdict
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.runtimes.source import Interpolated
@@ -37,7 +37,7 @@ class Explored(Struct, frozen=True, kw_only=True):
     """All combinations of the values, the last setting changing fastest."""
 
     values: dict[Setting, tuple[int | None, ...]]
-    asked: dict[Setting, int | None]
+    requested: dict[Setting, int | None]
     weights_bytes: int
     points: tuple[ExploredPoint, ...]
     method: Method
@@ -51,11 +51,11 @@ def explore(sized: SizedModel, workload: Workload) -> Explored:
     view = sized.formula_view()
     values = _values(view, workload)
     is_tried = not (isinstance(view.runtime_model.source, Interpolated) or refusal_of(view))
-    asked = _workloads(workload, values) if is_tried else ()
-    points = tuple(_point(view, each) for each in asked)
+    requested = _workloads(workload, values) if is_tried else ()
+    points = tuple(_point(view, each) for each in requested)
     return Explored(
         values=values,
-        asked={name: getattr(workload, name) for name in values},
+        requested={name: getattr(workload, name) for name in values},
         weights_bytes=view.resident_bytes,
         points=points,
         method=view.runtime_model.source.method,

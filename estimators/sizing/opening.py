@@ -22,7 +22,8 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.as_of import as_of, check_class
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.questions.runtime import MARGIN_BYTES
-from memfit.estimators.results.estimate import Level, Note
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.terms import Level
 from memfit.estimators.runtimes.facets import (
     MlxLmPrograms,
     OnMlx,

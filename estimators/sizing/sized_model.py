@@ -17,7 +17,8 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.questions.model import DRAFT_TOKENS
 from memfit.estimators.questions.runtime import MARGIN_BYTES
-from memfit.estimators.results.estimate import LimitName, Note, Verdict
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.terms import LimitName, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.facets import (
     Drafting,
