@@ -13,6 +13,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.advice import Recommendation
 from memfit.estimators.results.result import in_units
 from memfit.estimators.results.terms import Basis
+from memfit.estimators.runtimes.facets import Images
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.sizing.peak_fit import Line, Peak, ShortPrompt, calibration, line_through

@@ -10,7 +10,7 @@ from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import InputError, UnreachableError, UnsupportedError
 from memfit.estimators.base.quantization import FloatMode, Quantization
 from memfit.estimators.base.recipe import Recipe
-from memfit.estimators.base.units import Units, ceil_div, format_bytes
+from memfit.estimators.base.units import Units, ceil_div, format_bytes, with_sizes
 from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.baseline import (
     NAME,
@@ -318,10 +318,10 @@ class _Evaluation(Struct, frozen=True, kw_only=True):
         if can_take_more(sized) and not are_compared(sized):
             text = "by trace the peak is of this workload alone; a smaller one can take more"
             yield Note("info", "one-workload", text)
-        for note in runtime_model.statements(workload, figures, Units.GB).notes:
+        for note in runtime_model.statements(workload, figures).notes:
             # A budget is a check of its own.
             if note.level == "warning" and note.code != "runtime-budget":
-                yield note
+                yield replace(note, message=with_sizes(note.message, Units.GB))
 
     def _with_remedies(self, limit: PolicyLimit, check: LimitCheck) -> LimitCheck:
         sized = self.present.resolved.sized

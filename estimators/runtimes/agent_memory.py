@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import Units, ceil_div, round_up
+from memfit.estimators.base.units import ceil_div, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.context import AutoContext
@@ -98,7 +98,7 @@ class AgentMemory(TokenCacheModel, MlxRuntimeModel, frozen=True):
                 continue
         raise UnsupportedError(f"{model.model_type}: its workspace is not described")
 
-    def _notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield whether the workload takes more blocks than the pool has."""
         needed, pool = figures.kv.nbytes, self.runtime.budget.bytes or 0
         if needed > pool:

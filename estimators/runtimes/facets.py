@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import MemoryPool, MemoryShare, Note, RunCall
@@ -232,9 +231,7 @@ class OwnContext:
         """
         raise NotImplementedError
 
-    def context_notes(
-        self, workload: Workload, figures: "MemoryFigures", units: Units
-    ) -> Iterator[Note]:
+    def context_notes(self, workload: Workload, figures: "MemoryFigures") -> Iterator[Note]:
         """Yield what a plan of contexts must say of the runtime."""
         return iter(())
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.units import Units, round_down
+from memfit.estimators.base.units import round_down
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.context import AutoContext
@@ -143,9 +143,9 @@ class Foundry(TokenCacheModel, ContextLimit, frozen=True):
         token = self.figures(workload).kv.bytes_per_token
         return within(foundry_context(self.runtime.budget.of_device(device), token, most), longest)
 
-    def _notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield that the workload is beyond the limit that was set, and what others yield."""
-        yield from super()._notes(workload, figures, units)
+        yield from super()._notes(workload, figures)
         most = self.runtime.max_context
         if most is not None and workload.total_tokens > most:
             text = f"METALLIC_MAX_CONTEXT_LEN: Foundry stops at {most} tokens"

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.ranks import Rank
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Backend, Device
@@ -171,16 +171,16 @@ class RuntimeModel(Struct, frozen=True):
             return self.subject.footprint.basis, 0
         return self._workspace_basis if figure == "workspace" else ("exact", 0)
 
-    def statements(self, workload: Workload, figures: MemoryFigures, units: Units) -> Statements:
+    def statements(self, workload: Workload, figures: MemoryFigures) -> Statements:
         """Return what is said of a workload and its figures."""
         return Statements(
-            self._assumptions(workload, units),
+            self._assumptions(workload),
             self._allocation(),
-            self._notes(workload, figures, units),
+            self._notes(workload, figures),
             self._explanation(workload, figures),
         )
 
-    def _assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
+    def _assumptions(self, workload: Workload) -> Iterator[str]:
         yield from self._premises()
         yield from self._allocation()
 
@@ -192,14 +192,14 @@ class RuntimeModel(Struct, frozen=True):
     def _allocation(self) -> Iterator[str]:
         yield f"{self.runtime.name}: {self.runtime.allocates}; keeps {self.runtime.keeps}"
 
-    def _notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         device, budget = self.subject.device, self.runtime.budget
         needed = figures.budgeted_bytes(self.runtime)
         if device and budget.is_limit and needed > budget.of_device(device):
             what = "its cache" if budget.for_cache else "itself"
             text = (
-                f"{self.runtime.name} gives {what} {format_bytes(budget.of_device(device), units)},"
-                f" this workload needs {format_bytes(needed, units)}"
+                f"{self.runtime.name} gives {what} {open_size(budget.of_device(device))},"
+                f" this workload needs {open_size(needed)}"
             )
             yield Note("warning", "runtime-budget", text)
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
@@ -92,20 +92,20 @@ class MeasuredModel(MlxLm, Images, OwnWeights, PerMachine, frozen=True):
         """Return the estimate: one workload was measured."""
         return self.inner
 
-    def _assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
+    def _assumptions(self, workload: Workload) -> Iterator[str]:
         """Yield how it was measured, and what an estimate assumes."""
         taken = self.measurement
         peaks = [run.peak_bytes for run in taken.runs]
-        spread = format_bytes(max(peaks) - min(peaks), units)
+        spread = open_size(max(peaks) - min(peaks))
         runs = f"the median of {len(peaks)} runs, {spread} apart" if len(peaks) > 1 else "one run"
         yield (
             f"measured on {taken.measured_at[:10]} on {taken.device} with mlx {taken.mlx_version}"
             f" and {self.runtime.name} {taken.mlx_vlm_version or taken.mlx_lm_version}: {runs}"
             f" ({taken.id}); --method formula ignores it"
         )
-        yield from super()._assumptions(workload, units)
+        yield from super()._assumptions(workload)
 
-    def _notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield a note for each figure that a run contradicts by more than the stated error.
 
         Weights, caches and states are stated to the byte, the peak within its workspace's error.

@@ -14,7 +14,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC
@@ -205,21 +205,21 @@ class MlxModel(MlxRuntimeModel, Views, Cache, frozen=True):
         """
         return workload.batch == 1 and kv_bits_apply(self.subject.model, workload.max_kv_size)
 
-    def _assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
+    def _assumptions(self, workload: Workload) -> Iterator[str]:
         runtime = self.runtime
         mlx = format_version(runtime.versions.mlx)
         yield f"by the rules of {runtime.name} {runtime.version} and MLX {mlx}"
-        yield from super()._assumptions(workload, units)
+        yield from super()._assumptions(workload)
 
-    def _notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         from memfit.estimators.runtimes.version_notes import version_notes
 
-        yield from super()._notes(workload, figures, units)
+        yield from super()._notes(workload, figures)
         if self.subject.backend == "cuda":
-            yield Note("info", "cuda-bound", self._bound_of_cuda(workload, units))
-        yield from version_notes(self, workload, figures, units)
+            yield Note("info", "cuda-bound", self._bound_of_cuda(workload))
+        yield from version_notes(self, workload, figures)
 
-    def _bound_of_cuda(self, workload: Workload, units: Units) -> str:
+    def _bound_of_cuda(self, workload: Workload) -> str:
         text = (
             "on CUDA the workspace is an upper bound, without what cuBLAS and cuDNN add: how many"
             " of the graphs under way have run depends on the speed of GPU and CPU"
@@ -227,7 +227,7 @@ class MlxModel(MlxRuntimeModel, Views, Cache, frozen=True):
         if isinstance(self.subject.source, Interpolated):
             return text
         least = self._moment(workload, keeps_up=True).nbytes
-        return f"{text}; the peak is about {format_bytes(least, units)} where the GPU keeps up"
+        return f"{text}; the peak is about {open_size(least)} where the GPU keeps up"
 
     def _explanation(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
         from memfit.estimators.runtimes.cache_lines import cache_lines, state_lines
@@ -361,8 +361,8 @@ class MlxLm(MlxModel, MlxLmPrograms, Batching, Sharding, Drafting, frozen=True):
     def _allocation(self) -> Iterator[str]:
         return iter(())
 
-    def _notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
-        yield from super()._notes(workload, figures, units)
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
+        yield from super()._notes(workload, figures)
         model = self.subject.model
         if workload.batch > 1 and not merges_caches(model):
             text = (

@@ -12,7 +12,6 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import context_limit
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Parallel, Rank
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device
 from memfit.estimators.mlx.call_plan import PREFILL
@@ -320,14 +319,14 @@ class MlxLmTrace(MlxLm, frozen=True):
         """Return the same for the calls of these phases alone."""
         return replace(self, trace=replace(self.trace, phases=phases))
 
-    def _assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
+    def _assumptions(self, workload: Workload) -> Iterator[str]:
         """Yield the versions of what was run, and what an estimate assumes."""
         yield f"traced with {self.trace.versions()}"
-        yield from super()._assumptions(workload, units)
+        yield from super()._assumptions(workload)
 
-    def _notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield where formulas differ, and what the workspace rests on where it is no trace."""
-        yield from super()._notes(workload, figures, units)
+        yield from super()._notes(workload, figures)
         yield from self._other_classes()
         kv, states = MlxLm.caches(self, replace(workload, batch=self.decoding_rows(workload)))
         for name, traced, derived in (

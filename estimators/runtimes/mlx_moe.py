@@ -9,7 +9,7 @@ from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantities import Positive
 from memfit.estimators.base.reading.values import number_or_text
-from memfit.estimators.base.units import Units, format_bytes, parse_count
+from memfit.estimators.base.units import open_size, parse_count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.expert_capacity import (
@@ -119,14 +119,14 @@ class MlxMoe(MlxModel, OwnWeights, PerMachine, frozen=True):
         experts = inventory(subject.model, subject.checkpoint.tensors, subject.footprint)
         return startup_bytes(experts, [kept] * self.layers) + experts.lookup_bytes
 
-    def _notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield the capacity, and mlx-moe's own where it is another."""
         right, its_own = self._capacities()
-        size = format_bytes(self._bytes_of(right), units)
+        size = open_size(self._bytes_of(right))
         text = f"mlx-moe keeps {right} of {self.experts} experts a layer: {size}"
         yield Note("info", "expert-capacity", text)
         if its_own != right:
-            size = format_bytes(self._bytes_of(its_own - right), units)
+            size = open_size(self._bytes_of(its_own - right))
             text = (
                 f"mlx-moe's own capacity is {its_own}, {size} more than 71 % of the working set"
                 " allows: it divides decimal megabytes by 1024"

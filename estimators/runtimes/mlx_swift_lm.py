@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from memfit.estimators.arch.specs import GatedDelta
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.results.estimate import Note
@@ -49,14 +49,14 @@ class MlxSwiftLm(MlxModel, frozen=True):
     def _sanitizes(self) -> bool:
         return False
 
-    def _notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield where its guide to wired memory is wrong."""
         if workload.kv_bits:
             guide = self._cache_bytes(replace(workload, kv_bits=None)) * workload.kv_bits // 16
             text = (
-                f"mlx-swift-lm's guide states {format_bytes(guide, units)} of cache at"
+                f"mlx-swift-lm's guide states {open_size(guide)} of cache at"
                 f" {workload.kv_bits} bits; with scales and biases it is"
-                f" {format_bytes(self._cache_bytes(workload), units)}"
+                f" {open_size(self._cache_bytes(workload))}"
             )
             yield Note("warning", "runtime-fault", text)
         model = self.subject.model
@@ -64,8 +64,8 @@ class MlxSwiftLm(MlxModel, frozen=True):
         if deltas:
             guide = 2 * sum(state.elements for mixer in deltas for state in mixer.states())
             text = (
-                f"mlx-swift-lm's guide states {format_bytes(guide, units)} of recurrent states; in"
-                f" float32 they are {format_bytes(state_bytes(model, 1), units)}"
+                f"mlx-swift-lm's guide states {open_size(guide)} of recurrent states; in"
+                f" float32 they are {open_size(state_bytes(model, 1))}"
             )
             yield Note("warning", "runtime-fault", text)
 

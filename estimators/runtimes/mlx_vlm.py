@@ -12,7 +12,7 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.setting_names import setting
-from memfit.estimators.base.units import Units, ceil_div, format_bytes
+from memfit.estimators.base.units import ceil_div, open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.processor import has_tower, image_plan
@@ -207,13 +207,13 @@ class MlxVlm(MlxModel, Commands, Images, OwnWeights, frozen=True):
             command += ["--max-kv-size", str(workload.max_kv_size)]
         return (shlex.join([*command, *settings_flags(workload)]),)
 
-    def _assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
+    def _assumptions(self, workload: Workload) -> Iterator[str]:
         """Yield what images become, and where their processor's settings are from."""
-        yield from super()._assumptions(workload, units)
+        yield from super()._assumptions(workload)
         if workload.prompt_tokens <= workload.prefill_step and self.source.method == "formula":
             # https://github.com/Blaizzy/mlx-vlm/pull/1750
             numbers = workload.batch * workload.prompt_tokens * self.subject.model.vocab_size
-            logits = format_bytes(dtypes.nbytes(numbers, self.subject.model.dtype), units)
+            logits = open_size(dtypes.nbytes(numbers, self.subject.model.dtype))
             yield (
                 "mlx-vlm up to 0.6.9 also made the logits of all tokens of a prompt within one"
                 f" prefill step: {logits} more"
@@ -247,7 +247,7 @@ class MlxVlm(MlxModel, Commands, Images, OwnWeights, frozen=True):
             f" rounded in the same way = {self.resident_bytes()} bytes"
         )
 
-    def _notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield what the figures leave out, or that they are a bound."""
         if not self.tower_sizes:
             return

@@ -12,7 +12,6 @@ from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.registry import context_limit
 from memfit.estimators.base.errors import MachineError, UnsupportedError
 from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.plan import ImagePlan
 from memfit.estimators.images.processor import image_plan
@@ -215,21 +214,21 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
         """Return mlx-vlm by formula, or between traced prompts where there is none."""
         return MlxVlm(self.runtime, self.subject, self.tower_sizes)
 
-    def _assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
+    def _assumptions(self, workload: Workload) -> Iterator[str]:
         """Yield the versions of what was run, and what an estimate assumes."""
         if self._run(workload).peak:
             yield f"traced with {self.trace.versions()}"
-        yield from super()._assumptions(workload, units)
+        yield from super()._assumptions(workload)
 
-    def _notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield what the figures rest on where they are no trace."""
         peak, failure = self._run(workload)
         if peak is None:
-            yield from super()._notes(workload, figures, units)
+            yield from super()._notes(workload, figures)
             yield Note("warning", "not-traced", f"not traced: {failure}")
             return
         if not workload.images:
-            yield from super()._notes(workload, figures, units)
+            yield from super()._notes(workload, figures)
         if peak.weight_bytes != self.resident_bytes():
             text = (
                 f"weights: mlx-vlm's class holds {peak.weight_bytes} bytes, the headers and"

@@ -6,7 +6,7 @@ from msgspec import UNSET, convert
 from msgspec.structs import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import OPEN, open_size
+from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import by_macos
@@ -267,7 +267,7 @@ def _basis(sized: SizedModel, basis: Basis) -> Basis:
 
 def _assumptions(sized: SizedModel, workload: Workload) -> Iterator[str]:
     figures = sized.figures_for(workload)
-    yield from sized.runtime_model.statements(workload, figures, OPEN).assumptions
+    yield from sized.runtime_model.statements(workload, figures).assumptions
     yield from _batch(sized, workload)
     if drafted := draft_figures(sized, workload):
         yield (
@@ -312,7 +312,7 @@ def _notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
         )
         yield Note("warning", "draft-pool", text)
     figures = sized.figures_for(workload)
-    yield from sized.runtime_model.statements(workload, figures, OPEN).notes
+    yield from sized.runtime_model.statements(workload, figures).notes
     yield from ending_notes(run_limits(sized.runtime_model, workload))
     if sized.device:
         yield from _device_notes(sized.device, figures)
@@ -347,7 +347,7 @@ def notes_on_versions(sized: SizedModel, workload: Workload, *, of: str) -> tupl
 
     ``of`` says what the workload is of a plan.
     """
-    found = sized.runtime_model.statements(workload, sized.figures_for(workload), OPEN).notes
+    found = sized.runtime_model.statements(workload, sized.figures_for(workload)).notes
     codes = ("mlx-version", "mlx-verdict", "newer-version")
     notes = (replace(note, message=of + note.message) for note in found if note.code in codes)
     ending = ending_notes(run_limits(sized.runtime_model, workload), of=of)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from memfit.estimators.base import dtypes
-from memfit.estimators.base.units import OPEN, open_size
+from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.result import both_units
 from memfit.estimators.runtimes.budget import comfortable_bytes
@@ -18,7 +18,7 @@ def explain(sized: SizedModel, workload: Workload) -> tuple[str, ...]:
     figures = sized.figures_for(workload)
     return (
         *_weights(sized),
-        *sized.runtime_model.statements(workload, figures, OPEN).explanation,
+        *sized.runtime_model.statements(workload, figures).explanation,
         *figures.moment.explanation,
         *_draft(sized, workload),
         _workspace(sized, workload),

@@ -12,7 +12,6 @@ from mlx_lm.generate import BatchGenerator
 
 from benchmarks.accuracy import HOST
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.runtimes.source import MethodSetting
@@ -73,7 +72,7 @@ def test_a_batch_that_mlx_lm_does_not_run_is_rejected_or_noted(
         except UnsupportedError as error:
             found.append("mlx-lm's class fails on a batch" not in str(error))
         else:
-            notes = sized.runtime_model.statements(workload, figures, Units.GB).notes
+            notes = sized.runtime_model.statements(workload, figures).notes
             found.append("no-batch" not in [note.code for note in notes])
     assert found == [generates(config, sequences)] * len(methods)
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
@@ -136,7 +135,7 @@ def test_short_prompts_name_the_logits_of_older_versions() -> None:
     def logits(tokens: int) -> list[str]:
         workload = Workload(prompt_tokens=tokens)
         figures = sized.figures_for(workload)
-        said = sized.runtime_model.statements(workload, figures, Units.GB)
+        said = sized.runtime_model.statements(workload, figures)
         return [line for line in said.assumptions if "up to 0.6.9" in line]
 
     # 151,936 numbers of 16 bits for each of 1000 tokens.

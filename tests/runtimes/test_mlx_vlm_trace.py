@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint
@@ -56,7 +55,7 @@ def test_a_screenshot_is_traced_and_below_the_bound() -> None:
     assert figures.moment.phase == "vision"
     assert sized.resident_bytes < figures.moment.nbytes < bound.moment.nbytes
     assert figures.kv == bound.kv
-    said = sized.runtime_model.statements(workload, figures, Units.GB)
+    said = sized.runtime_model.statements(workload, figures)
     assert not list(said.notes)
     assert any("traced with mlx" in each for each in said.assumptions)
 
@@ -65,7 +64,7 @@ def test_what_is_not_traced_is_bounded_and_says_so() -> None:
     sized, workload = by_trace(QWEN3_VL, Images(images=(ImageSize(28, 28, 1000),)))
     figures = sized.figures_for(workload)
     assert sized.runtime_model.basis("workspace", workload)[0] == "bound"
-    said = sized.runtime_model.statements(workload, figures, Units.GB)
+    said = sized.runtime_model.statements(workload, figures)
     notes = {note.code: note.message for note in said.notes}
     assert "the class loops" in notes["not-traced"]
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.reading.request_trace import TraceRequest
-from memfit.estimators.base.units import OPEN, format_bytes, round_up
+from memfit.estimators.base.units import format_bytes, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.context.percentiles import distribution, percentile
@@ -92,7 +92,7 @@ class _Plan(Struct, frozen=True):
             )
         figures, own = sized.figures_for(workload), runtime_model.facet(OwnContext)
         profile = (own.memory_profile if own else plain_profile)(workload, figures)
-        allocation = runtime_model.statements(workload, figures, OPEN).allocation
+        allocation = runtime_model.statements(workload, figures).allocation
         ceilings = self._ceilings()
         longest = longest_context(sized, workload, ceilings.effective) if device else None
         return ContextPlan(
@@ -232,7 +232,7 @@ class _Plan(Struct, frozen=True):
         yield from sized.footprint.notes
         yield from workload_notes(sized, workload)
         figures, runtime_model = sized.figures_for(workload), sized.runtime_model
-        yield from runtime_model.statements(workload, figures, OPEN).notes
+        yield from runtime_model.statements(workload, figures).notes
         yield from ending_notes(run_limits(runtime_model, workload))
         if own := runtime_model.facet(OwnContext):
-            yield from own.context_notes(workload, figures, OPEN)
+            yield from own.context_notes(workload, figures)

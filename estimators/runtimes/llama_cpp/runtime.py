@@ -10,7 +10,7 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.setting_names import setting
-from memfit.estimators.base.units import Units, format_bytes, round_up
+from memfit.estimators.base.units import open_size, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
@@ -288,23 +288,23 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         layers = enumerate(model.layers)
         return replace(model, layers=tuple(x for i, x in layers if placement.of(i) is place))
 
-    def _notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield whether a Mac has room for what is on its GPU and on its host together."""
-        yield from super()._notes(workload, figures, units)
-        if note := projector_note(self._projector_bytes, units):
+        yield from super()._notes(workload, figures)
+        if note := projector_note(self._projector_bytes):
             yield note
         device, both = self.subject.device, self.shared_bytes(figures)
         need = self.host_need(figures.host_bytes)
         if need and need.is_undecided:
             text = (
-                f"the host has to hold {format_bytes(need.nbytes, units)}, and its memory is not"
+                f"the host has to hold {open_size(need.nbytes)}, and its memory is not"
                 " known: --host-memory gives it"
             )
             yield Note("warning", "host-memory", text)
         if device and both > device.memory_bytes:
             text = (
-                f"GPU and host share {format_bytes(device.memory_bytes, units)} here; together they"
-                f" need {format_bytes(both, units)}"
+                f"GPU and host share {open_size(device.memory_bytes)} here; together they"
+                f" need {open_size(both)}"
             )
             yield Note("warning", "runtime-budget", text)
 
@@ -388,10 +388,10 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
             reason = f"llama.cpp takes the model's own {most} tokens unless a context is set"
         return AutoContext(self.runtime.budget.of_device(device), most, longest, reason)
 
-    def _assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
+    def _assumptions(self, workload: Workload) -> Iterator[str]:
         context = self._context(workload, all_outputs=True)
         if not self.is_gguf:
-            yield from super()._assumptions(workload, units)
+            yield from super()._assumptions(workload)
         yield (
             f"llama.cpp's context is as long as the workload: {context.room.full} cells for each of"
             f" {context.room.sequences} sequences, keys in {context.types.keys} and values in"
@@ -399,9 +399,9 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         )
         yield f"flash attention is {'on' if context.flash else 'off'}; {self._placed()}"
         if self.host and self.is_split:
-            yield host_text(self.host, units)
+            yield host_text(self.host)
         least = self._compute(self._context(workload, all_outputs=False)).nbytes
-        less = format_bytes(self._compute(context).nbytes - least, units)
+        less = open_size(self._compute(context).nbytes - least)
         yield (
             "the compute buffers have room for the logits of a whole micro-batch, as llama.cpp"
             f" reserves them for a library; for llama-server of this build {less} less"

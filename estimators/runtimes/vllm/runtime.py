@@ -20,7 +20,6 @@ from memfit.estimators.arch.specs import (
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import InputError, UnsupportedError
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
@@ -255,9 +254,9 @@ class Vllm(TokenCacheModel, Pool, ForeignFormats, NvidiaOnly, PerMachine, frozen
         tokens = self._layout(workload).longest(left, most)
         return within(AutoContext(left, tokens, tokens), longest)
 
-    def _notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield that nothing is known of it on a Mac."""
-        yield from super()._notes(workload, figures, units)
+        yield from super()._notes(workload, figures)
         if self.subject.device and self.subject.device.backend == "metal":
             text = "vllm is described for NVIDIA GPUs; what it does on a Mac is not known"
             yield Note("warning", "not-on-macs", text)

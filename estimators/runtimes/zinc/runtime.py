@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.specs import GatedDelta
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.recurrent_state import state_bytes
@@ -91,7 +91,7 @@ class Zinc(TokenCacheModel, frozen=True):
         on_device = plan.fixed_device_local_bytes - plan.gpu_ssm_bytes
         return on_device + plan.fixed_host_visible_bytes
 
-    def _notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield what it charges to layers that do not attend."""
         model = self.subject.model
         if any(mixer.kind == GatedDelta.kind for mixer in model.mixers()):
@@ -99,23 +99,21 @@ class Zinc(TokenCacheModel, frozen=True):
             cache = self.cache(costs, workload.total_tokens, workload).nbytes
             text = (
                 f"zinc charges its cache to all {len(model.layers)} layers:"
-                f" {format_bytes(cache, units)}, where those that attend need"
-                f" {format_bytes(self._needed_bytes(workload), units)}; and states to all:"
-                f" {format_bytes(self.states(workload), units)}, where the model's are"
-                f" {format_bytes(state_bytes(model, workload.batch), units)}"
+                f" {open_size(cache)}, where those that attend need"
+                f" {open_size(self._needed_bytes(workload))}; and states to all:"
+                f" {open_size(self.states(workload))}, where the model's are"
+                f" {open_size(state_bytes(model, workload.batch))}"
             )
             yield Note("warning", "runtime-fault", text)
 
-    def context_notes(
-        self, workload: Workload, figures: MemoryFigures, units: Units
-    ) -> Iterator[Note]:
+    def context_notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield what a token takes as zinc charges it, and in the layers that attend."""
         token = self._needed_bytes(workload) // workload.total_tokens // workload.batch
         charged = figures.kv.bytes_per_token - self.table_bytes
         if token != charged:
             text = (
-                f"a token takes {format_bytes(charged, units)} as zinc charges it,"
-                f" {format_bytes(token, units)} in the layers that attend"
+                f"a token takes {open_size(charged)} as zinc charges it,"
+                f" {open_size(token)} in the layers that attend"
             )
             yield Note("warning", "runtime-fault", text)
 
