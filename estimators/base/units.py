@@ -27,7 +27,7 @@ class Units(str, Enum):
     GIB = "gib"
 
 
-# No member, so that no option offers it. RECORD SEPARATOR is in no sentence.
+# RECORD SEPARATOR is in no sentence.
 _OPEN_SIZE = re.compile("\x1e(-?[0-9]+)\x1e")
 
 
