@@ -104,7 +104,7 @@ def context(
     rules = runtime.chosen()
     sized = sized_model(
         model,
-        machine.machine(),
+        machine.first_machine(),
         runtime,
         verbose=output.verbose,
         margin_bytes=runtime.margin,

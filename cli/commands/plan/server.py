@@ -126,7 +126,7 @@ def server(
     question = (options.settings(images=images), options.recorded(), options.clients)
     sizes = sized_model if images else sized_for_mlx_lm
     sized = sizes(
-        model, machine.machine(), runtime, verbose=output.verbose, margin_bytes=MARGIN_BYTES
+        model, machine.first_machine(), runtime, verbose=output.verbose, margin_bytes=MARGIN_BYTES
     )
     target = resolved(
         require_loaded(sized),
