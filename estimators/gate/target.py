@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnreachableError, UnsupportedError
 from memfit.estimators.base.recipe import Recipe
-from memfit.estimators.base.units import Units, ceil_div, format_bytes
+from memfit.estimators.base.units import Units, ceil_div, format_bytes, with_sizes
 from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.baseline import (
     BaselineEntry,
@@ -34,11 +34,12 @@ from memfit.estimators.gate.remedies import Candidate, remedies
 from memfit.estimators.gate.report import TargetReport, TargetStatus
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.budget import OF_RUNTIME, judge
+from memfit.estimators.runtimes.facets import MlxLmPrograms, OnMlx, context_limit
 from memfit.estimators.runtimes.run_limits import ending_notes, run_limits
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.resolved import ResolvedTarget
 from memfit.estimators.sizing.search import fits_comfortably
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, is_foreign, require_loaded
 from memfit.estimators.sizing.smaller_workloads import are_compared, can_take_more
 
 # The trace of training, which other targets do not need.
@@ -70,7 +71,7 @@ def size_target(catalog: Catalog, target: PolicyTarget) -> SizedTarget:
         raise UnreachableError(f"{stale}; allow_stale: true in the target accepts it")
     resolved = catalog.resolve(question)
     # A policy may accept the bound of a model that is converted first, and no other files.
-    sized = resolved.sized if resolved.sized.is_foreign else resolved.sized.loaded()
+    sized = resolved.sized if is_foreign(resolved.sized) else require_loaded(resolved.sized)
     figures, steps = figures_of(sized, resolved.workload), None
     if target.training is not None:
         steps = _training_steps(catalog, target)
@@ -84,7 +85,7 @@ def _training_steps(catalog: Catalog, target: PolicyTarget) -> "TracedSteps":
     from memfit.estimators.sizing.training_steps import TracedSteps
 
     sized = catalog.sized_for(replace(target.question, quantize=None, adapter=None))
-    if not sized.runtime_model.is_mlx_lm:
+    if not sized.runtime_model.facet(MlxLmPrograms):
         raise UnsupportedError(f"training: mlx_lm.lora does not train for {sized.runtime}")
     versions = sized.runtime_model.runtime.versions
     return TracedSteps(sized.checkpoint, sized.model.dtype, target.device, versions)
@@ -123,7 +124,7 @@ def _counted(recipe: Recipe, layers: int) -> Recipe:
 
 def _excess_tokens(sized: SizedModel, tokens: int) -> int:
     """The tokens beyond the model's own limit, or the runtime's lower one."""
-    limits = (sized.model.max_context, sized.runtime_model.context_limit)
+    limits = (sized.model.max_context, context_limit(sized.runtime_model))
     return max(0, tokens - min(filter(None, limits), default=tokens))
 
 
@@ -269,21 +270,20 @@ class _Evaluation(Struct, frozen=True, kw_only=True):
         if can_take_more(sized) and not are_compared(sized):
             text = "by trace the peak is of this workload alone; a smaller one can take more"
             yield Note("info", "one-workload", text)
-        for note in runtime_model.notes(workload, figures, Units.GB):
+        for note in runtime_model.statements(workload, figures).notes:
             # A budget is a check of its own.
             if note.level == "warning" and note.code != "runtime-budget":
-                yield note
+                yield replace(note, message=with_sizes(note.message, Units.GB))
 
     def _with_remedies(self, limit: PolicyLimit, check: LimitCheck) -> LimitCheck:
         sized = self.present.resolved.sized
-        footprint = sized.footprint
+        bits = ceil_div(8 * sized.footprint.nbytes, sized.footprint.parameters)
         now = Candidate(
             workload=self.present.resolved.workload,
             quantize=self.present.target.question.quantize,
             recipe=self.recipe,
             # Other runtimes load no weights that mlx-lm converts.
-            weight_bits=ceil_div(8 * footprint.nbytes, footprint.parameters)
-            * sized.runtime_model.on_mlx,
+            weight_bits=bits if sized.runtime_model.facet(OnMlx) else 0,
         )
         passes = self._target_passes(limit, now)
         return replace(check, remedies=tuple(remedies(limit.rule.settings, now, passes)))

@@ -14,9 +14,11 @@ from memfit.estimators.checkpoint.opening import HUB, has_prefix, open_checkpoin
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.questions.model import Draft
-from memfit.estimators.questions.runtime import MARGIN_BYTES, Method
+from memfit.estimators.questions.runtime import MARGIN_BYTES
 from memfit.estimators.runtimes.registry import native_runtime, runtime_for_images, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.source import MethodSetting, Traced
+from memfit.estimators.sizing.sized_model import with_draft, with_runtime
 
 # Imported where it is used: a checkpoint on the Hub is fetched while the library is imported.
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ class Catalog:
         quantize: Quantization | None = None,
         device: Device | None = None,
         runtime: Runtime | None = None,
-        method: Method = "auto",
+        method: MethodSetting = "auto",
         adapter: Path | None = None,
         draft: Draft | None = None,
         margin_bytes: int = MARGIN_BYTES,
@@ -99,7 +101,7 @@ class Catalog:
         placed = self._once(
             (conversion, device), lambda: base if base.device == device else base.on(device)
         )
-        return self._once((conversion, device, runtime), lambda: placed.with_runtime(runtime))
+        return self._once((conversion, device, runtime), lambda: with_runtime(placed, runtime))
 
     def resolve(
         self,
@@ -156,14 +158,14 @@ class Catalog:
         device: Device | None,
         reference: str,
         quantize: Quantization | None,
-        method: Method,
+        method: MethodSetting,
         adapter: Path | None,
         draft: Draft | None,
         margin_bytes: int,
         as_type: str | None,
         versions: MlxVersions,
     ) -> "SizedModel":
-        from memfit.estimators.sizing.sized_model import size
+        from memfit.estimators.sizing.opening import size
 
         alone = size(
             self.checkpoint(reference),
@@ -184,9 +186,9 @@ class Catalog:
             device=device,
             runtime=with_versions(native, mlx=versions.mlx, mlx_lm=versions.mlx_lm, strict=False),
             # The calls of both follow one another, so that both are traced or neither is.
-            method="trace" if alone.runtime_model.method == "trace" else method,
+            method="trace" if isinstance(alone.runtime_model.source, Traced) else method,
         )
-        return alone.drafting(other, draft.tokens)
+        return with_draft(alone, other, draft.tokens)
 
     def adapter(self, directory: Path) -> "Adapter":
         """Return an adapter.
