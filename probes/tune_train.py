@@ -24,6 +24,7 @@ from memfit.probes.preflight import RefusedError, limited, memory_obstacle
 from memfit.probes.process import ModelProcess
 from memfit.probes.session import new_measurement
 from memfit.probes.store import Store
+from memfit.probes.training_runner import TrainingRunner
 from memfit.probes.tune import measuring_device
 
 PhaseName = Literal["validation", "first_step", "later_steps"]
@@ -67,7 +68,7 @@ class TrainTuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune-train/
 
 
 def tune_train(
-    request: TrainRequest, start: Callable[[], ModelProcess], store: Store
+    request: TrainRequest, start: Callable[..., ModelProcess], store: Store
 ) -> TrainTuneResult:
     """Return the estimate and the measurement of a recipe on this machine; it is saved.
 
@@ -77,7 +78,7 @@ def tune_train(
         ProbeStopped: when the process died.
     """
     recipe, tokens = request.recipe, request.recipe.max_seq_length
-    with start() as process:
+    with start(task="train") as process:
         device = measuring_device(process.versions)
         found = (process.versions["mlx"], process.versions["mlx_lm"])
         versions = MlxVersions(*map(parse_version, found))
@@ -91,7 +92,7 @@ def tune_train(
         if not request.force and (why := memory_obstacle(need, machine, request.units)):
             raise RefusedError(f"{request.model}: {why}")
         loaded = process.load()
-        run = process.train(recipe, tokens, request.updates)
+        run = process.call(TrainingRunner.train, recipe, tokens, request.updates)
     training = MeasuredTraining(recipe=recipe, **asdict(run))
     measurement = new_measurement(
         request.checkpoint,

@@ -14,7 +14,7 @@ from memfit.estimators.images.sizes import frame_files
 from memfit.estimators.trace.libraries import changed
 from memfit.probes.codeless import UnloadableError, codeless_view
 from memfit.probes.loading import codeless_config, memory_errors, one_line, weight_errors
-from memfit.probes.model_runner import ModelRunner
+from memfit.probes.model_runner import ModelRunner, TokenizedPrompt
 from memfit.probes.run_monitor import OnPrompt, ReportFigures
 
 
@@ -34,9 +34,9 @@ class VisionRunner(ModelRunner):
         self._inputs: dict[str, Any] = {}
 
     def versions(self) -> dict[str, str]:
-        return {"mlx_vlm": version("mlx-vlm")}
+        return {**super().versions(), "mlx_vlm": version("mlx-vlm")}
 
-    def prompt(self, text: str | None, tokens: int | None) -> tuple[int, tuple[str, ...]]:
+    def prompt(self, text: str | None, tokens: int | None) -> TokenizedPrompt:
         """Make the prompt with the model's own processor and template.
 
         Raises:
@@ -62,7 +62,7 @@ class VisionRunner(ModelRunner):
                 f"{given}: the model's processor does not accept it"
                 f" ({type(error).__name__}: {one_line(error)})"
             ) from None
-        return self._tokens, ()
+        return TokenizedPrompt(self._tokens, ())
 
     def load_model(self) -> tuple[Any, dict[str, Any]]:
         from mlx_vlm import utils

@@ -93,14 +93,14 @@ def tune_cache(
     """
     # The library is imported here so that --help stays fast.
     from memfit.cli.render.views.tune_cache import TuneCacheView
-    from memfit.probes.prompt_caches.process import CacheProcess
+    from memfit.probes.process import ModelProcess
     from memfit.probes.prompt_caches.tune import tune_cache as answer
     from memfit.probes.store import user_store
 
     asked = partial(_asked(cache, run, runtime, output), **serving.asked())
     with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):
         request = asked(checkpoint=checkpoint, path=path)
-        start = run.start(CacheProcess, path)
+        start = run.start(ModelProcess, path)
         result = answer(request, start=start, store=user_store(), progress=progress)
     output.write(TuneCacheView(result, output.units))
 

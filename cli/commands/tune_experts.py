@@ -75,14 +75,14 @@ def tune_experts(
     """
     # The library is imported here so that --help stays fast.
     from memfit.cli.render.views.tune_experts import TuneExpertsView
-    from memfit.probes.experts.process import ExpertProcess
     from memfit.probes.experts.tune import tune_experts as answer
+    from memfit.probes.process import ModelProcess
     from memfit.probes.store import user_store
 
     asked = _asked(experts, run, runtime, output)
     with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):
         request = asked(checkpoint=checkpoint, path=path)
-        start = run.start(ExpertProcess, path)
+        start = run.start(ModelProcess, path)
         result = answer(request, start=start, store=user_store(), progress=progress)
     output.write(TuneExpertsView(result, output.units, experts.plot))
     raise typer.Exit(Exit.NO if result.answer.pays is False else Exit.YES)

@@ -6,7 +6,7 @@ from fractions import Fraction
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.plans.experts.routing import ChosenSlots, RoutingProfile
 from memfit.estimators.weights.expert_slots import ExpertLayer
-from memfit.probes.experts.process import ExpertLayerInfo, LayerRouting
+from memfit.probes.experts.runner import ExpertLayerInfo, LayerRouting
 
 Counts = tuple[tuple[int, ...], ...]
 """For each layer, a number for each expert."""

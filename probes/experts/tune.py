@@ -36,7 +36,6 @@ from memfit.probes.data_dir import save
 from memfit.probes.experts import prepacked
 from memfit.probes.experts.answer import offloading
 from memfit.probes.experts.planned import Plan, PlannedBytes, difference_report, plan_of
-from memfit.probes.experts.process import ExpertProcess, LayerRouting
 from memfit.probes.experts.profiling import (
     Counts,
     coverage_percent,
@@ -54,16 +53,17 @@ from memfit.probes.experts.result import (
     SlotTraffic,
     WarmStart,
 )
-from memfit.probes.experts.runner import ExpertSetup
+from memfit.probes.experts.runner import ExpertRunner, ExpertSetup, LayerRouting
 from memfit.probes.experts.slots import NOT_STORED
 from memfit.probes.preflight import limited
+from memfit.probes.process import ModelProcess
 from memfit.probes.result import PointStatus
 from memfit.probes.session import REPEATS, new_measurement
 from memfit.probes.speed import median_speed
 from memfit.probes.store import Store
 from memfit.probes.tune import measuring_device, require_loadable
 
-Start = Callable[[ExpertSetup], ExpertProcess]
+Start = Callable[..., ModelProcess]
 
 
 def tune_experts(
@@ -198,11 +198,11 @@ class _Probe(Struct):
 
     def _discovered(self) -> _Discovered:
         """Run the routers alone; no expert is read."""
-        with self.start(ExpertSetup(mode="routers")) as process:
+        with self.start(experts=ExpertSetup(mode="routers")) as process:
             self.versions = process.versions
-            self.tokens = tuple(process.prompts(self._texts()))
+            self.tokens = tuple(process.call(ExpertRunner.prompts, self._texts()))
             loaded = process.load()
-            layers, _ = process.layers()
+            layers, _ = process.call(ExpertRunner.layers)
             routing, measured = self._routing(process)
         self.progress.advance()
         rows = rows_of(layers, routing)
@@ -222,13 +222,20 @@ class _Probe(Struct):
         layers, request = found.layers, self.request
         try:
             self._require_room([layer.experts for layer in layers], found)
-            with self.start(ExpertSetup(mode="full")) as process:
-                process.prompts(self._texts())
+            with self.start(experts=ExpertSetup(mode="full")) as process:
+                process.call(ExpertRunner.prompts, self._texts())
                 loaded = process.load()
-                self.notes += (Note("info", "experts", text) for text in process.layers()[1])
+                self.notes += (
+                    Note("info", "experts", text) for text in process.call(ExpertRunner.layers)[1]
+                )
                 routing, measured = self._routing(process)
-                process.choose(self._measured_prompts()[0])
-                process.save_reference(self.reference, request.max_tokens, request.prefill_step)
+                process.call(ExpertRunner.choose, self._measured_prompts()[0])
+                process.call(
+                    ExpertRunner.save_reference,
+                    self.reference,
+                    request.max_tokens,
+                    request.prefill_step,
+                )
                 warm_up, *runs = self._runs(process)
         except MachineError as error:
             text = f"the full model is not measured: {error}; nothing is compared with it"
@@ -260,22 +267,25 @@ class _Probe(Struct):
 
     def _measure(self, setup: ExpertSetup) -> _Measured:
         request = self.request
-        with self.start(setup) as process:
-            process.prompts(self._texts())
+        with self.start(experts=setup) as process:
+            process.call(ExpertRunner.prompts, self._texts())
             loaded, agreement = process.load(), None
             warm_up, *runs = self._runs(process)
             if self.has_reference:
-                process.choose(self._measured_prompts()[0])
-                agreement = process.agreement(
-                    self.reference, request.max_tokens, request.prefill_step
+                process.call(ExpertRunner.choose, self._measured_prompts()[0])
+                agreement = process.call(
+                    ExpertRunner.agreement,
+                    self.reference,
+                    request.max_tokens,
+                    request.prefill_step,
                 )
         return _Measured(loaded, warm_up, runs, agreement)
 
-    def _runs(self, process: ExpertProcess) -> Iterator[Run]:
+    def _runs(self, process: ModelProcess) -> Iterator[Run]:
         """Run the first measured prompt as a warm-up, then all one after another."""
         workload, prompts = self._workload(), self._measured_prompts()
         for repeat in (0, *range(REPEATS)):
-            process.choose(prompts[repeat % len(prompts)])
+            process.call(ExpertRunner.choose, prompts[repeat % len(prompts)])
             yield process.run(workload)
 
     def _described(
@@ -362,9 +372,9 @@ class _Probe(Struct):
             pinned=tuple(each.pinned for each in slots),
             files=(),
         )
-        with self.start(self._setup(slots)) as process:
+        with self.start(experts=self._setup(slots)) as process:
             process.load()
-            return process.pack(directory, manifest)
+            return process.call(ExpertRunner.pack, directory, manifest)
 
     def _planned(self) -> Device:
         """Plan the run for this machine; without a plan only weights are known before."""
@@ -406,13 +416,13 @@ class _Probe(Struct):
         return range(profiled)[:REPEATS]
 
     def _routing(
-        self, process: ExpertProcess
+        self, process: ModelProcess
     ) -> tuple[tuple[LayerRouting, ...], tuple[LayerRouting, ...]]:
         """The routing of the profile's prompts, and of those that are measured."""
         step, profiled = self.request.prefill_step, len(self.request.prompts)
-        first = process.routing(range(profiled), step)
-        rest = range(profiled, len(self.tokens))
-        return first, process.routing(rest, step) if rest else first
+        first = process.call(ExpertRunner.routing, tuple(range(profiled)), step)
+        rest = tuple(range(profiled, len(self.tokens)))
+        return first, process.call(ExpertRunner.routing, rest, step) if rest else first
 
     def _workload(self) -> Workload:
         """Of the longest measured prompt; a shorter one is repeated to its length."""

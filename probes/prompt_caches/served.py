@@ -11,10 +11,11 @@ from memfit.estimators.base.unfinished import unfinished_folder
 from memfit.estimators.plans.offload.cache_tiers import Tiers
 from memfit.estimators.results.offload import Speeds
 from memfit.probes.disk import unwritable
+from memfit.probes.process import ModelProcess
 from memfit.probes.prompt_caches.conversations import StoredForm
 from memfit.probes.prompt_caches.planned import CachePlan, simulated_differences
-from memfit.probes.prompt_caches.process import CacheProcess
 from memfit.probes.prompt_caches.result import CacheAnswer, Conversation, Replay, Served
+from memfit.probes.prompt_caches.runner import CacheRunner
 from memfit.probes.prompt_caches.saved import rate
 
 
@@ -30,7 +31,7 @@ def serve(
     service: Service,
     plan: CachePlan | None,
     *,
-    start: Callable[[], CacheProcess],
+    start: Callable[..., ModelProcess],
     directory: Path,
     speeds: Speeds,
 ) -> Replay:
@@ -47,10 +48,10 @@ def serve(
             own = stack.enter_context(unfinished_folder(directory))
         except OSError as error:
             raise unwritable(directory, error) from None
-        process = stack.enter_context(start())
+        process = stack.enter_context(start(task="store caches"))
         process.prompt(None, longest)
         process.load()
-        found = process.replay(requests, room, form, own)
+        found = process.call(CacheRunner.replay, requests, room, form, own)
     run = found.simulation
     planned = plan.simulation(requests, form.bits, room, speeds) if plan else None
     return Replay(

@@ -30,11 +30,11 @@ from memfit.estimators.runtimes.measurement import Loaded, MeasuredCache, Measur
 from memfit.estimators.sizing.estimate import device_summary
 from memfit.probes.disk import require_free, usable_bytes
 from memfit.probes.preflight import RefusedError, limited, memory_obstacle, require_room
+from memfit.probes.process import ModelProcess
 from memfit.probes.prompt_caches import stored
 from memfit.probes.prompt_caches.answer import Room, cache_answer
 from memfit.probes.prompt_caches.conversations import StoredForm
 from memfit.probes.prompt_caches.planned import CachePlan
-from memfit.probes.prompt_caches.process import CacheFile, CacheProcess, WrittenCache
 from memfit.probes.prompt_caches.result import (
     CacheAnswer,
     CacheRestore,
@@ -43,6 +43,7 @@ from memfit.probes.prompt_caches.result import (
     Replay,
     StoredCache,
 )
+from memfit.probes.prompt_caches.runner import CacheFile, CacheRunner, WrittenCache
 from memfit.probes.prompt_caches.served import Service, of_first, serve, speeds_of
 from memfit.probes.session import new_measurement
 from memfit.probes.store import Store
@@ -80,7 +81,7 @@ class CacheRequest(Struct, frozen=True, kw_only=True):
 def tune_cache(
     request: CacheRequest,
     *,
-    start: Callable[[], CacheProcess],
+    start: Callable[..., ModelProcess],
     store: Store,
     progress: Progress = NULL_PROGRESS,
 ) -> CacheTuneResult:
@@ -114,7 +115,7 @@ class _Probe(Struct):
     """One request while it is answered."""
 
     request: CacheRequest
-    start: Callable[[], CacheProcess]
+    start: Callable[..., ModelProcess]
     store: Store
     directory: Path
     own: Path
@@ -145,7 +146,8 @@ class _Probe(Struct):
                 self._require_room(process.versions)
             self._notes_of(process.prompt(None, tokens + 1).notes)
             self.loaded = process.load()
-            filled = process.store(
+            filled = process.call(
+                CacheRunner.store,
                 tokens,
                 step=request.prefill_step,
                 generated=request.max_tokens,
@@ -171,9 +173,9 @@ class _Probe(Struct):
         )
 
     @contextmanager
-    def _writing(self) -> Iterator[CacheProcess]:
+    def _writing(self) -> Iterator[ModelProcess]:
         """Start a process; when it is ended while it writes, nothing half-written stays."""
-        process = self.start()
+        process = self.start(task="store caches")
         try:
             with process:
                 yield process
@@ -271,11 +273,11 @@ class _Probe(Struct):
     ) -> CacheRestore:
         planned = self.plan.peak_bytes(tokens, bits, way) if self.plan else None
         try:
-            with self.start() as process:
+            with self.start(task="store caches") as process:
                 process.prompt(None, tokens + 1)
                 process.load()
-                found = process.restore(
-                    path, way, tokens, reference=reference, fingerprint=self.fingerprint
+                found = process.call(
+                    CacheRunner.restore, path, way, tokens, reference, self.fingerprint
                 )
         except (MachineError, UnsupportedError) as error:
             return CacheRestore(
@@ -378,12 +380,12 @@ class _Probe(Struct):
         if request.disk_bytes is not None:
             require_free(self.directory, min(usable_disk(request.disk_bytes), most))
 
-    def _files(self, tokens: int) -> list[CacheFile]:
+    def _files(self, tokens: int) -> tuple[CacheFile, ...]:
         paths = {bits: self._file(tokens, bits) for bits in self.request.stored_bits}
-        return [
-            CacheFile(path=str(path), bits=bits, write=path not in self.checksums)
+        return tuple(
+            CacheFile(path=path, bits=bits, write=path not in self.checksums)
             for bits, path in paths.items()
-        ]
+        )
 
     def _file(self, tokens: int, bits: int) -> Path:
         return self.directory / stored.file_name(self.fingerprint, tokens, bits)
