@@ -23,7 +23,7 @@ def local_model(
         UnsupportedError: for a format that mlx-lm does not load.
     """
     from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.probes.tune import require_loadable
+    from memfit.probes.preflight import require_loadable
 
     checkpoint = open_checkpoint(reference, progress=progress)
     require_loadable(checkpoint)

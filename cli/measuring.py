@@ -46,8 +46,7 @@ def _require_installed(_checkpoint: Checkpoint) -> None:
 @contextmanager
 def _naming_force() -> Iterator[None]:
     """Add the name of the option that overrides an error; the library knows no options."""
-    from memfit.probes.preflight import RefusedError
-    from memfit.probes.tune import TooLongError
+    from memfit.probes.preflight import RefusedError, TooLongError
 
     try:
         yield

@@ -5,11 +5,15 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.base.errors import MachineError, UnsupportedError
+from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device, free_bytes
+from memfit.estimators.machine.host import detect_host
 from memfit.estimators.runtimes.budget import Need
+from memfit.estimators.runtimes.registry import as_installed
+from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.recommend import recommend_here
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -18,6 +22,10 @@ MEMORY_LIMIT = "memory limit"
 
 class RefusedError(MachineError):
     """This machine has too little memory for the run; the caller can force it."""
+
+
+class TooLongError(InputError):
+    """The prompt is longer than the model's own limit; the caller can force it."""
 
 
 class Obstacle(Struct, frozen=True):
@@ -30,6 +38,22 @@ class Obstacle(Struct, frozen=True):
 
     def __str__(self) -> str:
         return self.reason
+
+
+def require_loadable(checkpoint: Checkpoint) -> None:
+    """Require a checkpoint that mlx-lm can load: a directory of safetensors files.
+
+    Raises:
+        UnsupportedError: for a GGUF file.
+        InputError: for any other reference without weights.
+    """
+    if checkpoint.source == "gguf":
+        raise UnsupportedError(
+            f"{checkpoint.id}: mlx-lm does not load GGUF files; give a model converted by"
+            " mlx_lm.convert"
+        )
+    if checkpoint.tensors is None:
+        raise InputError(f"{checkpoint.id}: has no safetensors to load; give a model's directory")
 
 
 def obstacle(sized: SizedModel, workload: Workload, units: Units = Units.GB) -> Obstacle | None:
@@ -60,6 +84,42 @@ def require_room(sized: SizedModel, workload: Workload, units: Units = Units.GB)
         raise RefusedError(f"{sized.checkpoint.id}: {found}; {remedy}")
 
 
+def require_within_limit(sized: SizedModel, workload: Workload, *, force: bool) -> None:
+    """Require that a workload is not longer than the model's own limit.
+
+    Raises:
+        TooLongError: when it is, unless forced.
+    """
+    limit = sized.model.max_context
+    if limit and workload.total_tokens > limit and not force:
+        raise TooLongError(
+            f"{sized.checkpoint.id}: {workload.total_tokens} tokens of prompt and generation are"
+            f" more than the model's own limit of {limit}"
+        )
+
+
+def require_room_for(
+    checkpoint: Checkpoint,
+    workload: Workload,
+    *,
+    margin_bytes: int,
+    memory_limit_bytes: int | None,
+    units: Units,
+) -> None:
+    """Require that a model fits this machine, before it is downloaded.
+
+    Raises:
+        UnsupportedError: when the runtime cannot run the workload.
+        RefusedError: when there is too little memory for it.
+    """
+    if device := detect_host():
+        device = limited(device, memory_limit_bytes)
+        catalog = Catalog(versioned=as_installed)
+        model = catalog.add(checkpoint)
+        sized = catalog.sized(model, device=device, margin_bytes=margin_bytes)
+        require_room(sized, workload, units)
+
+
 def limited(device: Device, memory_limit_bytes: int | None) -> Device:
     """Return the device with its working set cut to a memory limit, if one is given."""
     if memory_limit_bytes is None or memory_limit_bytes >= device.working_set_bytes:
@@ -88,6 +148,16 @@ def memory_obstacle(need: Need, device: Device, units: Units) -> Obstacle | None
         )
         return Obstacle(text, need.largest_buffer_bytes, largest)
     return None
+
+
+def require_memory(what: str, need: Need, device: Device, units: Units) -> None:
+    """Require that a need fits a device now; ``what`` names what has it.
+
+    Raises:
+        RefusedError: when it does not.
+    """
+    if found := memory_obstacle(need, device, units):
+        raise RefusedError(f"{what}: {found}")
 
 
 def _would_fit(sized: SizedModel, workload: Workload, units: Units) -> Iterator[str]:

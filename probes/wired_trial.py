@@ -10,13 +10,13 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.wired_limit import wired_limit
 from memfit.estimators.results.estimate import Advice, Recommendation
+from memfit.probes.experiments.points import Points
 from memfit.probes.measured_recommendation import by_measurement, line_of
 from memfit.probes.result import Point
-from memfit.probes.session import MeasurementSession
 
 
 def with_wired_trial(
-    session: MeasurementSession,
+    session: Points,
     points: tuple[Point, ...],
     recommendation: Recommendation,
     units: Units,
@@ -43,7 +43,7 @@ def with_wired_reason(recommendation: Recommendation, reason: str) -> Recommenda
 
 
 def _without_wired_limit(
-    session: MeasurementSession,
+    session: Points,
     points: tuple[Point, ...],
     recommendation: Recommendation,
     device: Device,

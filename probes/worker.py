@@ -6,7 +6,8 @@ from typing import TypeVar
 
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Loaded, Run
-from memfit.probes.process import ModelProcess, ProbeStopped, TokenizedPrompt
+from memfit.probes.model_runner import TokenizedPrompt
+from memfit.probes.process import ModelProcess, ProbeStopped
 
 Answer = TypeVar("Answer")
 _MAX_FAILED_LOADS = 2  # in a row; then no other process is started

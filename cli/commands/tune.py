@@ -28,8 +28,8 @@ from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.manifest import Checkpoint
     from memfit.estimators.sizing.ranks import Ranks
+    from memfit.probes.experiments.generate import TuneRequest
     from memfit.probes.result import TuneResult
-    from memfit.probes.tune import TuneRequest
 
 _PROMPT = Only(
     *("prompt", "prompt_tokens", "image", "video", "max_tokens", "batch", "shortest_prompt"),
@@ -132,16 +132,16 @@ def tune(
             model.reference(), prompt, run, output, (ranks, over.hosts), runtime.margin_bytes()
         )
     # The library is imported here so that --help stays fast.
+    from memfit.probes.experiments.generate import tune as answer
     from memfit.probes.process import ModelProcess
     from memfit.probes.sweep_checkpoint import user_sweeps
-    from memfit.probes.tune import tune as answer
 
-    reference, asked = model.reference(), _asked(prompt, run, runtime, output)
+    reference, request_of = model.reference(), _request(prompt, run, runtime, output)
     sweeps = user_sweeps()
-    check = partial(_check_before_download, asked)
+    check = partial(_check_before_download, request_of)
     with measuring(reference, run, verbose=output.verbose, check=check) as model_run:
         checkpoint, path, progress = model_run
-        request = asked(model=_command_model(checkpoint, path), checkpoint=checkpoint)
+        request = request_of(model=_command_model(checkpoint, path), checkpoint=checkpoint)
         process = partial(
             ModelProcess,
             images=tuple(map(Path, prompt.image or ())),
@@ -165,7 +165,7 @@ def _over_ranks(
     """Run a model over ranks, and compare each of them with its estimate."""
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.tune_ranks import to_document
-    from memfit.probes.tune_ranks import tune_ranks
+    from memfit.probes.experiments.ranks import tune_ranks
 
     if prompt.prompt_tokens is None or run.sweep or run.wired or output.flags or output.plot:
         raise InputError(
@@ -196,22 +196,20 @@ def _over_ranks(
     raise typer.Exit(Exit.YES)
 
 
-def _asked(
+def _request(
     prompt: PromptOptions, run: RunOptions, runtime: RuntimeOptions, output: TuneOutput
 ) -> "partial[TuneRequest]":
     """Return `TuneRequest` with the options; all are checked before anything is fetched."""
+    from memfit.probes.experiments.generate import TuneRequest
     from memfit.probes.sweep_axes import parse_axis
-    from memfit.probes.tune import TuneRequest
 
     output.require_drawable()
     workload = prompt.workload()
     axes = [parsed("--sweep", parse_axis, each) for each in run.sweep or ()]
     given, file = prompt.prompt, prompt_file(prompt.prompt)
-    asked = partial(
+    request_of = partial(
         TuneRequest,
         workload=workload,
-        memory_limit_bytes=run.memory_limit_bytes(),
-        margin_bytes=runtime.margin_bytes(),
         prompt=None if given is None else prompt_text(given),
         command_prompt=None if file or given == "-" else given,
         prompt_file=file,
@@ -219,18 +217,17 @@ def _asked(
         tries_wired=run.wired,
         axes=tuple(filter(None, axes)),
         sweep_kv_start=prompt.quantized_kv_start or 0,
-        force=run.force,
-        units=output.units,
+        **run.settings(runtime.margin_bytes(), output.units),
     )
     require_writable(output.file, needs_stdout=output.flags)
-    return asked
+    return request_of
 
 
-def _check_before_download(asked: "partial[TuneRequest]", checkpoint: "Checkpoint") -> None:
+def _check_before_download(request_of: "partial[TuneRequest]", checkpoint: "Checkpoint") -> None:
+    from memfit.probes.preflight import require_room_for
     from memfit.probes.process import require_installed
-    from memfit.probes.tune import require_room_for
 
-    request = asked(model=checkpoint.id, checkpoint=checkpoint)
+    request = request_of(model=checkpoint.id, checkpoint=checkpoint)
     require_installed(has_image=request.has_image)
     if not request.force:
         require_room_for(

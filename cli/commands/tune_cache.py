@@ -16,7 +16,7 @@ from memfit.cli.render.output import require_writable
 from memfit.estimators.base.units import parse_counts, parse_size
 
 if TYPE_CHECKING:
-    from memfit.probes.prompt_caches.tune import CacheRequest
+    from memfit.probes.experiments.caches import CacheRequest
 
 
 class CacheOptions(OptionGroup, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class ServingOptions(OptionGroup, frozen=True, kw_only=True):
         str | None, typer.Option(metavar="SIZE", help="Disk space for them; by default all.")
     ] = None
 
-    def asked(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """Return the fields of `CacheRequest`.
 
         Raises:
@@ -93,23 +93,26 @@ def tune_cache(
     """
     # The library is imported here so that --help stays fast.
     from memfit.cli.render.views.tune_cache import TuneCacheView
+    from memfit.probes.experiments.caches import tune_cache as answer
     from memfit.probes.process import ModelProcess
-    from memfit.probes.prompt_caches.tune import tune_cache as answer
     from memfit.probes.store import user_store
 
-    asked = partial(_asked(cache, run, runtime, output), **serving.asked())
+    request_of = partial(_request(cache, run, runtime, output), **serving.values())
     with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):
-        request = asked(checkpoint=checkpoint, path=path)
-        start = run.start(ModelProcess, path)
-        result = answer(request, start=start, store=user_store(), progress=progress)
+        result = answer(
+            request_of(checkpoint=checkpoint),
+            start=run.start(ModelProcess, path),
+            store=user_store(),
+            progress=progress,
+        )
     output.write(TuneCacheView(result, output.units))
 
 
-def _asked(
+def _request(
     cache: CacheOptions, run: RunOptions, runtime: RuntimeOptions, output: PlanOutput
 ) -> "partial[CacheRequest]":
     """Return `CacheRequest` with the options; all are checked before anything is loaded."""
-    from memfit.probes.prompt_caches.tune import CacheRequest
+    from memfit.probes.experiments.caches import CacheRequest
 
     require_writable(output.file, needs_stdout=False)
     return partial(
@@ -120,8 +123,5 @@ def _asked(
         max_tokens=tokens_to_compare(cache.max_tokens),
         prefill_step=cache.prefill_step,
         agreement_percent=cache.agreement,
-        memory_limit_bytes=run.memory_limit_bytes(),
-        margin_bytes=runtime.margin_bytes(),
-        force=run.force,
-        units=output.units,
+        **run.settings(runtime.margin_bytes(), output.units),
     )

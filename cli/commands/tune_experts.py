@@ -75,26 +75,29 @@ def tune_experts(
     """
     # The library is imported here so that --help stays fast.
     from memfit.cli.render.views.tune_experts import TuneExpertsView
-    from memfit.probes.experts.tune import tune_experts as answer
+    from memfit.probes.experiments.experts import tune_experts as answer
     from memfit.probes.process import ModelProcess
     from memfit.probes.store import user_store
 
-    asked = _asked(experts, run, runtime, output)
+    request_of = _request(experts, run, runtime, output)
     with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):
-        request = asked(checkpoint=checkpoint, path=path)
-        start = run.start(ModelProcess, path)
-        result = answer(request, start=start, store=user_store(), progress=progress)
+        result = answer(
+            request_of(checkpoint=checkpoint, path=path),
+            start=run.start(ModelProcess, path),
+            store=user_store(),
+            progress=progress,
+        )
     output.write(TuneExpertsView(result, output.units, experts.plot))
     raise typer.Exit(Exit.NO if result.answer.pays is False else Exit.YES)
 
 
-def _asked(
+def _request(
     experts: ExpertOptions, run: RunOptions, runtime: RuntimeOptions, output: PlanOutput
 ) -> "partial[ExpertsRequest]":
     """Return `ExpertsRequest` with the options; all are checked before anything is loaded."""
     from memfit.probes.experts.request import ExpertsRequest
 
-    asked = partial(
+    request_of = partial(
         ExpertsRequest,
         prompts=prompt_list("--prompts", experts.prompts),
         held_out=prompt_list("--held-out", experts.held_out) if experts.held_out else (),
@@ -106,11 +109,8 @@ def _asked(
         agreement_percent=experts.agreement,
         profile_file=experts.save_profile,
         pack=experts.prepack,
-        memory_limit_bytes=run.memory_limit_bytes(),
-        margin_bytes=runtime.margin_bytes(),
-        force=run.force,
-        units=output.units,
+        **run.settings(runtime.margin_bytes(), output.units),
     )
     for file in (output.file, experts.save_profile):
         require_writable(file, needs_stdout=False)
-    return asked
+    return request_of

@@ -37,23 +37,14 @@ def tune_train(
     # The library is imported here so that --help stays fast.
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.tune_train import to_document
+    from memfit.probes.experiments.train import TrainRequest, tune_train
     from memfit.probes.process import ModelProcess
     from memfit.probes.store import user_store
-    from memfit.probes.tune_train import TrainRequest, tune_train
 
     recipe, reference = asked.recipe(), asked.of_file(model).reference()
     require_writable(output.file, needs_stdout=False)
-    limit = run.memory_limit_bytes()
+    settings = run.settings(runtime.margin_bytes(), output.units)
     with measuring(reference, run, verbose=output.verbose) as (checkpoint, path, _):
-        request = TrainRequest(
-            model=checkpoint.id,
-            checkpoint=checkpoint,
-            recipe=recipe,
-            updates=updates,
-            memory_limit_bytes=limit,
-            margin_bytes=runtime.margin_bytes(),
-            force=run.force,
-            units=output.units,
-        )
-        result = tune_train(request, run.start(ModelProcess, path), user_store())
+        request = TrainRequest(checkpoint=checkpoint, recipe=recipe, updates=updates, **settings)
+        result = tune_train(request, start=run.start(ModelProcess, path), store=user_store())
     output.write(Answer(result, to_document(result, output.units)))

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from memfit.cli.options.groups import OptionGroup, parsed
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.units import parse_count, parse_size
+from memfit.estimators.base.units import Units, parse_count, parse_size
 
 Process = TypeVar("Process")
 
@@ -48,6 +48,19 @@ class RunOptions(OptionGroup, frozen=True, kw_only=True):
             InputError: when it is not a size.
         """
         return parsed("--memory-limit", parse_size, self.memory_limit)
+
+    def settings(self, margin_bytes: int, units: Units) -> dict[str, Any]:
+        """Return the fields of `RunRequest` but the checkpoint.
+
+        Raises:
+            InputError: as `memory_limit_bytes`.
+        """
+        return {
+            "memory_limit_bytes": self.memory_limit_bytes(),
+            "margin_bytes": margin_bytes,
+            "force": self.force,
+            "units": units,
+        }
 
     def start(self, process: Callable[..., Process], path: Path) -> Callable[..., Process]:
         """Return what starts a measuring process for a model's directory, under these limits."""

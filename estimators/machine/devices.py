@@ -50,7 +50,7 @@ def find_device(name: str, *, os_regime: OsRegime = DEFAULT_REGIME) -> Device:
         raise InputError(f"{given!r}: the {chip.name} was sold with {_sizes(chip)}")
     if wanted in chips():
         raise InputError(f"{given!r}: name its memory too, such as {_names(chips()[wanted])}")
-    raise InputError(f"no machine is called {given!r}; {_nearest(wanted)}")
+    raise InputError(f"unknown machine {given!r}; {_nearest(wanted)}")
 
 
 def memory_device(memory_bytes: int, *, os_regime: OsRegime = DEFAULT_REGIME) -> Device:

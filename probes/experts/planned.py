@@ -13,8 +13,8 @@ from memfit.estimators.sizing.measurement_lookup import workload_words
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.weights.expert_slots import Inventory, inventory, layered_startup_bytes
 from memfit.probes.difference_report import versions_line
+from memfit.probes.experiments.base import sized_here
 from memfit.probes.experts.result import ExpertsPoint, PlannedFigure
-from memfit.probes.tune import sized_here
 
 # The table from expert to slot has 4 bytes for each expert, the one of the missing has 1.
 _TABLE_BYTES = 5

@@ -16,7 +16,7 @@ from memfit.probes.prompt_caches.conversations import StoredForm
 from memfit.probes.prompt_caches.planned import CachePlan, simulated_differences
 from memfit.probes.prompt_caches.result import CacheAnswer, Conversation, Replay, Served
 from memfit.probes.prompt_caches.runner import CacheRunner
-from memfit.probes.prompt_caches.saved import rate
+from memfit.probes.speed import rate
 
 
 class Service(Struct, frozen=True, kw_only=True):

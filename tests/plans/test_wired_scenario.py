@@ -226,7 +226,7 @@ def test_a_repeated_name_is_reported(run_scenario: Any) -> None:
         (HEAD + "policies: {a: {kind: max}}\ntickets: [3]\n", "expected a mapping"),
         (HEAD + "device: m4-pro-24\nmemory: 24GB\n", "exclude each other"),
         (HEAD + "device: m9-pro-24\n", "device: no machine"),
-        (HEAD + "device: 3\n", "expected a text"),
+        (HEAD + "device: 3\n", "expected a string"),
         (HEAD + "device: rtx-4090\nmode: wired\n", "setting of Macs"),
         (HEAD + "mode: both\n", "expected wired, policy-only"),
         (HEAD + "policies: {a: {kind: max}}\nshrink_threshold: 0.25\n", "share of 0% to 100%"),

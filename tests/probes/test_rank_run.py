@@ -22,9 +22,9 @@ from memfit.estimators.base.progress import Request
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.sizing.ranks import Ranks
+from memfit.probes.experiments.ranks import RankTune, tune_ranks
 from memfit.probes.preflight import RefusedError
 from memfit.probes.rank_run import RankRequest, RankStopped, measure_ranks
-from memfit.probes.tune_ranks import RankTune, tune_ranks
 from tests.checkpoints import Recipe, save_checkpoint
 
 WORKLOAD = Workload(prompt_tokens=70, max_tokens=3, prefill_step=64)

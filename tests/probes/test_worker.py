@@ -12,8 +12,9 @@ from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.sized_model import size
+from memfit.probes.experiments.base import RunRequest
+from memfit.probes.experiments.points import Points
 from memfit.probes.process import ModelProcess, ProbeStopped
-from memfit.probes.session import MeasurementSession
 from memfit.probes.worker import Worker
 from tests.checkpoints import Checkpoints
 
@@ -76,7 +77,16 @@ def test_a_session_saves_complete_measurements_and_shows_the_others(
     kept: list[Measurement] = []
     finished: list[int] = []
     sized = size(open_checkpoint(str(model)), device=HOST)
-    session = MeasurementSession(sized, worker, kept.append, lambda: finished.append(1))
+    session = Points(
+        request=RunRequest(checkpoint=sized.checkpoint),
+        start=started,
+        save=kept.append,
+        versions=worker.versions,
+        machine=HOST,
+        sized=sized,
+        worker=worker,
+        on_run=lambda: finished.append(1),
+    )
     whole = session.measure(WORKLOAD)
     assert (whole.status, whole.repeats, whole.measurement_id) == ("measured", 3, kept[0].id)
     assert len(finished) == 5  # a warm-up, three repeats, and mlx-swift-lm's rule

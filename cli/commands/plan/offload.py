@@ -162,7 +162,7 @@ def _with_measured(
 ) -> "OffloadQuestion":
     """Add what ``memfit tune cache`` measured of the same files on the machine."""
     from memfit.estimators.machine.host import detect_host
-    from memfit.probes.prompt_caches.saved import saved_storage
+    from memfit.probes.saved import saved_storage
     from memfit.probes.store import user_store
 
     found, warnings = saved_storage(

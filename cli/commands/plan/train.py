@@ -37,7 +37,7 @@ def train(
     from memfit.cli.render.views.train import to_document
     from memfit.estimators.plans.train.plan import TrainQuestion, plan_train, with_measured
     from memfit.estimators.sizing.workload import MARGIN_BYTES
-    from memfit.probes.saved_training import saved_phases
+    from memfit.probes.saved import saved_phases
     from memfit.probes.store import user_store
 
     recipe, model, directory = asked.recipe(), asked.of_file(model), asked.data_directory()

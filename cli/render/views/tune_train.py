@@ -2,7 +2,7 @@
 
 from memfit.cli.render.document import Document, Table, report
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.probes.tune_train import TrainTuneResult
+from memfit.probes.experiments.train import TrainTuneResult
 
 _NEAR = 0.05
 

@@ -195,7 +195,7 @@ class Section:
     def text(self, key: str, default: str | None = None) -> str:
         value = self._take(key, REQUIRED if default is None else default)
         if not isinstance(value, str):
-            raise self.fail(key, f"expected a text, got {short(value)}")
+            raise self.fail(key, f"expected a string, got {short(value)}")
         return value
 
     def full_path(self, key: str) -> str:

@@ -122,7 +122,7 @@ class _Document:
         self._reject_marks(event)
         key = self._scalar(event) if isinstance(event, yaml.ScalarEvent) else None
         if not isinstance(key, str):
-            raise self._error(event, "a key is not a text; put it in quotes")
+            raise self._error(event, "a key is not a string; put it in quotes")
         return key
 
     def _reject_marks(self, event: Any) -> None:

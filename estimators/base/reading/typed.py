@@ -15,7 +15,7 @@ Record = TypeVar("Record", bound=Struct)
 _MESSAGE = re.compile(r"(.*?)(?: - at `(?:key` in `)?\$(.*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]|\[\.\.\.\].*")
 _NAMES = {
-    "str": "a text",
+    "str": "a string",
     "int": "an integer",
     "float": "a number",
     "bool": "true or false",

@@ -6,33 +6,33 @@ Each run is a process of its own. Nothing is loaded before the plan says that it
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
-from memfit.estimators.base.files import is_there, printable
+from memfit.estimators.base.files import is_there, printable, write_atomically
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
 from memfit.estimators.base.unfinished import unfinished_folder
 from memfit.estimators.base.units import format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
-from memfit.estimators.machine.device import Device, free_bytes
+from memfit.estimators.machine.device import free_bytes
 from memfit.estimators.plans.experts.routing import (
     ChosenSlots,
     RoutingProfile,
     chosen_slots,
     profile_text,
 )
-from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.measurement import Loaded, MeasuredExperts, Run
-from memfit.estimators.sizing.estimate import device_summary
 from memfit.estimators.weights.expert_slots import ExpertLayer
 from memfit.probes.agreement import Agreement
 from memfit.probes.data_dir import save
+from memfit.probes.disk import unwritable
+from memfit.probes.experiments.base import Experiment, Start
+from memfit.probes.experiments.points import REPEATS
 from memfit.probes.experts import prepacked
 from memfit.probes.experts.answer import offloading
 from memfit.probes.experts.planned import Plan, PlannedBytes, difference_report, plan_of
@@ -55,15 +55,11 @@ from memfit.probes.experts.result import (
 )
 from memfit.probes.experts.runner import ExpertRunner, ExpertSetup, LayerRouting
 from memfit.probes.experts.slots import NOT_STORED
-from memfit.probes.preflight import limited
+from memfit.probes.preflight import require_loadable
 from memfit.probes.process import ModelProcess
 from memfit.probes.result import PointStatus
-from memfit.probes.session import REPEATS, new_measurement
 from memfit.probes.speed import median_speed
 from memfit.probes.store import Store
-from memfit.probes.tune import measuring_device, require_loadable
-
-Start = Callable[..., ModelProcess]
 
 
 def tune_experts(
@@ -85,8 +81,16 @@ def tune_experts(
         request = replace(request, capacities=capacities)
     steps = 2 + (len(request.capacities) or PARTS)
     with reported(progress, "measuring", steps), unfinished_folder() as directory:
-        reference = directory / "reference.safetensors"
-        return _Probe(request, start, store, progress, reference, packed).result()
+        experiment = _ExpertExperiment(
+            request=request,
+            start=start,
+            save=store.save,
+            progress=progress,
+            profile_path=store.profile_path(fingerprint_of(request.checkpoint)),
+            reference=directory / "reference.safetensors",
+            packed=packed,
+        )
+        return experiment.result()
 
 
 class _Discovered(NamedTuple):
@@ -115,22 +119,15 @@ class _Measured(NamedTuple):
     agreement: Agreement | None = None
 
 
-class _Probe(Struct):
-    """One request while it is answered."""
-
-    request: ExpertsRequest
-    start: Start
-    store: Store
-    progress: Progress
+class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
+    profile_path: Path
+    """The file of the store for the profile."""
     reference: Path
     """A file for the full model's logits."""
     packed: prepacked.Manifest | None
-    """Of a directory that was prepacked before."""
-    notes: list[Note] = field(default_factory=list)
-    versions: dict[str, str] = field(default_factory=dict)
+    """The manifest of a directory that was prepacked before."""
     tokens: tuple[int, ...] = ()
-    """Of each prompt, those of the profile first."""
-    device: Device | None = None
+    """The tokens of each prompt, those of the profile first."""
     plan: Plan | None = None
     has_reference: bool = False
 
@@ -142,7 +139,7 @@ class _Probe(Struct):
             experts = [layer.experts for layer in found.layers]
             prepacked.require_layers(request.pack, self.packed, experts)
         capacities = capacities_of(request, found.layers[0])
-        device = self._planned()
+        self._make_plan()
         if request.pack and not self.packed:
             prepacked.require_room(request.pack, found.kept_bytes(capacities[-1]))
         full, profile = self._full(found)
@@ -160,11 +157,7 @@ class _Probe(Struct):
             units=request.units,
         )
         return ExpertsTuneResult(
-            model=request.checkpoint.id,
-            model_type=str(request.checkpoint.config.get("model_type", "unknown")),
-            device=device_summary(device),
-            mlx_version=self.versions["mlx"],
-            mlx_lm_version=self.versions["mlx_lm"],
+            **self.header(),
             layers=len(found.layers),
             experts=found.layers[0].experts,
             top_k=found.layers[0].top_k,
@@ -188,7 +181,7 @@ class _Probe(Struct):
             answer=answer,
             report=self._report([*([full] if full else []), *points]),
             warm=self._warm(answer.capacity, points, best, found),
-            notes=tuple(dict.fromkeys(self.notes)),
+            notes=self.all_notes,
         )
 
     def _report(self, points: Sequence[ExpertsPoint]) -> tuple[str, ...]:
@@ -199,7 +192,7 @@ class _Probe(Struct):
     def _discovered(self) -> _Discovered:
         """Run the routers alone; no expert is read."""
         with self.start(experts=ExpertSetup(mode="routers")) as process:
-            self.versions = process.versions
+            self.take_machine(process.versions)
             self.tokens = tuple(process.call(ExpertRunner.prompts, self._texts()))
             loaded = process.load()
             layers, _ = process.call(ExpertRunner.layers)
@@ -225,9 +218,8 @@ class _Probe(Struct):
             with self.start(experts=ExpertSetup(mode="full")) as process:
                 process.call(ExpertRunner.prompts, self._texts())
                 loaded = process.load()
-                self.notes += (
-                    Note("info", "experts", text) for text in process.call(ExpertRunner.layers)[1]
-                )
+                for text in process.call(ExpertRunner.layers)[1]:
+                    self.inform("experts", text)
                 routing, measured = self._routing(process)
                 process.call(ExpertRunner.choose, self._measured_prompts()[0])
                 process.call(
@@ -239,7 +231,7 @@ class _Probe(Struct):
                 warm_up, *runs = self._runs(process)
         except MachineError as error:
             text = f"the full model is not measured: {error}; nothing is compared with it"
-            self.notes.append(Note("warning", "no-full-model", text))
+            self.warn("no-full-model", text)
             return None, None
         finally:
             self.progress.advance()
@@ -262,7 +254,15 @@ class _Probe(Struct):
             return self._described(slots, found.measured, None, ("failed", str(error)))
         finally:
             self.progress.advance()
-        id = self._saved_id(capacity, profile, measured)
+        id = self.saved_id(
+            self._workload(),
+            loaded=measured.loaded,
+            runs=tuple(measured.runs),
+            warm_up=measured.warm_up,
+            experts=MeasuredExperts(
+                capacity=capacity, policy=self.request.policy, profile_sha256=_sha256(profile)
+            ),
+        )
         return self._described(slots, found.measured, measured, id=id)
 
     def _measure(self, setup: ExpertSetup) -> _Measured:
@@ -339,7 +339,7 @@ class _Probe(Struct):
             capacity = self.packed.capacity
         point = _packed_point(capacity, points)
         if point is None:
-            self._warn("not-packed", "no capacity was measured: nothing is prepacked")
+            self.warn("not-packed", "no capacity was measured: nothing is prepacked")
             return None
         if self.packed:
             manifest = self.packed
@@ -376,16 +376,13 @@ class _Probe(Struct):
             process.load()
             return process.call(ExpertRunner.pack, directory, manifest)
 
-    def _planned(self) -> Device:
+    def _make_plan(self) -> None:
         """Plan the run for this machine; without a plan only weights are known before."""
-        request = self.request
-        self.device = limited(measuring_device(self.versions), request.memory_limit_bytes)
-        plan = plan_of(request.checkpoint, self.device, self._workload())
+        plan = plan_of(self.request.checkpoint, self.device, self._workload())
         if isinstance(plan, str):
-            self._warn("no-plan", f"there is no plan to compare with: {plan}")
+            self.warn("no-plan", f"there is no plan to compare with: {plan}")
         else:
             self.plan = plan
-        return self.device
 
     def _require_room(self, capacities: Sequence[int], found: _Discovered) -> None:
         """Require that a run fits this machine now.
@@ -393,7 +390,7 @@ class _Probe(Struct):
         Raises:
             MachineError: when it does not, and the user does not force it.
         """
-        if self.request.force or self.device is None:
+        if self.request.force:
             return
         held = sum(n * layer.slot_bytes for n, layer in zip(capacities, found.layers, strict=True))
         need = found.loaded.weights_bytes + held + found.largest_bytes
@@ -444,41 +441,17 @@ class _Probe(Struct):
 
     def _keep_profile(self, profile: RoutingProfile, layers: Sequence[ExpertLayer]) -> None:
         """Write the profile to the user's file, and to the store."""
-        checkpoint, request = self.request.checkpoint, self.request
-        model_type = str(checkpoint.config.get("model_type", "unknown"))
-        tokens = sum(self.tokens[: len(request.prompts)])
-        text = profile_text(profile, layers, model_type, tokens)
-        if request.profile_file:
-            _write_profile(request.profile_file, text)
+        tokens = sum(self.tokens[: len(self.request.prompts)])
+        text = profile_text(profile, layers, self.header()["model_type"], tokens)
+        if file := self.request.profile_file:
+            try:
+                write_atomically(file, text.encode("utf-8"), mode=0o644)
+            except OSError as error:
+                raise unwritable(file, error) from None
         try:
-            save(self.store.profile_path(fingerprint_of(checkpoint)), text)
+            save(self.profile_path, text)
         except InputError as error:
-            self._warn("not-kept", f"the profile could not be saved: {error}")
-
-    def _saved_id(self, capacity: int, profile: RoutingProfile, measured: _Measured) -> str | None:
-        if self.device is None:
-            return None
-        measurement = new_measurement(
-            self.request.checkpoint,
-            self.device,
-            self.versions,
-            workload=self._workload(),
-            loaded=measured.loaded,
-            runs=tuple(measured.runs),
-            warm_up=measured.warm_up,
-            experts=MeasuredExperts(
-                capacity=capacity, policy=self.request.policy, profile_sha256=_sha256(profile)
-            ),
-        )
-        try:
-            self.store.save(measurement)
-        except InputError as error:
-            self._warn("not-kept", f"the measurement could not be saved: {error}")
-            return None
-        return measurement.id
-
-    def _warn(self, code: str, text: str) -> None:
-        self.notes.append(Note("warning", code, text))
+            self.warn_unsaved("the profile", error)
 
 
 def _existing_pack(request: ExpertsRequest) -> prepacked.Manifest | None:
@@ -516,12 +489,3 @@ def _traffic(phase: str, runs: Sequence[Run]) -> SlotTraffic | None:
 
 def _sha256(profile: RoutingProfile) -> str:
     return hashlib.sha256(repr((profile.counts, profile.prompt_counts)).encode()).hexdigest()
-
-
-def _write_profile(path: Path, text: str) -> None:
-    from memfit.estimators.base.files import write_atomically
-
-    try:
-        write_atomically(path, text.encode("utf-8"), mode=0o644)
-    except OSError as error:
-        raise InputError(f"{printable(path)}: cannot be written: {error.strerror}") from None

@@ -1,6 +1,6 @@
 """Measure many workloads one after another; a failed one does not end the sweep.
 
-sweep(session, workloads, checkpoint=..., force=..., units=..., progress=...) -> SweepOutcome
+sweep(session, workloads, checkpoint=...) -> SweepOutcome
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from memfit.estimators.base.progress import Progress, reported
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.probes.experiments.points import STEPS, Points
 from memfit.probes.preflight import obstacle, require_room
 from memfit.probes.result import Point
-from memfit.probes.session import STEPS, MeasurementSession
 from memfit.probes.sweep_checkpoint import SweepCheckpoint
 
 
@@ -31,13 +31,10 @@ class SweepOutcome(NamedTuple):
 
 
 def sweep(
-    session: MeasurementSession,
+    session: Points,
     workloads: Sequence[Workload],
     *,
     checkpoint: SweepCheckpoint,
-    force: bool,
-    units: Units,
-    progress: Progress,
 ) -> SweepOutcome:
     """Return a point for each workload: measured, skipped with the reason, or failed.
 
@@ -51,6 +48,7 @@ def sweep(
         RefusedError: when there is too little memory for the first workload.
         SweepInterrupted: on Ctrl-C; the message says how to continue.
     """
+    force, units, progress = session.request.force, session.request.units, session.progress
     known = {each.workload: each for each in checkpoint.measured().values()}
     requested = workloads[0]
     if requested not in known and not force:
@@ -62,7 +60,7 @@ def sweep(
     try:
         with reported(progress, _title(len(left), len(known)), steps):
             for work in left:
-                points[work] = _measured(session, work, progress, must_run=work == requested)
+                points[work] = _measured(session, work, must_run=work == requested)
                 if id := points[work].measurement_id:
                     _add_to_checkpoint(session, checkpoint, id)
     except KeyboardInterrupt:
@@ -102,27 +100,25 @@ def _obstacle(sized: SizedModel, workload: Workload, units: Units) -> str | None
     return str(found) if found else None
 
 
-def _measured(
-    session: MeasurementSession, workload: Workload, progress: Progress, *, must_run: bool
-) -> Point:
+def _measured(session: Points, workload: Workload, progress: Progress, *, must_run: bool) -> Point:
     reported = 0
 
     def on_run() -> None:
         nonlocal reported
         reported += workload.total_tokens
-        progress.advance(workload.total_tokens)
+        session.progress.advance(workload.total_tokens)
 
     session.on_run = on_run
     point = session.measure(workload) if must_run else session.measure_if_supported(workload)
-    progress.advance(_cost(workload) - reported)  # the rest, when a point ended early
+    session.progress.advance(_cost(workload) - reported)  # the rest, when a point ended early
     return point
 
 
-def _add_to_checkpoint(session: MeasurementSession, checkpoint: SweepCheckpoint, id: str) -> None:
+def _add_to_checkpoint(session: Points, checkpoint: SweepCheckpoint, id: str) -> None:
     try:
         checkpoint.add(id)
     except InputError as error:
-        session.save_error = str(error)
+        session.warn_unsaved("the measurement", error)
 
 
 def _cost(workload: Workload) -> int:

@@ -20,7 +20,7 @@ from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import model_summary
 from memfit.estimators.sizing.ranks import RankedModel, Ranks, ranked
 from memfit.estimators.sizing.workload import MARGIN_BYTES
-from memfit.probes.preflight import RefusedError, memory_obstacle
+from memfit.probes.preflight import require_memory
 from memfit.probes.rank_run import RankRequest, RankRun, measure_ranks
 from memfit.probes.speed import median_speed
 
@@ -103,8 +103,8 @@ def _require_room(shared: RankedModel, workload: Workload, *, together: bool) ->
         total = Need(sum(need.peak_bytes for _, need in needs), largest)
         named = [(f"{len(needs)} ranks on this machine", needs[0][0], total)]
     for name, device, need in named:
-        if device and (why := memory_obstacle(need, device, Units.GB)):
-            raise RefusedError(f"{shared.ranks[0].checkpoint.id}: {name}: {why}")
+        if device:
+            require_memory(f"{shared.ranks[0].checkpoint.id}: {name}", need, device, Units.GB)
 
 
 def _result(
