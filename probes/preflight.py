@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
@@ -28,18 +27,6 @@ class TooLongError(InputError):
     """The prompt is longer than the model's own limit; the caller can force it."""
 
 
-class Obstacle(Struct, frozen=True):
-    """Why a workload cannot run here."""
-
-    reason: str
-    needed_bytes: int | None = None
-    """None when the reason is not memory."""
-    free_bytes: int | None = None
-
-    def __str__(self) -> str:
-        return self.reason
-
-
 def require_loadable(checkpoint: Checkpoint) -> None:
     """Require a checkpoint that mlx-lm can load: a directory of safetensors files.
 
@@ -56,7 +43,7 @@ def require_loadable(checkpoint: Checkpoint) -> None:
         raise InputError(f"{checkpoint.id}: has no safetensors to load; give a model's directory")
 
 
-def obstacle(sized: SizedModel, workload: Workload, units: Units = Units.GB) -> Obstacle | None:
+def obstacle(sized: SizedModel, workload: Workload, units: Units = Units.GB) -> str | None:
     """Return why a workload cannot run here now by the estimate, None when it can.
 
     Peak and margin must fit the free memory and the working set. The largest allocation must not
@@ -65,7 +52,7 @@ def obstacle(sized: SizedModel, workload: Workload, units: Units = Units.GB) -> 
     try:
         need = sized.requirement(workload)
     except UnsupportedError as error:
-        return Obstacle(str(error))
+        return str(error)
     return memory_obstacle(need, sized.device, units) if sized.device else None
 
 
@@ -77,11 +64,10 @@ def require_room(sized: SizedModel, workload: Workload, units: Units = Units.GB)
         RefusedError: when there is too little memory for it.
     """
     sized.figures_for(workload)
-    found = obstacle(sized, workload, units)
-    if found:
+    if reason := obstacle(sized, workload, units):
         would_fit = " or ".join(_would_fit(sized, workload, units))
         remedy = f"{would_fit} would fit" if would_fit else "no setting makes it fit"
-        raise RefusedError(f"{sized.checkpoint.id}: {found}; {remedy}")
+        raise RefusedError(f"{sized.checkpoint.id}: {reason}; {remedy}")
 
 
 def require_within_limit(sized: SizedModel, workload: Workload, *, force: bool) -> None:
@@ -127,26 +113,20 @@ def limited(device: Device, memory_limit_bytes: int | None) -> Device:
     return replace(device, working_set_bytes=memory_limit_bytes, budget=MEMORY_LIMIT)
 
 
-def memory_obstacle(need: Need, device: Device, units: Units) -> Obstacle | None:
+def memory_obstacle(need: Need, device: Device, units: Units) -> str | None:
     """Return why a need does not fit a device now, None when it does."""
-    free, largest = free_bytes(device), device.max_buffer_bytes
+    free, budget, largest = free_bytes(device), device.working_set_bytes, device.max_buffer_bytes
     peak = f"estimated to need {format_bytes(need.peak_bytes, units)}"
     if need.peak_bytes > free:
-        text = (
-            f"{peak}, and {format_bytes(free, units)} of"
-            f" {format_bytes(device.memory_bytes, units)} are free"
-        )
-        return Obstacle(text, need.peak_bytes, free)
-    if need.peak_bytes > device.working_set_bytes:
-        budget = format_bytes(device.working_set_bytes, units)
-        text = f"{peak}, above the {device.budget} of {budget}"
-        return Obstacle(text, need.peak_bytes, device.working_set_bytes)
+        whole = format_bytes(device.memory_bytes, units)
+        return f"{peak}, and {format_bytes(free, units)} of {whole} are free"
+    if need.peak_bytes > budget:
+        return f"{peak}, above the {device.budget} of {format_bytes(budget, units)}"
     if largest is not None and need.largest_buffer_bytes > largest:
-        text = (
+        return (
             f"estimated to need one allocation of {format_bytes(need.largest_buffer_bytes, units)},"
             f" above {format_bytes(largest, units)}, the largest that the device allows"
         )
-        return Obstacle(text, need.largest_buffer_bytes, largest)
     return None
 
 
@@ -156,8 +136,8 @@ def require_memory(what: str, need: Need, device: Device, units: Units) -> None:
     Raises:
         RefusedError: when it does not.
     """
-    if found := memory_obstacle(need, device, units):
-        raise RefusedError(f"{what}: {found}")
+    if reason := memory_obstacle(need, device, units):
+        raise RefusedError(f"{what}: {reason}")
 
 
 def _would_fit(sized: SizedModel, workload: Workload, units: Units) -> Iterator[str]:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.wired_limit import wired_limit
+from memfit.estimators.machine.working_set import wired_limit
 from memfit.estimators.results.estimate import Advice, Recommendation
 from memfit.probes.experiments.points import Points
 from memfit.probes.measured_recommendation import by_measurement, line_of

@@ -133,8 +133,8 @@ def tune(
         )
     # The library is imported here so that --help stays fast.
     from memfit.probes.experiments.generate import tune as answer
+    from memfit.probes.experiments.sweep import user_sweeps
     from memfit.probes.process import ModelProcess
-    from memfit.probes.sweep_checkpoint import user_sweeps
 
     reference, request_of = model.reference(), _request(prompt, run, runtime, output)
     sweeps = user_sweeps()

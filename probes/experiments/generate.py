@@ -27,7 +27,7 @@ from memfit.probes.command_lines import command_lines, recommended_workload
 from memfit.probes.difference_report import difference_report
 from memfit.probes.experiments.base import RunRequest, Start, measuring_device, sized_here
 from memfit.probes.experiments.points import STEPS, Points
-from memfit.probes.experiments.sweep import SweepOutcome, sweep
+from memfit.probes.experiments.sweep import SweepOutcome, Sweeps, sweep
 from memfit.probes.measured_recommendation import advise, by_measurement, line_of
 from memfit.probes.model_runner import TokenizedPrompt
 from memfit.probes.preflight import (
@@ -41,7 +41,6 @@ from memfit.probes.preflight import (
 from memfit.probes.result import Point, TuneResult
 from memfit.probes.speed_tradeoff import speed_tradeoffs
 from memfit.probes.sweep_axes import SweepAxis, sweep_workloads
-from memfit.probes.sweep_checkpoint import Sweeps
 from memfit.probes.wired_trial import with_wired_reason, with_wired_trial
 from memfit.probes.worker import Worker
 
@@ -123,7 +122,6 @@ def tune(
             machine=device,
             sized=sized,
             worker=worker,
-            on_run=progress.advance,
         )
         if request.axes:
             points, known = _sweep(request, session, workload, sweeps)
@@ -284,8 +282,8 @@ def _notes(
     if has_flags and not (request.command_prompt or request.prompt_file):
         text = "the command for mlx_lm.generate reads the prompt from standard input: pipe one in"
         yield Note("info", "standard-input", text)
-    if request.force and (found_obstacle := obstacle(sized, workload, request.units)):
-        yield Note("warning", "forced", f"forced: {found_obstacle}")
+    if request.force and (reason := obstacle(sized, workload, request.units)):
+        yield Note("warning", "forced", f"forced: {reason}")
     for warning in sized.checkpoint.warnings:
         yield Note("warning", "checkpoint", warning)
     yield from sized.footprint.notes

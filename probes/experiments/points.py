@@ -1,7 +1,5 @@
 """Run workloads one after another, compare each with its estimate, save complete measurements."""
 
-from collections.abc import Callable
-
 from msgspec import Struct, field
 
 from memfit.estimators.base.errors import MachineError, MemfitError, UnsupportedError
@@ -27,17 +25,14 @@ STEPS = REPEATS + 2
 """The runs of a point: a warm-up, the repeats, and one by mlx-swift-lm's rule."""
 
 
-def ignore_progress() -> None:
-    """Do nothing when a run is finished."""
-
-
 class Points(Experiment[RunRequest], kw_only=True):
     """A sized model and the worker that runs the same model."""
 
     sized: SizedModel
     worker: Worker
-    on_run: Callable[[], None] = ignore_progress
-    """Called after each run."""
+    steps_per_run: int = 1
+    """Steps of the progress that each run is."""
+    finished_runs: int = 0
     loaded: Loaded | None = None
 
     def measure(
@@ -110,12 +105,16 @@ class Points(Experiment[RunRequest], kw_only=True):
             return
         if repeats == REPEATS:
             state.swift_bytes = self._swift_workspace(state.workload)
-            self.on_run()
+            self._finish_run()
 
     def _run_once(self, state: "_RunState") -> Run:
         run = self.worker.run(state.workload, wired_limit_bytes=state.wired_limit_bytes)
-        self.on_run()
+        self._finish_run()
         return run
+
+    def _finish_run(self) -> None:
+        self.finished_runs += 1
+        self.progress.advance(self.steps_per_run)
 
     def _swift_workspace(self, workload: Workload) -> int | None:
         if workload.batch > 1:  # mlx-swift-lm's tune runs one sequence

@@ -1,20 +1,110 @@
 """Measure many workloads one after another; a failed one does not end the sweep.
 
-sweep(session, workloads, checkpoint=...) -> SweepOutcome
+    sweep(session, workloads, checkpoint=...) -> SweepOutcome
+
+The progress of an unfinished sweep is saved, so that the same sweep can continue: a file lists the
+ids of its measurements, and the store has the measurements themselves.
 """
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import Struct, field, to_builtins
+
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.progress import Progress, reported
-from memfit.estimators.base.units import Units
+from memfit.estimators.base.files import read_whole
+from memfit.estimators.base.progress import reported
+from memfit.estimators.base.reading.section import json_section, to_record
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.runtimes.measurement import Measurement
+from memfit.probes.data_dir import memfit_home, save
 from memfit.probes.experiments.points import STEPS, Points
 from memfit.probes.preflight import obstacle, require_room
 from memfit.probes.result import Point
-from memfit.probes.sweep_checkpoint import SweepCheckpoint
+from memfit.probes.store import Store, user_store
+
+_MAX_BYTES = 1_000_000
+_MAX_VALUES = 10_000
+
+
+class _Saved(Struct, frozen=True, tag_field="schema", tag="memfit.sweep/1"):
+    measurements: list[str]
+    """Ids."""
+
+
+class SweepCheckpoint:
+    """The finished measurements of one sweep, in a file named by a hash of its settings."""
+
+    def __init__(self, path: Path, store: Store) -> None:
+        """Take the file, which need not exist, and the store with the measurements."""
+        self._path, self._store = path, store
+        self.is_complete = False  # set when no point is left
+        self._ids = self._read()
+
+    def measured(self) -> dict[str, Measurement]:
+        """Return the listed measurements, by id; those removed from the store are left out."""
+        found = {}
+        for id in self._read():
+            with suppress(InputError):
+                found[id] = self._store.get(id)
+        return found
+
+    def add(self, id: str) -> None:
+        """Add a measurement to the list, and keep what another process running this sweep added.
+
+        Raises:
+            InputError: when the file cannot be written.
+        """
+        ids = list(dict.fromkeys([*self._ids, *self._read(), id]))
+        save(self._path, json.dumps(to_builtins(_Saved(ids)), indent=2) + "\n")
+        self._ids = ids
+
+    def finish(self) -> None:
+        """Remove the file: the next such sweep starts from the beginning."""
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def _read(self) -> list[str]:
+        """The listed ids; a missing or damaged file, or another version's, counts as empty."""
+        try:
+            content = read_whole(self._path, limit=_MAX_BYTES)
+            top = json_section(content, self._path, what="the sweep", max_values=_MAX_VALUES)
+            return to_record(_Saved, top.values, top.reading).measurements
+        except InputError:
+            return []
+
+
+class Sweeps(Struct, frozen=True):
+    """The directory of unfinished sweeps, and the store of their measurements."""
+
+    directory: Path
+    store: Store
+    _opened: list[SweepCheckpoint] = field(default_factory=list)
+
+    def finish(self) -> None:
+        """Remove the files of complete sweeps: to be called when their report is written."""
+        for checkpoint in self._opened:
+            if checkpoint.is_complete:
+                checkpoint.finish()
+
+    def checkpoint(self, ids: Iterable[str], prompt: str | None) -> SweepCheckpoint:
+        """Return the checkpoint of the sweep with these points.
+
+        An id is a hash of checkpoint, device, versions and workload.
+        """
+        key = json.dumps([sorted(ids), prompt]).encode()
+        name = f"{hashlib.sha256(key).hexdigest()[:16]}.json"
+        self._opened.append(SweepCheckpoint(self.directory / name, self.store))
+        return self._opened[-1]
+
+
+def user_sweeps() -> Sweeps:
+    """Return the user's sweeps, in MEMFIT_HOME or the platform's data directory."""
+    return Sweeps(memfit_home() / "sweeps", user_store())
 
 
 class SweepInterrupted(KeyboardInterrupt):
@@ -48,15 +138,15 @@ def sweep(
         RefusedError: when there is too little memory for the first workload.
         SweepInterrupted: on Ctrl-C; the message says how to continue.
     """
-    force, units, progress = session.request.force, session.request.units, session.progress
+    force, progress = session.request.force, session.progress
     known = {each.workload: each for each in checkpoint.measured().values()}
     requested = workloads[0]
     if requested not in known and not force:
-        require_room(session.sized, requested, units)
-    reasons = {} if force else _obstacles(session.sized, workloads, units, progress)
+        require_room(session.sized, requested, session.request.units)
+    reasons = {} if force else _obstacles(session, workloads)
     left = [work for work in workloads if work not in known and work not in reasons]
     points: dict[Workload, Point] = {}
-    steps = sum(_cost(work) for work in left)
+    steps = sum(STEPS * work.total_tokens for work in left)  # time grows with the tokens
     try:
         with reported(progress, _title(len(left), len(known)), steps):
             for work in left:
@@ -79,38 +169,24 @@ def sweep(
     return SweepOutcome(tuple(points[work] for work in workloads), len(known))
 
 
-def _obstacles(
-    sized: SizedModel, workloads: Sequence[Workload], units: Units, progress: Progress
-) -> dict[Workload, str]:
+def _obstacles(session: Points, workloads: Sequence[Workload]) -> dict[Workload, str]:
     """Why workloads are skipped, for those that are; a trace takes a second or more."""
-    found = {}
-    with reported(progress, f"estimating {len(workloads)} points", len(workloads)):
+    reasons, limit = {}, session.sized.model.max_context
+    with reported(session.progress, f"estimating {len(workloads)} points", len(workloads)):
         for work in workloads:
-            if reason := _obstacle(sized, work, units):
-                found[work] = reason
-            progress.advance()
-    return found
+            if limit and work.total_tokens > limit:
+                reasons[work] = f"more than the model's own limit of {limit} tokens"
+            elif reason := obstacle(session.sized, work, session.request.units):
+                reasons[work] = reason
+            session.progress.advance()
+    return reasons
 
 
-def _obstacle(sized: SizedModel, workload: Workload, units: Units) -> str | None:
-    limit = sized.model.max_context
-    if limit and workload.total_tokens > limit:
-        return f"more than the model's own limit of {limit} tokens"
-    found = obstacle(sized, workload, units)
-    return str(found) if found else None
-
-
-def _measured(session: Points, workload: Workload, progress: Progress, *, must_run: bool) -> Point:
-    reported = 0
-
-    def on_run() -> None:
-        nonlocal reported
-        reported += workload.total_tokens
-        session.progress.advance(workload.total_tokens)
-
-    session.on_run = on_run
+def _measured(session: Points, workload: Workload, *, must_run: bool) -> Point:
+    session.steps_per_run, before = workload.total_tokens, session.finished_runs
     point = session.measure(workload) if must_run else session.measure_if_supported(workload)
-    session.progress.advance(_cost(workload) - reported)  # the rest, when a point ended early
+    left = STEPS - (session.finished_runs - before)  # when a point ended early
+    session.progress.advance(left * workload.total_tokens)
     return point
 
 
@@ -119,11 +195,6 @@ def _add_to_checkpoint(session: Points, checkpoint: SweepCheckpoint, id: str) ->
         checkpoint.add(id)
     except InputError as error:
         session.warn_unsaved("the measurement", error)
-
-
-def _cost(workload: Workload) -> int:
-    """The progress steps of a point: its time grows with the tokens."""
-    return STEPS * workload.total_tokens
 
 
 def _title(left: int, known: int) -> str:

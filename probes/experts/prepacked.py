@@ -18,8 +18,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import CheckpointError, InputError
 from memfit.estimators.base.files import list_names, printable, read_whole
 from memfit.estimators.base.quantities import Bytes, Count, Line, NonEmpty, Sha256
-from memfit.estimators.base.reading.section import json_section
-from memfit.estimators.base.reading.typed import to_record
+from memfit.estimators.base.reading.section import json_section, to_record
 from memfit.estimators.base.unfinished import remove_unfinished, unfinished_folder
 from memfit.estimators.results.result import Result
 from memfit.probes.disk import require_free, sha256_of, sync, unwritable

@@ -175,11 +175,12 @@ class CacheRunner(ModelRunner):
             given = saved["tokens"].tolist()
             text = self._following(caches, ids[tokens:], len(given), given)
             agreement = compared(text.logits, saved["logits"])
-        is_counted = read_before is not None and read_after is not None
         return Restored(
             peak_bytes=peak,
             cache_bytes=nbytes,
-            read_bytes=read_after - read_before if is_counted else None,
+            read_bytes=None
+            if read_before is None or read_after is None
+            else read_after - read_before,
             restore_ns=restore_ns,
             first_token_ns=restore_ns + text.first_ns,
             agreement=agreement,

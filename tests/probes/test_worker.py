@@ -2,11 +2,13 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import repeat
 from pathlib import Path
 
 import pytest
 
+from memfit.estimators.base.progress import Request
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
@@ -39,6 +41,22 @@ class Started:
         pid = self.processes[-1].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
+
+
+class Counting:
+    """Counts the steps of the runs, and does something after each."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.after: Iterator[Callable[[], object]] = repeat(lambda: None)
+
+    def advance(self, steps: int = 1) -> None:
+        self.steps += steps
+        next(self.after)()
+
+    def begin(self, what: str, steps: int) -> None: ...
+    def end(self) -> None: ...
+    def request(self, request: Request) -> None: ...
 
 
 @pytest.fixture
@@ -75,7 +93,7 @@ def test_a_session_saves_complete_measurements_and_shows_the_others(
     worker: Worker, started: Started, model: Path
 ) -> None:
     kept: list[Measurement] = []
-    finished: list[int] = []
+    progress = Counting()
     sized = size(open_checkpoint(str(model)), device=HOST)
     session = Points(
         request=RunRequest(checkpoint=sized.checkpoint),
@@ -85,16 +103,16 @@ def test_a_session_saves_complete_measurements_and_shows_the_others(
         machine=HOST,
         sized=sized,
         worker=worker,
-        on_run=lambda: finished.append(1),
+        progress=progress,
     )
     whole = session.measure(WORKLOAD)
     assert (whole.status, whole.repeats, whole.measurement_id) == ("measured", 3, kept[0].id)
-    assert len(finished) == 5  # a warm-up, three repeats, and mlx-swift-lm's rule
+    # A warm-up, three repeats, and mlx-swift-lm's rule.
+    assert session.finished_runs == progress.steps == 5
     assert session.from_measurement(kept[0]) == whole
     once = session.measure(WORKLOAD, repeats=1)
     assert (once.status, once.repeats, once.measurement_id) == ("measured", 1, None)
-    after = iter((lambda: None, started.kill))  # the warm-up, the first repeat
-    session.on_run = lambda: next(after)()
+    progress.after = iter((lambda: None, started.kill))  # the warm-up, the first repeat
     cut = session.measure(WORKLOAD)
     assert (cut.status, cut.repeats, cut.measurement_id) == ("failed", 1, None)
     assert "SIGKILL" in str(cut.reason)

@@ -51,7 +51,7 @@ class TrainingData(NamedTuple):
 
 
 class TrainQuestion(Struct, frozen=True, kw_only=True):
-    """What is asked: a recipe, on data or on batches of the longest sequences."""
+    """A recipe, on data or on batches of the longest sequences."""
 
     recipe: Recipe
     quantize: Quantization | None = None
@@ -81,9 +81,23 @@ class _Change(NamedTuple):
     """Settings to change, and the recipe with them."""
 
     settings: Mapping[KnobName, int | bool]
-    cost: Cost
     recipe: Recipe
     quantize: Quantization | None
+
+    @property
+    def cost(self) -> Cost:
+        """What the settings cost: only these two leave the result as it is."""
+        is_same = self.settings.keys() <= {"grad_checkpoint", "batch_size"}
+        return "speed" if is_same else "quality"
+
+    def with_setting(self, name: KnobName, value: int | bool) -> "_Change":
+        """Return it with one more setting; smaller batches are accumulated."""
+        changed = self._replace(settings={**self.settings, name: value})
+        if name == "weight_bits":
+            return changed._replace(quantize=converted(value))
+        if name == "batch_size":
+            return changed._replace(recipe=self.recipe.in_batches(value))
+        return changed._replace(recipe=replace(self.recipe, **{name: value}))
 
 
 def plan_train(sized: SizedModel, question: TrainQuestion) -> TrainPlan:
@@ -148,7 +162,7 @@ class _Plan:
         return TrainPlan(
             model=sized.checkpoint.id,
             model_type=sized.model.model_type,
-            versions={**versions(), "mlx rules": format_version(self._asked.mlx)},
+            versions={**versions(), "mlx rules": format_version(self._versions.mlx)},
             device=device_summary(sized.device) if sized.device else None,
             recipe=recipe,
             weight_bits=quantize.bits if quantize else None,
@@ -173,7 +187,7 @@ class _Plan:
         )
 
     @property
-    def _asked(self) -> MlxVersions:
+    def _versions(self) -> MlxVersions:
         """The versions with the rules that apply; classes and trainer are the installed ones."""
         return self._sized.runtime_model.runtime.versions
 
@@ -197,8 +211,8 @@ class _Plan:
     ) -> TrainingPeak:
         tokens, validated = self._question.tokens(recipe), self._question.validated(recipe)
         # Only a validation on longer sequences can take more than a step.
-        is_asked = (recipe, quantize) == (self._recipe, self._question.quantize)
-        if validated and validated <= tokens and not is_asked:
+        is_requested = (recipe, quantize) == (self._recipe, self._question.quantize)
+        if validated and validated <= tokens and not is_requested:
             validated = None
         return self._steps.peak(
             recipe, tokens, validated=validated, is_whole=is_whole, quantize=quantize
@@ -246,19 +260,19 @@ class _Plan:
 
     def _knobs(self) -> Iterator[_Change]:
         """Yield one change each, cheapest first."""
-        recipe, quantize = self._recipe, self._question.quantize
-        if not recipe.grad_checkpoint:
-            yield self._checkpointed(recipe, quantize)
-        if recipe.batch_size > 1:
-            yield _with_batch(recipe, quantize, 1)
-        if recipe.num_layers > 1:
-            yield _with_layers(recipe, quantize, recipe.num_layers // 2)
+        start = _Change({}, self._recipe, self._question.quantize)
+        if not start.recipe.grad_checkpoint:
+            yield start.with_setting("grad_checkpoint", True)
+        if start.recipe.batch_size > 1:
+            yield start.with_setting("batch_size", 1)
+        if start.recipe.num_layers > 1:
+            yield start.with_setting("num_layers", start.recipe.num_layers // 2)
         if self._is_convertible:
-            yield _Change({"weight_bits": _KNOB_BITS}, "quality", recipe, converted(_KNOB_BITS))
+            yield start.with_setting("weight_bits", _KNOB_BITS)
         # Half of what the batches have, which examples of a data set may not reach.
-        tokens = self._question.tokens(recipe)
+        tokens = self._question.tokens(start.recipe)
         if tokens >= 2 * SHORTEST:
-            yield _with_length(recipe, quantize, tokens // 2)
+            yield start.with_setting("max_seq_length", tokens // 2)
 
     @property
     def _is_convertible(self) -> bool:
@@ -271,10 +285,6 @@ class _Plan:
         except UnsupportedError:
             return False
         return True
-
-    def _checkpointed(self, recipe: Recipe, quantize: Quantization | None) -> _Change:
-        changed = replace(recipe, grad_checkpoint=True)
-        return _Change({"grad_checkpoint": True}, "speed", changed, quantize)
 
     def _actions(self) -> tuple[TrainingChange, ...]:
         """Return the cheapest settings together that fit, and of them the fewest."""
@@ -304,8 +314,7 @@ class _Plan:
 
     def _without(self, change: _Change, name: KnobName) -> _Change:
         settings = {key: value for key, value in change.settings.items() if key != name}
-        cost: Cost = "quality" if settings.keys() - {"grad_checkpoint", "batch_size"} else "speed"
-        change = change._replace(settings=settings, cost=cost)
+        change = change._replace(settings=settings)
         if name == "weight_bits":
             return change._replace(quantize=self._question.quantize)
         fields: dict[str, int | bool] = {name: getattr(self._recipe, name)}
@@ -315,28 +324,20 @@ class _Plan:
 
     def _joint(self) -> Iterator[_Change]:
         """Yield changes that each keep the ones before, those of the least cost first."""
-        made = _Change({}, "none", self._recipe, self._question.quantize)
-
-        def added(change: _Change) -> _Change:
-            nonlocal made
-            made = change._replace(settings={**made.settings, **change.settings})
-            return made
-
-        if not made.recipe.grad_checkpoint:
-            yield added(self._checkpointed(made.recipe, made.quantize))
-        for size in halves(made.recipe.batch_size, 1):
-            yield added(_with_batch(made.recipe, made.quantize, size))
+        change = _Change({}, self._recipe, self._question.quantize)
+        if not change.recipe.grad_checkpoint:
+            yield (change := change.with_setting("grad_checkpoint", True))
+        for size in halves(change.recipe.batch_size, 1):
+            yield (change := change.with_setting("batch_size", size))
         if self._is_convertible:
-            yield added(
-                _Change({"weight_bits": _KNOB_BITS}, "quality", made.recipe, converted(_KNOB_BITS))
-            )
-        for layers in halves(made.recipe.num_layers, 1):
-            yield added(_with_layers(made.recipe, made.quantize, layers))
-        for length in halves(self._question.tokens(made.recipe), SHORTEST):
-            yield added(_with_length(made.recipe, made.quantize, length))
+            yield (change := change.with_setting("weight_bits", _KNOB_BITS))
+        for layers in halves(change.recipe.num_layers, 1):
+            yield (change := change.with_setting("num_layers", layers))
+        for length in halves(self._question.tokens(change.recipe), SHORTEST):
+            yield (change := change.with_setting("max_seq_length", length))
 
     def _limits(self) -> TrainingLimits:
-        """Return the most of each setting that fits, all else as asked."""
+        """Return the most of each setting that fits, everything else as requested."""
         recipe, data = self._recipe, self._question.data
         # The trainer needs a whole batch of each set.
         sets = filter(None, (data.train, data.valid)) if data else ()
@@ -350,24 +351,24 @@ class _Plan:
 
     def _most(self, name: KnobName, values: Sequence[int]) -> int:
         """Return the largest value of a setting that fits, 0 when none does."""
-        device, quantize, asked = self._sized.device, self._question.quantize, self._recipe
+        device, quantize, recipe = self._sized.device, self._question.quantize, self._recipe
         assert device is not None
         limit = device.working_set_bytes
 
         def needed(value: int, *, is_whole: bool = False) -> int:
-            need = self._need(replace(asked, **{name: value}), quantize, is_whole=is_whole)
+            need = self._need(replace(recipe, **{name: value}), quantize, is_whole=is_whole)
             # A buffer that is too large does not fit, however much memory is free.
             fits = judge(need, device)[0] != "exceeds"
             return need.peak_bytes if fits else max(need.peak_bytes, limit + 1)
 
-        now = getattr(asked, name)
+        now = getattr(recipe, name)
         found = most_fitting(
             values,
             needed,
             limit,
             # A half of it is among the changes.
             (now,) if name == "batch_size" else (now, max(1, now // 2)),
-            floor=self._peak(asked, quantize).frozen_bytes,
+            floor=self._peak(recipe, quantize).frozen_bytes,
         )
         # The first step is traced for the answer alone: it is hardly ever larger.
         fitting = (v for v in reversed(values) if v <= found and needed(v, is_whole=True) <= limit)
@@ -402,17 +403,17 @@ class _Plan:
         found = ", ".join(f"{name} {version}" for name, version in versions().items())
         yield (
             f"one batch of each kind, traced with {found}, by the rules of mlx"
-            f" {format_version(self._asked.mlx)}; the trainer clears MLX's cache"
+            f" {format_version(self._versions.mlx)}; the trainer clears MLX's cache"
         )
         if self._question.data is None:
             yield "a batch is as long as max_seq_length: --data DIR takes the lengths of the data"
 
     def _notes(self, peak: TrainingPeak) -> Iterator[Note]:
         data, installed = self._question.data, versions()["mlx-lm"]
-        if parse_version(installed) != self._asked.mlx_lm:
+        if parse_version(installed) != self._versions.mlx_lm:
             text = (
                 f"classes and trainer are those of mlx-lm {installed}, which is installed, not of"
-                f" {format_version(self._asked.mlx_lm)}"
+                f" {format_version(self._versions.mlx_lm)}"
             )
             yield Note("warning", "other-classes", text)
         if self._is_cuda:
@@ -454,23 +455,9 @@ def _memory(peak: TrainingPeak, moment: TrainingMoment) -> TrainingMemory:
     )
 
 
-def _with_batch(recipe: Recipe, quantize: Quantization | None, size: int) -> _Change:
-    return _Change({"batch_size": size}, "speed", recipe.in_batches(size), quantize)
-
-
-def _with_layers(recipe: Recipe, quantize: Quantization | None, layers: int) -> _Change:
-    changed = replace(recipe, num_layers=layers)
-    return _Change({"num_layers": layers}, "quality", changed, quantize)
-
-
-def _with_length(recipe: Recipe, quantize: Quantization | None, length: int) -> _Change:
-    changed = replace(recipe, max_seq_length=length)
-    return _Change({"max_seq_length": length}, "quality", changed, quantize)
-
-
-def _lengths(longest: int, asked: int) -> Sequence[int]:
+def _lengths(longest: int, requested: int) -> Sequence[int]:
     """Return lengths to search: each about an eighth longer than the one before."""
-    lengths, length = {asked, longest}, SHORTEST // 2
+    lengths, length = {requested, longest}, SHORTEST // 2
     while length < longest:
         lengths.add(length)
         length += max(SHORTEST // 2, length // 512 * 64)

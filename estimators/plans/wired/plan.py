@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units, format_bytes, format_duration
 from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.wired_limit import RISK, wired_limit
+from memfit.estimators.machine.working_set import RISK, wired_limit
 from memfit.estimators.plans.wired.ledger import SimulatedBackend, WiredEvent, WiredLedger
 from memfit.estimators.plans.wired.scenario import Change, Draft, ScheduledTicket, WiredScenario
 from memfit.estimators.results.wired import (
