@@ -16,11 +16,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from memfit.estimators.base.errors import MemfitError
-from memfit.probes.calls import arguments_of, decoded, encoded
 from memfit.probes.codeless import forbid_repository_code, refusals
 from memfit.probes.experts.runner import ExpertRunner
 from memfit.probes.model_runner import ModelRunner
-from memfit.probes.process import RunnerSetup
+from memfit.probes.process import RunnerSetup, arguments_of, decoded, encoded
 from memfit.probes.prompt_caches.runner import CacheRunner
 from memfit.probes.run_monitor import ReportFigures
 from memfit.probes.training_runner import TrainingRunner

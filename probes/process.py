@@ -16,12 +16,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from inspect import signature
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import IO, Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import IO, Any, Concatenate, Literal, ParamSpec, TypeVar, get_type_hints
 
-from msgspec import Struct
+from msgspec import Struct, convert, to_builtins
 
 from memfit.estimators.base.errors import (
     CheckpointError,
@@ -34,7 +35,6 @@ from memfit.estimators.base.errors import (
 from memfit.estimators.base.files import printable, regular_file_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Loaded, Run
-from memfit.probes.calls import answer_of, bound, encoded
 from memfit.probes.experts.runner import ExpertSetup
 from memfit.probes.model_runner import ModelRunner, TokenizedPrompt
 
@@ -303,3 +303,40 @@ def _close(pipe: IO[Any] | None) -> None:
             pipe.close()
     except OSError:
         pass  # unsent data for a process that has ended
+
+
+# How arguments and answers cross, as JSON: both sides read the types from the annotations of the
+# method.
+
+
+def encoded(value: Any) -> Any:
+    """Return a value as JSON can hold it; a path is absolute, for a process in any directory."""
+    return to_builtins(value, enc_hook=_path_text)
+
+
+def decoded(value: Any, kind: Any) -> Any:
+    """Return the value of a type that `encoded` made this of."""
+    return convert(value, kind, dec_hook=lambda known, text: known(text))
+
+
+def bound(method: Callable[..., Any], *arguments: Any, **named: Any) -> dict[str, Any]:
+    """Return the arguments of a call by their names, without ``self``."""
+    _, *given = signature(method).bind(None, *arguments, **named).arguments.items()
+    return dict(given)
+
+
+def arguments_of(method: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that `encoded` made these of."""
+    kinds = get_type_hints(method)
+    return {name: decoded(value, kinds[name]) for name, value in given.items()}
+
+
+def answer_of(method: Callable[..., Any], answer: Any) -> Any:
+    """Return the answer that `encoded` made this of."""
+    return decoded(answer, get_type_hints(method)["return"])
+
+
+def _path_text(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value.absolute())
+    raise NotImplementedError(type(value))

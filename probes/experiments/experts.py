@@ -5,15 +5,15 @@
 Each run is a process of its own. Nothing is loaded before the plan says that it fits.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
-from memfit.estimators.base.files import is_there, printable, write_atomically
+from memfit.estimators.base.files import printable, write_atomically
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
 from memfit.estimators.base.unfinished import unfinished_folder
 from memfit.estimators.base.units import format_bytes
@@ -28,17 +28,15 @@ from memfit.estimators.plans.experts.routing import (
 )
 from memfit.estimators.runtimes.measurement import Loaded, MeasuredExperts, Run
 from memfit.estimators.weights.expert_slots import ExpertLayer
-from memfit.probes.agreement import Agreement
-from memfit.probes.data_dir import save
 from memfit.probes.disk import unwritable
 from memfit.probes.experiments.base import Experiment, Start
 from memfit.probes.experiments.points import REPEATS
 from memfit.probes.experts import prepacked
 from memfit.probes.experts.answer import offloading
-from memfit.probes.experts.planned import Plan, PlannedBytes, difference_report, plan_of
+from memfit.probes.experts.planned import Plan, difference_report, plan_of
+from memfit.probes.experts.points import Measured, point_of
 from memfit.probes.experts.profiling import (
     Counts,
-    coverage_percent,
     overlap_percent,
     profile_of,
     rows_of,
@@ -49,17 +47,13 @@ from memfit.probes.experts.result import (
     DiscoveryResult,
     ExpertsPoint,
     ExpertsTuneResult,
-    PlannedFigure,
-    SlotTraffic,
     WarmStart,
 )
 from memfit.probes.experts.runner import ExpertRunner, ExpertSetup, LayerRouting
 from memfit.probes.experts.slots import NOT_STORED
 from memfit.probes.preflight import require_loadable
 from memfit.probes.process import ModelProcess
-from memfit.probes.result import PointStatus
-from memfit.probes.speed import median_speed
-from memfit.probes.store import Store
+from memfit.probes.store import Store, save
 
 
 def tune_experts(
@@ -75,7 +69,9 @@ def tune_experts(
     """
     require_loadable(request.checkpoint)
     check_described(request)
-    packed = _existing_pack(request)
+    packed = None
+    if request.pack:
+        packed = prepacked.existing(request.pack, request.path, fingerprint_of(request.checkpoint))
     if packed and request.capacities:
         capacities = tuple({*request.capacities, packed.capacity})
         request = replace(request, capacities=capacities)
@@ -110,13 +106,6 @@ class _Discovered(NamedTuple):
 
     def kept_bytes(self, capacity: int) -> int:
         return self.loaded.weights_bytes + sum(n.slot_bytes * capacity for n in self.layers)
-
-
-class _Measured(NamedTuple):
-    loaded: Loaded
-    warm_up: Run
-    runs: Sequence[Run]
-    agreement: Agreement | None = None
 
 
 class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
@@ -237,35 +226,35 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
             self.progress.advance()
         self.has_reference = True
         every = [ChosenSlots(tuple(range(layer.experts)), (), layer.experts) for layer in layers]
-        point = self._described(
-            every, token_counts(measured, layers), _Measured(loaded, warm_up, runs)
-        )
+        counts, taken = token_counts(measured, layers), Measured(loaded, warm_up, runs)
+        point = point_of(every, counts, self.plan, taken, workload=self._workload())
         return point, profile_of(routing, layers, len(request.prompts))
 
     def _point(self, capacity: int, profile: RoutingProfile, found: _Discovered) -> ExpertsPoint:
-        slots = chosen_slots(profile, capacity, found.layers)
+        slots, workload = chosen_slots(profile, capacity, found.layers), self._workload()
+        described = partial(point_of, slots, found.measured, self.plan, workload=workload)
         try:
             self._require_room([capacity] * len(slots), found)
         except MachineError as error:
-            return self._described(slots, found.measured, None, ("skipped", str(error)))
+            return described(status="skipped", reason=str(error))
         try:
             measured = self._measure(self._setup(slots))
         except MachineError as error:
-            return self._described(slots, found.measured, None, ("failed", str(error)))
+            return described(status="failed", reason=str(error))
         finally:
             self.progress.advance()
         id = self.saved_id(
-            self._workload(),
+            workload,
             loaded=measured.loaded,
             runs=tuple(measured.runs),
             warm_up=measured.warm_up,
             experts=MeasuredExperts(
-                capacity=capacity, policy=self.request.policy, profile_sha256=_sha256(profile)
+                capacity=capacity, policy=self.request.policy, profile_sha256=profile.sha256
             ),
         )
-        return self._described(slots, found.measured, measured, id=id)
+        return described(measured, measurement_id=id)
 
-    def _measure(self, setup: ExpertSetup) -> _Measured:
+    def _measure(self, setup: ExpertSetup) -> Measured:
         request = self.request
         with self.start(experts=setup) as process:
             process.call(ExpertRunner.prompts, self._texts())
@@ -279,7 +268,7 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
                     request.max_tokens,
                     request.prefill_step,
                 )
-        return _Measured(loaded, warm_up, runs, agreement)
+        return Measured(loaded, warm_up, runs, agreement)
 
     def _runs(self, process: ModelProcess) -> Iterator[Run]:
         """Run the first measured prompt as a warm-up, then all one after another."""
@@ -287,43 +276,6 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
         for repeat in (0, *range(REPEATS)):
             process.call(ExpertRunner.choose, prompts[repeat % len(prompts)])
             yield process.run(workload)
-
-    def _described(
-        self,
-        slots: Sequence[ChosenSlots],
-        counts: Counts,
-        measured: _Measured | None,
-        outcome: tuple[PointStatus, str | None] = ("measured", None),
-        *,
-        id: str | None = None,
-    ) -> ExpertsPoint:
-        loaded, runs = (measured.loaded, measured.runs) if measured else (None, ())
-        kept = [len(each.kept) for each in slots]
-        planned = self.plan.at(kept) if self.plan else PlannedBytes(None, None, None, None)
-        pinned = sum(len(each.pinned) for each in slots)
-        profiled = sum(each.profiled for each in slots)
-        taken = (measured.warm_up, *runs) if measured else ()
-        peaks = [(run.prefill_peak_bytes, run.decode_peak_bytes) for run in taken]
-        prefill, decode = map(max, zip(*peaks, strict=True)) if peaks else (None, None)
-        return ExpertsPoint(
-            capacity=kept[0],
-            status=outcome[0],
-            reason=outcome[1],
-            pinned_slots=pinned,
-            profiled_slots=profiled,
-            filler_slots=sum(kept) - pinned - profiled,
-            coverage_percent=coverage_percent(slots, counts),
-            weights=PlannedFigure(planned.weights, loaded.weights_bytes if loaded else None),
-            startup=PlannedFigure(planned.startup, loaded.peak_bytes if loaded else None),
-            prefill_peak=PlannedFigure(planned.prefill_peak, prefill),
-            decode_peak=PlannedFigure(planned.decode_peak, decode),
-            load_ns=loaded.load_ns if loaded else None,
-            speed=median_speed(self._workload(), runs),
-            prefill=_traffic("prefill", runs),
-            decode=_traffic("decode", runs),
-            agreement=measured.agreement if measured else None,
-            measurement_id=id,
-        )
 
     def _warm(
         self,
@@ -337,10 +289,12 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
             return None
         if self.packed:
             capacity = self.packed.capacity
-        point = _packed_point(capacity, points)
-        if point is None:
+        measured = [point for point in points if point.status == "measured"]
+        if not measured:
             self.warn("not-packed", "no capacity was measured: nothing is prepacked")
             return None
+        # That of the answer, else the largest.
+        point = next((each for each in measured if each.capacity == capacity), measured[-1])
         if self.packed:
             manifest = self.packed
             pairs = zip(manifest.kept, manifest.pinned, strict=True)
@@ -367,7 +321,7 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
             fingerprint=fingerprint_of(checkpoint),
             revision=checkpoint.revision,
             source=prepacked.source_files(path),
-            profile_sha256=_sha256(profile),
+            profile_sha256=profile.sha256,
             kept=tuple(each.kept for each in slots),
             pinned=tuple(each.pinned for each in slots),
             files=(),
@@ -452,40 +406,3 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
             save(self.profile_path, text)
         except InputError as error:
             self.warn_unsaved("the profile", error)
-
-
-def _existing_pack(request: ExpertsRequest) -> prepacked.Manifest | None:
-    """The manifest of a directory that was prepacked before, None when it has to be written.
-
-    Raises:
-        InputError: when it is damaged, of another checkpoint, or cannot be written.
-    """
-    if request.pack is None:
-        return None
-    if not is_there(request.pack / prepacked.MANIFEST):
-        prepacked.require_room(request.pack, 0)
-        return None
-    manifest = prepacked.read(request.pack)
-    prepacked.check(request.pack, manifest, request.path, fingerprint_of(request.checkpoint))
-    return manifest
-
-
-def _packed_point(capacity: int | None, points: Sequence[ExpertsPoint]) -> ExpertsPoint | None:
-    """The answer's point, else the largest that was measured."""
-    measured = [point for point in points if point.status == "measured"]
-    chosen = [point for point in measured if point.capacity == capacity]
-    return next(iter(chosen or measured[-1:]), None)
-
-
-def _traffic(phase: str, runs: Sequence[Run]) -> SlotTraffic | None:
-    if not runs:
-        return None
-    totals = {
-        name: sum(run.value(f"{phase}_{name}") or 0 for run in runs)
-        for name in SlotTraffic.__struct_fields__
-    }
-    return SlotTraffic(**totals)
-
-
-def _sha256(profile: RoutingProfile) -> str:
-    return hashlib.sha256(repr((profile.counts, profile.prompt_counts)).encode()).hexdigest()

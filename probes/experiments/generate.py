@@ -23,12 +23,19 @@ from memfit.estimators.sizing.estimate import model_summary, workload_notes
 from memfit.estimators.sizing.peak_fit import ShortPrompt, calibration
 from memfit.estimators.sizing.recommend import recommended_here
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.probes.command_lines import command_lines, recommended_workload
 from memfit.probes.difference_report import difference_report
 from memfit.probes.experiments.base import RunRequest, Start, measuring_device, sized_here
 from memfit.probes.experiments.points import STEPS, Points
+from memfit.probes.experiments.recommendation import (
+    advise,
+    by_measurement,
+    command_lines,
+    line_of,
+    recommended_workload,
+    with_wired_reason,
+    with_wired_trial,
+)
 from memfit.probes.experiments.sweep import SweepOutcome, Sweeps, sweep
-from memfit.probes.measured_recommendation import advise, by_measurement, line_of
 from memfit.probes.model_runner import TokenizedPrompt
 from memfit.probes.preflight import (
     MEMORY_LIMIT,
@@ -41,7 +48,6 @@ from memfit.probes.preflight import (
 from memfit.probes.result import Point, TuneResult
 from memfit.probes.speed_tradeoff import speed_tradeoffs
 from memfit.probes.sweep_axes import SweepAxis, sweep_workloads
-from memfit.probes.wired_trial import with_wired_reason, with_wired_trial
 from memfit.probes.worker import Worker
 
 

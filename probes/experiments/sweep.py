@@ -21,11 +21,10 @@ from memfit.estimators.base.progress import reported
 from memfit.estimators.base.reading.section import json_section, to_record
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Measurement
-from memfit.probes.data_dir import memfit_home, save
 from memfit.probes.experiments.points import STEPS, Points
 from memfit.probes.preflight import obstacle, require_room
 from memfit.probes.result import Point
-from memfit.probes.store import Store, user_store
+from memfit.probes.store import Store, memfit_home, save, user_store
 
 _MAX_BYTES = 1_000_000
 _MAX_VALUES = 10_000

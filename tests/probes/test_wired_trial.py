@@ -12,9 +12,9 @@ from memfit.estimators.sizing.advise import NO_ADVICE
 from memfit.estimators.sizing.sized_model import size
 from memfit.probes.experiments.base import RunRequest
 from memfit.probes.experiments.points import Points
+from memfit.probes.experiments.recommendation import with_wired_trial
 from memfit.probes.process import ModelProcess
 from memfit.probes.result import Point
-from memfit.probes.wired_trial import with_wired_trial
 from memfit.probes.worker import Worker
 from tests.models import QWEN3_4B, write_config
 from tests.probes.points import point, unmeasured

@@ -1,21 +1,35 @@
 """Recommendations after a measurement: the search of estimates, over measured peaks.
 
+    advise(sized, points) -> Recommendation
+    with_wired_trial(session, points, recommendation, units) -> points and recommendation
+    command_lines(sized, recommended_workload(...), model=..., prompt=...) -> tuple[str, ...]
+
 A peak is the measured one where there is one, else that of the line through measured peaks.
+Commands have only flags of the argument parsers of mlx_lm/generate.py and mlx_lm/server.py.
 """
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from msgspec.structs import replace
 
+from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import Basis, Recommendation
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.working_set import wired_limit
+from memfit.estimators.results.estimate import Advice, Basis, Recommendation
+from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.mlx_lm import MlxLm
+from memfit.estimators.runtimes.mlx_lm_commands import STDIN, generate_command, server_command
 from memfit.estimators.sizing.peak_fit import Line, Peak, ShortPrompt, calibration, line_through
 from memfit.estimators.sizing.recommend import recommend_here
+from memfit.estimators.sizing.search import with_kv_bits
+from memfit.estimators.sizing.serving import server_flags
 from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.probes.experiments.points import Points
 from memfit.probes.result import Point
 
 
@@ -185,3 +199,97 @@ def _explained(line: Line, units: Units) -> str:
 
 def _rounded(ratio: tuple[int, int], units: Units) -> str:
     return format_bytes(-(-ratio[0] // ratio[1]), units)
+
+
+def recommended_workload(
+    sized: SizedModel, requested: Workload, recommendation: Recommendation
+) -> Workload | None:
+    """Return the requested workload with as many recommended settings as fit together.
+
+    None when none of them fits. ``sized`` carries the measured peaks.
+    """
+    bits, step = recommendation.kv_bits, recommendation.prefill_step.value
+    step = step or requested.prefill_step
+    cached = with_kv_bits(requested, bits.value) if bits.state == "change" else requested
+    candidates = (replace(cached, prefill_step=step), replace(requested, prefill_step=step), cached)
+    return next((each for each in candidates if _fits(sized, each)), None)
+
+
+def command_lines(
+    sized: SizedModel,
+    workload: Workload,
+    *,
+    model: str,
+    prompt: str | None,
+    prompt_file: str | None = None,
+) -> tuple[str, ...]:
+    """Return the commands for mlx_lm.generate and mlx_lm.server, quoted for a shell.
+
+    Without ``prompt`` the command reads ``prompt_file``, else standard input.
+
+    The server handles one request at a time, as measured; there is no command for it where no flags
+    of it fit in every order of requests. Each request sets its own number of tokens.
+    """
+    line = generate_command(model, workload, prompt or STDIN)
+    if prompt is None and prompt_file is not None:
+        line += f" < {shlex.quote(prompt_file)}"
+    flags = server_flags(sized, workload)
+    return (line, server_command(model, workload, flags)) if flags else (line,)
+
+
+def _fits(sized: SizedModel, workload: Workload) -> bool:
+    try:
+        return judge(sized.requirement(workload), sized.device)[0] == "fits"
+    except UnsupportedError:
+        return False
+
+
+def with_wired_trial(
+    session: Points,
+    points: tuple[Point, ...],
+    recommendation: Recommendation,
+    units: Units,
+) -> tuple[tuple[Point, ...], Recommendation]:
+    """Return the points, on Metal with a further one: the first workload with the limit set.
+
+    Other backends have no limit to set: the recommendation says what the limit would be, and that
+    nothing was changed. The measuring process restores the limit after the run.
+    """
+    device, first = session.sized.device, points[0]
+    if device is None or first.status != "measured":
+        return points, with_wired_reason(recommendation, "not tried: the workload was not measured")
+    if device.backend != "metal":
+        return points, _without_wired_limit(session, points, recommendation, device, units)
+    if (limit := recommendation.wired_limit_bytes.value) is None:
+        return points, with_wired_reason(recommendation, "none is recommended, so none was tried")
+    return (*points, session.measure(first.workload, wired_limit_bytes=limit)), recommendation
+
+
+def with_wired_reason(recommendation: Recommendation, reason: str) -> Recommendation:
+    advice = recommendation.wired_limit_bytes
+    reasons = "; ".join(filter(None, (advice.reason, reason)))
+    return replace(recommendation, wired_limit_bytes=replace(advice, reason=reasons))
+
+
+def _without_wired_limit(
+    session: Points,
+    points: tuple[Point, ...],
+    recommendation: Recommendation,
+    device: Device,
+    units: Units,
+) -> Recommendation:
+    first, context = points[0].workload, recommendation.context_tokens.value
+    workload = replace(first, prompt_tokens=context, max_tokens=0) if context else first
+    sized = by_measurement(session.sized, points, line_of(points))
+    figures, need = sized.figures_for(workload), sized.requirement(workload)
+    limit = wired_limit(need.peak_bytes, device).nbytes
+    caches = figures.kv.nbytes + figures.ssm_bytes
+    workspace = figures.moment.nbytes - sized.resident_bytes - caches
+    parts = {"weights": sized.resident_bytes, "caches": caches, "workspace": workspace}
+    listed = ", ".join(f"{name} {format_bytes(size, units)}" for name, size in parts.items())
+    reason = (
+        f"{format_bytes(limit, units)} by policy alone for {workload.total_tokens}"
+        f" tokens ({listed}, margin {format_bytes(sized.margin_bytes, units)}); the"
+        f" {device.backend} backend has no wired limit, nothing was set"
+    )
+    return replace(recommendation, wired_limit_bytes=Advice("keep", limit, reason))
