@@ -165,7 +165,7 @@ def _over_ranks(
     """Run a model over ranks, and compare each of them with its estimate."""
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.tune_ranks import to_document
-    from memfit.probes.experiments.ranks import tune_ranks
+    from memfit.probes.experiments.ranks import RankTuneRequest, tune_ranks
 
     if prompt.prompt_tokens is None or run.sweep or run.wired or output.flags or output.plot:
         raise InputError(
@@ -177,21 +177,18 @@ def _over_ranks(
     ranks, hostfile = over
     if ranks.size == 1:
         raise InputError("--ranks 1 is the model by itself: leave out the options of ranks")
-    workload = prompt.workload()
-    limit = run.memory_limit_bytes()
+    workload, settings = prompt.workload(), run.settings(margin_bytes, output.units)
     with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):
-        result = tune_ranks(
-            checkpoint.id if checkpoint.source == "local" else model,
-            path,
-            workload,
-            ranks,
+        request = RankTuneRequest(
+            checkpoint=checkpoint,
+            path=path,
+            workload=workload,
+            ranks=ranks,
             timeout_seconds=float(run.timeout),
-            memory_limit_bytes=limit,
-            margin_bytes=margin_bytes,
             hostfile=hostfile,
-            force=run.force,
-            progress=progress,
+            **settings,
         )
+        result = tune_ranks(request, progress=progress)
     output.write(Answer(result, to_document(result, output.units)))
     raise typer.Exit(Exit.YES)
 

@@ -92,7 +92,8 @@ def tune_cache(
     of several conversations are served under a budget.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.views.tune_cache import TuneCacheView
+    from memfit.cli.render.view import Answer
+    from memfit.cli.render.views.tune_cache import to_document
     from memfit.probes.experiments.caches import tune_cache as answer
     from memfit.probes.process import ModelProcess
     from memfit.probes.store import user_store
@@ -105,7 +106,7 @@ def tune_cache(
             store=user_store(),
             progress=progress,
         )
-    output.write(TuneCacheView(result, output.units))
+    output.write(Answer(result, to_document(result, output.units)))
 
 
 def _request(

@@ -74,7 +74,8 @@ def tune_experts(
     Shows memory, speed and agreement for numbers of experts, and whether fewer pay.
     """
     # The library is imported here so that --help stays fast.
-    from memfit.cli.render.views.tune_experts import TuneExpertsView
+    from memfit.cli.render.view import Answer
+    from memfit.cli.render.views.tune_experts import to_document
     from memfit.probes.experiments.experts import tune_experts as answer
     from memfit.probes.process import ModelProcess
     from memfit.probes.store import user_store
@@ -87,7 +88,7 @@ def tune_experts(
             store=user_store(),
             progress=progress,
         )
-    output.write(TuneExpertsView(result, output.units, experts.plot))
+    output.write(Answer(result, to_document(result, output.units, plot=experts.plot)))
     raise typer.Exit(Exit.NO if result.answer.pays is False else Exit.YES)
 
 

@@ -11,12 +11,12 @@ from memfit.estimators.results.result import Result
 _SIZES: dict[str, Any] = {"units": Units.GB}
 _PLOT: dict[str, Any] = {**_SIZES, "plot": True}
 VIEWS: dict[str, tuple[str, dict[str, Any]]] = {
-    "CacheTuneResult": ("tune_cache.TuneCacheView", _SIZES),
+    "CacheTuneResult": ("tune_cache.to_document", _SIZES),
     "Comparison": ("compare.ComparisonView", {**_PLOT, "by_runtime": False}),
     "ContextPlan": ("context.to_document", {**_SIZES, "curve": ()}),
     "Estimate": ("estimate.EstimateView", _SIZES),
     "ExpertsPlan": ("experts.to_document", _PLOT),
-    "ExpertsTuneResult": ("tune_experts.TuneExpertsView", _PLOT),
+    "ExpertsTuneResult": ("tune_experts.to_document", _PLOT),
     "Fits": ("fits.FitsView", _PLOT),
     "FleetPlan": ("plan_ranks.fleet_document", _SIZES),
     "GateReport": ("gate.GateView", {"plot": True}),

@@ -156,6 +156,13 @@ class Simulation(Struct, frozen=True):
     uncached_prefill_ms: Count | None = None
     """Prefill time without any cache."""
 
+    @property
+    def waiting_ms(self) -> int | None:
+        """What users wait for: reloads and prefills, as files are written later."""
+        if self.read_ms is None or self.prefill_ms is None:
+            return None
+        return self.read_ms + self.prefill_ms
+
 
 class PolicyRun(Struct, frozen=True):
     """The same requests with one rule of eviction.

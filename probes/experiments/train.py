@@ -23,6 +23,7 @@ from memfit.probes.preflight import require_memory
 from memfit.probes.store import Store
 from memfit.probes.training_runner import TrainingRunner
 
+_NEAR = 0.05
 PhaseName = Literal["validation", "first_step", "later_steps"]
 
 
@@ -43,6 +44,11 @@ class TrainedPhase(Struct, frozen=True, kw_only=True):
     ratio: Number
     """The estimate divided by the measurement."""
 
+    @property
+    def is_near(self) -> bool:
+        """Whether the estimate is within 5 % of the measurement."""
+        return abs(self.ratio - 1) <= _NEAR
+
 
 class TrainTuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune-train/1"):
     """The result of ``memfit tune train``."""
@@ -58,6 +64,11 @@ class TrainTuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune-train/
     measurement_id: str | None
     """None where it could not be saved; ``notes`` say why."""
     notes: tuple[Note, ...]
+
+    @property
+    def largest(self) -> TrainedPhase:
+        """The phase of the largest measured moment."""
+        return max(self.phases, key=lambda each: each.measured_bytes)
 
 
 def tune_train(request: TrainRequest, *, start: Start, store: Store) -> TrainTuneResult:

@@ -15,7 +15,8 @@ import pytest
 from msgspec import convert
 
 from memfit.cli.render.output import rendered
-from memfit.cli.render.views.tune_cache import TuneCacheView
+from memfit.cli.render.view import Answer
+from memfit.cli.render.views.tune_cache import to_document
 from memfit.estimators.base.units import Units
 from memfit.probes.prompt_caches.planned import COUNTED
 from memfit.probes.prompt_caches.result import CacheTuneResult
@@ -107,9 +108,8 @@ def test_requests_are_served_as_planned_and_as_the_page_shows(
     changed = {MODEL: str(model), "256,1024": "256"}
     command = [changed.get(word, word) for word in words]
     result = memfit(*command, "--dir", tmp_path, "--json").json
-    text = rendered(
-        TuneCacheView(convert(result, CacheTuneResult), Units.GB), "table", to_file=False
-    )
+    typed = convert(result, CacheTuneResult)
+    text = rendered(Answer(typed, to_document(typed, Units.GB)), "table", to_file=False)
     for title in ("Stored", "Served under a budget"):
         assert set(table(text, title)) <= set(table(shown, title))
     served, answer = result["replay"], result["answer"]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import convert
@@ -21,8 +22,9 @@ from memfit.estimators.base.errors import CheckpointError, InputError, Unsupport
 from memfit.estimators.base.progress import Request
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.sizing.ranks import Ranks
-from memfit.probes.experiments.ranks import RankTune, tune_ranks
+from memfit.probes.experiments.ranks import RankTune, RankTuneRequest, tune_ranks
 from memfit.probes.preflight import RefusedError
 from memfit.probes.rank_run import RankRequest, RankStopped, measure_ranks
 from tests.checkpoints import Recipe, save_checkpoint
@@ -89,6 +91,13 @@ def require_none_left(path: Path) -> None:
         time.sleep(0.05)
 
 
+def request_of(path: Path, ranks: Ranks, **settings: Any) -> RankTuneRequest:
+    checkpoint, limits = open_checkpoint(str(path)), {"timeout_seconds": 240.0, **settings}
+    return RankTuneRequest(
+        checkpoint=checkpoint, path=path, workload=WORKLOAD, ranks=ranks, **limits
+    )
+
+
 def require_exact(result: RankTune) -> None:
     for rank in result.ranks:
         assert rank.loaded.weights_bytes == rank.estimated.weights_bytes
@@ -123,8 +132,7 @@ def test_weights_and_caches_of_every_rank_are_as_estimated(
 ) -> None:
     path = tmp_path / case
     save_checkpoint(path, Recipe(case, bits=8 if "_" in case else None))
-    ranks = Ranks(size, parallel, split)
-    result = tune_ranks(str(path), path, WORKLOAD, ranks, timeout_seconds=240)
+    result = tune_ranks(request_of(path, Ranks(size, parallel, split)))
     assert len(result.ranks) == size
     require_exact(result)
     require_none_left(path)
@@ -169,9 +177,7 @@ def test_ranks_run_on_the_hosts_of_a_file_and_one_that_cannot_connect_is_named(
 ) -> None:
     hosts = hostfile(tmp_path, "127.0.0.1", "localhost")
     ranks = Ranks(2, "tensor", None, (None, None))
-    require_exact(
-        tune_ranks(str(llama), llama, WORKLOAD, ranks, timeout_seconds=240, hostfile=hosts)
-    )
+    require_exact(tune_ranks(request_of(llama, ranks, hostfile=hosts)))
     require_none_left(llama)
     # Of the first rank: mlx.launch counts the ports from it.
     taken = socket.create_server(("127.0.0.1", 32323))

@@ -1,7 +1,6 @@
 """Measured stores and restores of a cache as a document."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from memfit.cli.render.document import Document, Table, report
 from memfit.cli.render.views.offload import simulation_rows
@@ -20,58 +19,40 @@ _STORED = (
     *("Quantised", "Exact"),
 )
 _RESTORED = (
-    *(
-        "Tokens",
-        "Bits",
-        "Way",
-        "Peak",
-        "Planned",
-        "Held",
-        "Read",
-        "Restored in",
-        "First token",
-        "Cold",
-    ),
-    *("Equal", "Divergence", "Perplexity"),
+    *("Tokens", "Bits", "Way", "Peak", "Planned", "Held", "Read", "Restored in", "First token"),
+    *("Cold", "Equal", "Divergence", "Perplexity"),
 )
 
 
-class TuneCacheView(NamedTuple):
-    result: CacheTuneResult
-    units: Units
-
-    def document(self) -> Document:
-        """Return the tables of stores and restores, and the answer."""
-        result, units = self.result, self.units
-        files = [(each, file) for each in result.conversations for file in each.stored]
-        stored = tuple(_stored(each, file, units) for each, file in files)
-        restored = tuple(
-            _restored(each, file, restore, units)
-            for each, file in files
-            for restore in file.restores
-        )
-        return report(
-            title=result.model,
-            facts=tuple(_facts(result, units)),
-            tables=(
-                Table(_STORED, stored, "Stored", keys=2),
-                Table(
-                    *(_RESTORED, restored, "Restored; peaks are without weights"),
-                    droppable=(6, 5),
-                    keys=3,
-                ),
-                *_served(result.replay, units),
+def to_document(result: CacheTuneResult, units: Units) -> Document:
+    """Return the tables of stores and restores, and the answer."""
+    files = [(each, file) for each in result.conversations for file in each.stored]
+    stored = tuple(_stored(each, file, units) for each, file in files)
+    restored = tuple(
+        _restored(each, file, restore, units) for each, file in files for restore in file.restores
+    )
+    return report(
+        title=result.model,
+        facts=tuple(_facts(result, units)),
+        tables=(
+            Table(_STORED, stored, "Stored", keys=2),
+            Table(
+                *(_RESTORED, restored, "Restored; peaks are without weights"),
+                droppable=(6, 5),
+                keys=3,
             ),
-            verdict=_verdict(result),
-            colour="green" if result.answer.shortest_tokens else "yellow",
-            sections=(
-                ("Why", (*result.answer.reasons, *_tiers(result, units))),
-                ("Served", tuple(_replay_lines(result.replay, units))),
-                ("Not measured", tuple(_unmeasured(result))),
-                ("Not as planned; report these lines", result.report),
-                ("Notes", tuple(note.message for note in result.notes)),
-            ),
-        )
+            *_served(result.replay, units),
+        ),
+        verdict=_verdict(result),
+        colour="green" if result.answer.shortest_tokens else "yellow",
+        sections=(
+            ("Why", (*result.answer.reasons, *_tiers(result, units))),
+            ("Served", tuple(_replay_lines(result.replay, units))),
+            ("Not measured", tuple(_unmeasured(result))),
+            ("Not as planned; report these lines", result.report),
+            ("Notes", tuple(note.message for note in result.notes)),
+        ),
+    )
 
 
 def _facts(result: CacheTuneResult, units: Units) -> Iterator[str]:
@@ -92,7 +73,7 @@ def _stored(each: Conversation, file: StoredCache, units: Units) -> tuple[str, .
         size(file.held_bytes, units),
         size(file.planned_held_bytes, units),
         size(file.file_bytes, units),
-        _time(file.write_ns),
+        seconds(file.write_ns),
         seconds(each.prefill_ns),
         str(file.quantised_layers),
         str(file.exact_layers),
@@ -111,17 +92,13 @@ def _restored(
         size(restore.planned_peak_bytes, units),
         size(restore.cache_bytes, units),
         size(restore.read_bytes, units),
-        _time(restore.restore_ns),
-        _time(restore.first_token_ns),
+        seconds(restore.restore_ns),
+        seconds(restore.first_token_ns),
         seconds(each.first_token_ns),
         f"{agreement.same_tokens} of {agreement.tokens}" if agreement else NOTHING,
         f"{agreement.mean_divergence:.2g}" if agreement else NOTHING,
         f"{agreement.perplexity:.4g}" if agreement else NOTHING,
     )
-
-
-def _time(nanoseconds: int | None) -> str:
-    return NOTHING if nanoseconds is None else seconds(nanoseconds)
 
 
 def _verdict(result: CacheTuneResult) -> str:
