@@ -21,9 +21,9 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.config import CONFIG
 from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.estimators.trace.model_builder import class_errors
-from memfit.probes.batch_run import BatchRun
 from memfit.probes.loading import load_model, memory_errors
 from memfit.probes.run_monitor import (
+    BatchRun,
     OnPrompt,
     ReportFigures,
     RunMonitor,
@@ -257,6 +257,8 @@ def _wired(limit_bytes: int | None) -> Iterator[None]:
     if limit_bytes is None:
         yield
         return
+    if not mx.metal.is_available():
+        raise MachineError("a wired limit can be set on Metal only")
     try:
         before = mx.set_wired_limit(limit_bytes)
     except (ValueError, RuntimeError) as error:

@@ -176,21 +176,7 @@ class ModelProcess:
                 mlx-lm cannot batch its caches.
             ProbeStopped: when the process ends, hangs or runs out of memory.
         """
-        if wired_limit_bytes is not None and self.versions["backend"] != "metal":
-            raise MachineError("a wired limit can be set on Metal only")
         return self.call(ModelRunner.run, workload, wired_limit_bytes)
-
-    def swift_workspace(self, workload: Workload) -> int:
-        """Return the workspace by the rule of mlx-swift-lm's tune, in bytes.
-
-        The logits of the last chunk are evaluated, and caches count their tokens, not their
-        buffers.
-
-        Raises:
-            UnsupportedError: as `run`.
-            ProbeStopped: as `run`.
-        """
-        return self.call(ModelRunner.swift_workspace, workload)
 
     def call(
         self,
@@ -256,14 +242,8 @@ class ModelProcess:
         """Return how the process ended, as text for a message."""
         self._answers.put("")  # so that the next call also sees the end
         code = self._process.wait() if self._process else 0
-        stderr_tail = self._stderr_tail()
-        if code >= 0:
-            return f"exited with {code}" + (f": {stderr_tail}" if stderr_tail else "")
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
-        text = f"killed by signal {-code} ({name})"
-        if reason := _LIKELY_REASONS.get(name):
-            text += f", {reason}"
-        return f"{text}: {stderr_tail}" if stderr_tail and -code == signal.SIGABRT else text
+        text, tail = ending(code), self._stderr_tail()
+        return f"{text}: {tail}" if tail and (code >= 0 or -code == signal.SIGABRT) else text
 
     def _stderr_tail(self) -> str:
         if self._stderr is None:
@@ -276,6 +256,15 @@ class ModelProcess:
     def _kill(self) -> None:
         if self._process:
             self._process.kill()
+
+
+def ending(code: int) -> str:
+    """Return how a process with this exit code ended, with the likely reason."""
+    if code >= 0:
+        return f"exited with {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
+    likely = f", {_LIKELY_REASONS[name]}" if name in _LIKELY_REASONS else ""
+    return f"killed by signal {-code} ({name}){likely}"
 
 
 def require_installed(*, has_image: bool) -> None:

@@ -33,7 +33,7 @@ from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.unfinished import unfinished_folder
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Loaded, Run
-from memfit.probes.process import CHILD_ENVIRONMENT, require_installed
+from memfit.probes.process import CHILD_ENVIRONMENT, ending, require_installed
 
 _ERRORS: dict[str, type[MemfitError]] = {
     kind.__name__: kind for kind in (CheckpointError, UnsupportedError)
@@ -248,8 +248,10 @@ class _Launched:
 
     def _first_exit(self) -> str | None:
         for line in self._errors:
-            if (found := _EXITED.search(line)) and int(found[2]):
-                return f"rank {found[1]}: {_reason(int(found[2]))}{self._tail()}"
+            if (found := _EXITED.search(line)) and (code := int(found[2])):
+                by_ssh = ", as ssh does after a failed connection or a signal to the rank"
+                reason = ending(code) + (by_ssh if code == 255 else "")  # man ssh, EXIT STATUS
+                return f"rank {found[1]}: {reason}{self._tail()}"
         return None
 
     def _exit_reason(self) -> str:
@@ -331,16 +333,6 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _reason(code: int) -> str:
-    if code == 255:  # man ssh, EXIT STATUS
-        return "exited with 255, as ssh does after a failed connection or a signal to the rank"
-    if code > 0:
-        return f"exited with {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
-    likely = ", probably because memory ran out" if -code == signal.SIGKILL else ""
-    return f"killed by signal {-code} ({name}){likely}"
 
 
 def _ranks(numbers: list[int]) -> str:

@@ -208,8 +208,3 @@ class OffloadPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-offload/1"
     policies: tuple[PolicyRun, ...]
     """All policies, with a request trace."""
     notes: tuple[Note, ...]
-
-    @property
-    def requested(self) -> SizeRow:
-        """The row of the requested length."""
-        return next(row for row in self.sizes if row.tokens == self.tokens)

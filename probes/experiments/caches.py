@@ -48,7 +48,7 @@ from memfit.probes.prompt_caches.result import (
     StoredCache,
 )
 from memfit.probes.prompt_caches.runner import CacheFile, CacheRunner, Restored, WrittenCache
-from memfit.probes.prompt_caches.served import Service, of_first, serve, speeds_of
+from memfit.probes.prompt_caches.served import of_first, serve, speeds_of
 from memfit.probes.store import Store
 
 _BITS = (2, 3, 4, 5, 6, 8, stored.FULL_BITS)
@@ -241,11 +241,9 @@ class _CacheExperiment(Experiment[CacheRequest], kw_only=True):
             return None
         bits, way = answer.bits or max(request.stored_bits), answer.way or "as-stored"
         return serve(
-            Service(
-                requests=request.requests,
-                form=StoredForm(self.fingerprint, bits, way, request.prefill_step),
-                room=Tiers(answer.hot_bytes, room.disk),
-            ),
+            request.requests,
+            StoredForm(self.fingerprint, bits, way, request.prefill_step),
+            Tiers(answer.hot_bytes, room.disk),
             self.plan,
             start=self.start,
             directory=self.directory,

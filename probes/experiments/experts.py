@@ -34,10 +34,11 @@ from memfit.probes.experiments.points import REPEATS
 from memfit.probes.experts import prepacked
 from memfit.probes.experts.answer import offloading
 from memfit.probes.experts.planned import Plan, difference_report, plan_of
-from memfit.probes.experts.points import Measured, point_of
-from memfit.probes.experts.profiling import (
+from memfit.probes.experts.points import (
     Counts,
+    Measured,
     overlap_percent,
+    point_of,
     profile_of,
     rows_of,
     token_counts,

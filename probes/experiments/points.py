@@ -15,6 +15,7 @@ from memfit.probes.figures import (
     partial_figures,
 )
 from memfit.probes.measurement_json import measurement_id
+from memfit.probes.model_runner import ModelRunner
 from memfit.probes.process import ProbeStopped
 from memfit.probes.result import Point
 from memfit.probes.speed import median_speed
@@ -108,7 +109,7 @@ class Points(Experiment[RunRequest], kw_only=True):
             self._finish_run()
 
     def _run_once(self, state: "_RunState") -> Run:
-        run = self.worker.run(state.workload, wired_limit_bytes=state.wired_limit_bytes)
+        run = self.worker.call(ModelRunner.run, state.workload, state.wired_limit_bytes)
         self._finish_run()
         return run
 
@@ -121,7 +122,7 @@ class Points(Experiment[RunRequest], kw_only=True):
             return None
         # This rule evaluates logits that generation never holds, so it can run out of memory.
         try:
-            return self.worker.swift_workspace(workload)
+            return self.worker.call(ModelRunner.swift_workspace, workload)
         except (MachineError, UnsupportedError):
             return None
 

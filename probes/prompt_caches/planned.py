@@ -97,6 +97,11 @@ class CachePlan(Struct, frozen=True):
         around = self.sized.resident_bytes + self.sized.margin_bytes
         return replace(need, peak_bytes=max(need.peak_bytes, around + max(moved, default=0)))
 
+    def active_bytes(self, requests: Sequence[TraceRequest], bits: int) -> int:
+        """Return the same of conversations in some bits, without the weights and the margin."""
+        need = self.serving(requests, (bits,))
+        return need.peak_bytes - self.sized.resident_bytes - self.sized.margin_bytes
+
     def kept_bytes(self, requests: Sequence[TraceRequest], all_bits: Iterable[int]) -> int:
         """Return what the conversations take when all of them stay in memory, at most."""
         longest: dict[str, int] = {}

@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from msgspec import Struct
-
 from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.unfinished import unfinished_folder
 from memfit.estimators.plans.offload.cache_tiers import Tiers
@@ -19,16 +17,10 @@ from memfit.probes.prompt_caches.runner import CacheRunner
 from memfit.probes.speed import rate
 
 
-class Service(Struct, frozen=True, kw_only=True):
-    """What is served, and how the conversations are kept."""
-
-    requests: tuple[TraceRequest, ...]
-    form: StoredForm
-    room: Tiers
-
-
 def serve(
-    service: Service,
+    requests: tuple[TraceRequest, ...],
+    form: StoredForm,
+    room: Tiers,
     plan: CachePlan | None,
     *,
     start: Callable[..., ModelProcess],
@@ -41,7 +33,6 @@ def serve(
         InputError: when the directory cannot be written.
         MachineError: when there is too little memory or disk space.
     """
-    requests, form, room = service.requests, service.form, service.room
     longest = max(each.prompt_tokens for each in requests)
     with ExitStack() as stack:
         try:
@@ -62,7 +53,7 @@ def serve(
         measured=run,
         planned=planned,
         peak_bytes=found.peak_bytes,
-        planned_peak_bytes=planned.largest_hot_bytes + _active_bytes(plan, service)
+        planned_peak_bytes=planned.largest_hot_bytes + plan.active_bytes(requests, form.bits)
         if plan and planned
         else None,
         served=tuple(
@@ -88,8 +79,3 @@ def speeds_of(longest: Conversation, answer: CacheAnswer) -> Speeds:
 def of_first(requests: Sequence[TraceRequest], conversations: int) -> tuple[TraceRequest, ...]:
     first = list(dict.fromkeys(each.agent for each in requests))[:conversations]
     return tuple(each for each in requests if each.agent in set(first))
-
-
-def _active_bytes(plan: CachePlan, service: Service) -> int:
-    need = plan.serving(service.requests, (service.form.bits,))
-    return need.peak_bytes - plan.sized.resident_bytes - plan.sized.margin_bytes

@@ -200,7 +200,9 @@ def test_a_host_without_the_model_is_named(tmp_path: Path) -> None:
 
 
 def test_ranks_are_checked_before_any_is_started(llama: Path, tmp_path: Path) -> None:
-    run = partial(tune_ranks, str(llama), llama, WORKLOAD, timeout_seconds=1)
+    def run(ranks: Ranks, **settings: Any) -> RankTune:
+        return tune_ranks(request_of(llama, ranks, timeout_seconds=1.0, **settings))
+
     with pytest.raises(UnsupportedError, match="has no pipeline"):
         run(Ranks(2, "pipeline"))
     with pytest.raises(RefusedError, match=r"llama: 2 ranks on this machine: estimated to need 2"):

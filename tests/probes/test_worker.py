@@ -16,6 +16,7 @@ from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.sized_model import size
 from memfit.probes.experiments.base import RunRequest
 from memfit.probes.experiments.points import Points
+from memfit.probes.model_runner import ModelRunner
 from memfit.probes.process import ModelProcess, ProbeStopped
 from memfit.probes.worker import Worker
 from tests.checkpoints import Checkpoints
@@ -79,13 +80,13 @@ def worker(started: Started) -> Iterator[Worker]:
 def test_a_dead_process_fails_its_run_and_the_next_run_starts_another(
     worker: Worker, started: Started
 ) -> None:
-    before = worker.run(WORKLOAD)
+    before = worker.call(ModelRunner.run, WORKLOAD, None)
     assert len(started.processes) == 1
     started.kill()
     with pytest.raises(ProbeStopped, match="SIGKILL"):
-        worker.run(WORKLOAD)
+        worker.call(ModelRunner.run, WORKLOAD, None)
     # The worker gives the prompt to the new process.
-    assert worker.run(WORKLOAD).kv_bytes == before.kv_bytes
+    assert worker.call(ModelRunner.run, WORKLOAD, None).kv_bytes == before.kv_bytes
     assert len(started.processes) == 2
 
 
@@ -125,8 +126,8 @@ def test_a_process_killed_before_it_has_loaded_fails_one_run_only(
 ) -> None:
     started.kill()
     with pytest.raises(ProbeStopped, match=r"loading .*\(SIGKILL\)"):
-        worker.run(WORKLOAD)
-    assert worker.run(WORKLOAD).kv_bytes > 0
+        worker.call(ModelRunner.run, WORKLOAD, None)
+    assert worker.call(ModelRunner.run, WORKLOAD, None).kv_bytes > 0
     assert len(started.processes) == 2
 
 
@@ -135,5 +136,5 @@ def test_a_model_that_fails_to_load_twice_in_a_row_is_not_started_again(model: P
     with Worker(started) as worker:
         for _ in range(3):
             with pytest.raises(ProbeStopped, match="limit"):
-                worker.run(WORKLOAD)
+                worker.call(ModelRunner.run, WORKLOAD, None)
     assert len(started.processes) == 2

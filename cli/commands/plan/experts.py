@@ -112,7 +112,7 @@ def _with_measurements(
 ) -> "ExpertsPlan":
     """Add what ``memfit tune experts`` measured here, that its profile was used, and notes."""
     from memfit.estimators.machine.host import detect_host
-    from memfit.estimators.plans.experts.advice import measured_worth
+    from memfit.estimators.plans.experts.plan import measured_worth
     from memfit.estimators.results.estimate import Note
     from memfit.estimators.sizing.estimate import ALONE, notes_on_versions
     from memfit.probes.saved import saved_capacities

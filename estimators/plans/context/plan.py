@@ -1,21 +1,21 @@
 """``memfit plan context``: which contexts fit, for how many requests, under a runtime's rules."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.reading.request_trace import TraceRequest
-from memfit.estimators.base.units import Units, format_bytes, round_up
+from memfit.estimators.base.units import Units, ceil_div, format_bytes, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.plans.context.percentiles import distribution, percentile
 from memfit.estimators.results.context import (
     AutoContext,
     Ceilings,
     ContextFit,
     ContextPlan,
+    Distribution,
     LargestContext,
     MatrixCell,
     TrafficPlan,
@@ -45,6 +45,7 @@ from memfit.estimators.sizing.sized_model import SizedModel
 CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072)
 REQUESTS = (1, 2, 4, 8, 16)
 MAX_REQUESTS = 4096
+PERCENTILES = (50, 90, 95, 99)
 
 
 class ContextQuestion(Struct, frozen=True, kw_only=True):
@@ -74,6 +75,23 @@ def plan_context(
         UnsupportedError: when the runtime cannot run the workload.
     """
     return _Plan(sized, workload, asked or ContextQuestion(), units).answer()
+
+
+def percentile(ordered: list[int], percent: int) -> int:
+    """Return the nearest-rank percentile of sorted counts.
+
+    >>> percentile([1, 2, 3, 4], 50), percentile([1, 2, 3, 4], 99)
+    (2, 4)
+    """
+    return ordered[max(0, ceil_div(percent * len(ordered), 100) - 1)]
+
+
+def distribution(tokens: Iterable[int]) -> Distribution:
+    """Return the percentiles of at least one count."""
+    ordered = sorted(tokens)
+    p50, p90, p95, p99 = (percentile(ordered, percent) for percent in PERCENTILES)
+    mean = ceil_div(sum(ordered), len(ordered))
+    return Distribution(mean, p50, p90, p95, p99, ordered[-1])
 
 
 class _Plan(Struct, frozen=True):
