@@ -15,7 +15,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Run
 from memfit.estimators.trace.cache_stepper import leaves, length_of
-from memfit.probes.figures import FIGURES, Figure, Moment
+from memfit.probes.figures import FIGURES, Figure, RunMoment
 
 # Called with figures during a call, by name: bytes, tokens or nanoseconds. An empty mapping only
 # shows that the process is alive.
@@ -146,23 +146,25 @@ def prompt_lengths(longest: int, batch: int, shortest: int | None) -> list[int]:
     return [longest - less * index // max(1, batch - 1) for index in range(batch)]
 
 
-def moment_of(caches: list[Any], tokens: int) -> Moment:
+def moment_of(caches: list[Any], tokens: int) -> RunMoment:
     """Return what a run holds now, with ``tokens`` in its caches."""
     import mlx.core as mx
 
     peak = max(mx.get_peak_memory(), mx.get_active_memory())
-    return Moment(caches, peak, *cache_bytes(caches, tokens), process_bytes)
+    return RunMoment(caches, peak, *cache_bytes(caches, tokens), process_bytes)
 
 
 def read_figures(
-    moment: Moment, reader: Callable[[Figure], Callable[[Moment], int | None] | None]
+    moment: RunMoment, reader: Callable[[Figure], Callable[[RunMoment], int | None] | None]
 ) -> dict[str, int | None]:
     """Return the figures that are read at a moment, as a measurement names them."""
     readers = ((figure.name, reader(figure)) for figure in FIGURES.values())
     return {f"{name}_bytes": read(moment) for name, read in readers if read}
 
 
-def run_of(prefill: dict[str, int | None], end: Moment, first_token_ns: int, decode_ns: int) -> Run:
+def run_of(
+    prefill: dict[str, int | None], end: RunMoment, first_token_ns: int, decode_ns: int
+) -> Run:
     """Return a run of the figures read after its prefill, and at its end."""
     figures = {**prefill, **read_figures(end, lambda figure: figure.at_end)}
     known = {name: figures.pop(name) for name in Run.__struct_fields__ if name in figures}

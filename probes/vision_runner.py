@@ -164,14 +164,14 @@ def _processed(
         raise UnsupportedError(
             "mlx-vlm's processor of this model takes no videos: give its frames with --image"
         )
-    asked = {"video": videos, "fps": [1] * len(videos)} if videos else {}
+    requested = {"video": videos, "fps": [1] * len(videos)} if videos else {}
     loaded = [_video(each, resolve_video_sampling(processor, {}).fps) for each in videos]
     inputs: dict[str, Any] = prepare_inputs(
         processor,
         images=images or None,  # absolute paths, which are never taken for URLs
         videos=[frames for frames, _ in loaded] or None,
         video_metadata=[about for _, about in loaded] or None,
-        prompts=apply_chat_template(processor, config, text, num_images=len(images), **asked),
+        prompts=apply_chat_template(processor, config, text, num_images=len(images), **requested),
         image_token_index=config.get("image_token_index"),
         add_special_tokens=adds_special_tokens(config["model_type"], processor),
     )
@@ -181,7 +181,7 @@ def _processed(
 def _video(path: str, rate: float) -> tuple[Any, Any]:
     """Return pixels of (frames, channels, height, width), and what is said of them.
 
-    They are sampled from a file as mlx-vlm does unless asked otherwise; a folder has all frames.
+    They are sampled from a file as by default in mlx-vlm; a folder has all frames.
     """
     import numpy as np
     from mlx_vlm.utils import VideoMetadata, load_video

@@ -22,7 +22,7 @@ _RECIPE = Only(
 @grouped
 def tune_train(
     model: Annotated[NamedModel, Only("model", "model_option")],
-    asked: Annotated[TrainingOptions, _RECIPE],
+    training: Annotated[TrainingOptions, _RECIPE],
     run: Annotated[RunOptions, Only("force", "memory_limit", "timeout", "download")],
     runtime: Annotated[RuntimeOptions, Only("margin")],
     output: PlanOutput,
@@ -41,7 +41,7 @@ def tune_train(
     from memfit.probes.process import ModelProcess
     from memfit.probes.store import user_store
 
-    recipe, reference = asked.recipe(), asked.of_file(model).reference()
+    recipe, reference = training.recipe(), training.of_file(model).reference()
     require_writable(output.file, needs_stdout=False)
     settings = run.settings(runtime.margin_bytes(), output.units)
     with measuring(reference, run, verbose=output.verbose) as (checkpoint, path, _):

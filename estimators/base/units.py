@@ -26,6 +26,11 @@ class Units(str, Enum):
     GB = "gb"
     GIB = "gib"
 
+    @property
+    def symbol(self) -> str:
+        """The unit as it is printed."""
+        return "GB" if self is Units.GB else "GiB"
+
 
 def ceil_div(numerator: int, denominator: int) -> int:
     """Return ``numerator / denominator`` rounded up, in integers.

@@ -166,7 +166,9 @@ def detect_host(*, with_gpu: bool = True) -> Device | None:
     """
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         mac = _detect_mac()
-        return mac if with_gpu or mac is None else _cpu_of(mac)
+        if with_gpu or mac is None:
+            return mac
+        return _cpu(f"{mac.name} CPU", mac.memory_bytes, mac.used_by_others_bytes)
     if platform.system() == "Linux":
         return _detect_linux(with_gpu=with_gpu)
     return None
@@ -213,15 +215,21 @@ def linux_from(memory: Memory, cgroup_limit: int | None, gpus: tuple[Gpu, ...] |
     system = Memory(total, None if contained else memory.used_bytes)
     if gpus:
         return _cuda_from(gpus, system)
+    name, note = f"{platform.machine()} CPU", "the container's limit" if contained else None
+    return _cpu(name, total, system.used_bytes, note)
+
+
+def _cpu(name: str, memory_bytes: int, used_bytes: int | None, note: str | None = None) -> Device:
+    """One memory, and no limit but its size."""
     return Device(
-        name=f"{platform.machine()} CPU",
+        name=name,
         backend="cpu",
-        memory_bytes=total,
-        working_set_bytes=total,
+        memory_bytes=memory_bytes,
+        working_set_bytes=memory_bytes,
         max_buffer_bytes=None,
         source="detected",
-        used_by_others_bytes=system.used_bytes,
-        note="the container's limit" if contained else None,
+        used_by_others_bytes=used_bytes,
+        note=note,
     )
 
 
@@ -253,19 +261,6 @@ def _detect_mac() -> Device | None:
         return None
     device = with_live_values(mac_from(facts, platform.mac_ver()[0]), _device_info())
     return replace(device, used_by_others_bytes=parse_vm_stat(_output(("/usr/bin/vm_stat",))))
-
-
-def _cpu_of(mac: Device) -> Device:
-    """One memory, and no limit but its size."""
-    return Device(
-        name=f"{mac.name} CPU",
-        backend="cpu",
-        memory_bytes=mac.memory_bytes,
-        working_set_bytes=mac.memory_bytes,
-        max_buffer_bytes=None,
-        source="detected",
-        used_by_others_bytes=mac.used_by_others_bytes,
-    )
 
 
 def _detect_linux(*, with_gpu: bool) -> Device | None:

@@ -36,7 +36,7 @@ from memfit.probes.experts.answer import offloading
 from memfit.probes.experts.planned import Plan, difference_report, plan_of
 from memfit.probes.experts.points import (
     Counts,
-    Measured,
+    SlotRuns,
     overlap_percent,
     point_of,
     profile_of,
@@ -227,7 +227,7 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
             self.progress.advance()
         self.has_reference = True
         every = [ChosenSlots(tuple(range(layer.experts)), (), layer.experts) for layer in layers]
-        counts, taken = token_counts(measured, layers), Measured(loaded, warm_up, runs)
+        counts, taken = token_counts(measured, layers), SlotRuns(loaded, warm_up, runs)
         point = point_of(every, counts, self.plan, taken, workload=self._workload())
         return point, profile_of(routing, layers, len(request.prompts))
 
@@ -255,7 +255,7 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
         )
         return described(measured, measurement_id=id)
 
-    def _measure(self, setup: ExpertSetup) -> Measured:
+    def _measure(self, setup: ExpertSetup) -> SlotRuns:
         request = self.request
         with self.start(experts=setup) as process:
             process.call(ExpertRunner.prompts, self._texts())
@@ -269,7 +269,7 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
                     request.max_tokens,
                     request.prefill_step,
                 )
-        return Measured(loaded, warm_up, runs, agreement)
+        return SlotRuns(loaded, warm_up, runs, agreement)
 
     def _runs(self, process: ModelProcess) -> Iterator[Run]:
         """Run the first measured prompt as a warm-up, then all one after another."""

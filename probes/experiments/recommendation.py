@@ -38,7 +38,7 @@ class MeasuredLine(MlxLm, frozen=True):
 
     inner: RuntimeModel
     """The estimate of everything else."""
-    asked: Workload
+    requested: Workload
     """The line is valid for workloads that differ from it only in prompt and prefill step."""
     peaks: dict[Workload, int]
     line: Line | None
@@ -62,7 +62,7 @@ class MeasuredLine(MlxLm, frozen=True):
         kept = self.resident_bytes + figures.kv.nbytes + figures.ssm_bytes
         if (measured := self.peaks.get(workload)) is not None:
             return _with_peak(figures, measured, kept)
-        if _setting(workload) != _setting(self.asked):
+        if _setting(workload) != _setting(self.requested):
             return figures
         if self.line is None:
             return _with_peak(figures, figures.moment.nbytes + self._missed_bytes, kept)
@@ -84,8 +84,8 @@ class MeasuredLine(MlxLm, frozen=True):
     @property
     def _missed_bytes(self) -> int:
         """How far the estimate was below the measured peak, so that it is likely to be again."""
-        estimated = self.inner.figures(self.asked).moment.nbytes
-        return max(0, self.peaks.get(self.asked, 0) - estimated)
+        estimated = self.inner.figures(self.requested).moment.nbytes
+        return max(0, self.peaks.get(self.requested, 0) - estimated)
 
     def comparing(self, *workloads: Workload) -> RuntimeModel:
         """Return the measured peaks where all are measured, else the estimate of all."""
@@ -98,14 +98,14 @@ def line_of(points: Sequence[Point]) -> Line | None:
     It is at the first point's prefill step, or at the largest with several prompts. A line that
     falls with the prompt is not used: such peaks have another cause.
     """
-    asked = points[0].workload
+    requested = points[0].workload
     peaks = [
         Peak(p.workload.prompt_tokens, p.workload.prefill_step, p.peak_bytes)
         for p in points
-        if _counts(p) and p.peak_bytes is not None and _setting(p.workload) == _setting(asked)
+        if _counts(p) and p.peak_bytes is not None and _setting(p.workload) == _setting(requested)
     ]
     steps = sorted({peak.prefill_step for peak in peaks}, reverse=True)
-    for step in (asked.prefill_step, *steps):
+    for step in (requested.prefill_step, *steps):
         line = line_through(peaks, prefill_step=step)
         if line and line.per_token[0] >= 0:
             return line
@@ -116,8 +116,8 @@ def by_measurement(sized: SizedModel, points: Sequence[Point], line: Line | None
     """Return the model with measured peaks instead of estimates, where points give them."""
     inner = sized.formula_view().runtime_model
     peaks = {p.workload: p.peak_bytes for p in points if _counts(p) and p.peak_bytes is not None}
-    asked = points[0].workload
-    measured = MeasuredLine(inner.runtime, inner.subject, inner, asked, peaks, line)
+    requested = points[0].workload
+    measured = MeasuredLine(inner.runtime, inner.subject, inner, requested, peaks, line)
     return replace(sized, runtime_model=measured, _answers={})
 
 
@@ -126,8 +126,8 @@ def advise(sized: SizedModel, points: Sequence[Point], units: Units = Units.GB) 
 
     ``sized`` is the estimate that the points were compared with.
     """
-    asked, line = points[0].workload, line_of(points)
-    found = recommend_here(by_measurement(sized, points, line), asked, units)
+    requested, line = points[0].workload, line_of(points)
+    found = recommend_here(by_measurement(sized, points, line), requested, units)
     return replace(found, basis=tuple(_basis(sized, points, line, units)))
 
 

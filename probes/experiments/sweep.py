@@ -127,7 +127,7 @@ def sweep(
 ) -> SweepOutcome:
     """Return a point for each workload: measured, skipped with the reason, or failed.
 
-    The first workload is the one that the user asked for, and must run. Measurements listed in
+    The first workload is the one that the user requested, and must run. Measurements listed in
     ``checkpoint`` are not repeated. A process that dies fails only its own point. The checkpoint
     is complete when no point failed; otherwise the same sweep measures the failed ones again.
 

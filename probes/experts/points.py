@@ -79,7 +79,7 @@ def overlap_percent(one: Counts, other: Counts) -> float:
     return round(float(100 * Fraction(common, sum(map(sum, other)) or 1)), 2)
 
 
-class Measured(NamedTuple):
+class SlotRuns(NamedTuple):
     """What one process measured."""
 
     loaded: Loaded
@@ -92,7 +92,7 @@ def point_of(
     slots: Sequence[ChosenSlots],
     counts: Counts,
     plan: Plan | None,
-    measured: Measured | None = None,
+    measured: SlotRuns | None = None,
     *,
     workload: Workload,
     status: PointStatus = "measured",

@@ -19,7 +19,7 @@ from msgspec import convert
 pytest.importorskip("mlx_lm", reason="the ranks are mlx-lm's")
 
 from memfit.estimators.base.errors import CheckpointError, InputError, UnsupportedError
-from memfit.estimators.base.progress import Request
+from memfit.estimators.base.progress import FinishedRequest
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
@@ -50,7 +50,7 @@ class Acting:
 
     def begin(self, what: str, steps: int) -> None: ...
     def end(self) -> None: ...
-    def request(self, request: Request) -> None: ...
+    def request(self, request: FinishedRequest) -> None: ...
 
     def advance(self, steps: int = 1) -> None:
         """Count the stages."""

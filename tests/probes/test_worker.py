@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.base.progress import Request
+from memfit.estimators.base.progress import FinishedRequest
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
@@ -57,7 +57,7 @@ class Counting:
 
     def begin(self, what: str, steps: int) -> None: ...
     def end(self) -> None: ...
-    def request(self, request: Request) -> None: ...
+    def request(self, request: FinishedRequest) -> None: ...
 
 
 @pytest.fixture

@@ -31,14 +31,6 @@ Traffic = Annotated[
 class PlanModel(NamedModel, frozen=True, kw_only=True):
     """A model, and how it is converted."""
 
-    def assumed_type(self) -> str | None:
-        """Return the architecture that is assumed, None for that of the config."""
-        return None
-
-    def loaded_adapter(self) -> Path | None:
-        """Return the directory of the adapter that is loaded with the model."""
-        return None
-
     def sized(
         self,
         machine: Device | None,
@@ -65,8 +57,9 @@ class PlanModel(NamedModel, frozen=True, kw_only=True):
             device=machine,
             method=method,
             margin_bytes=margin_bytes,
-            adapter=self.loaded_adapter(),
-            as_type=self.assumed_type(),
+            # Options of the subclasses.
+            adapter=getattr(self, "adapter", None),
+            as_type=getattr(self, "as_type", None),
         )
 
     def sized_for_mlx_lm(
@@ -100,17 +93,11 @@ class AdaptedPlanModel(PlanModel, frozen=True, kw_only=True):
 
     adapter: AdapterDirectory = None
 
-    def loaded_adapter(self) -> Path | None:
-        return self.adapter
-
 
 class AssumablePlanModel(AdaptedPlanModel, frozen=True, kw_only=True):
     """A model of an architecture that may be assumed."""
 
     as_type: AsType = None
-
-    def assumed_type(self) -> str | None:
-        return self.as_type
 
     def answer(self, result: "Result", document: "Document") -> "Answer":
         """Return a result with its document, every line marked where the type is assumed."""

@@ -23,8 +23,7 @@ def to_document(result: RanksPlan, units: Units) -> Document:
     """Return a row for each number of machines, and the commands of the fewest that fit."""
     named = result.choices[-1].on
     name = " + ".join(named) if named else machine(result.device)
-    asked = result.workload.prompt_tokens
-    unit = "GB" if units is Units.GB else "GiB"
+    tokens_text = f"{result.workload.prompt_tokens} tokens"
     headings = ("Machines", "Shared", "Weights", "Needs", "", "Longest prompt")
     rows = tuple(_row(choice, units) for choice in result.choices)
     least = result.least_machines
@@ -32,9 +31,9 @@ def to_document(result: RanksPlan, units: Units) -> Document:
     verdict = f"{_fewest(found, name)} {'are' if (least or 1) > 1 else 'is'} enough"
     return report(
         title=result.model.id,
-        facts=(f"{name}, {asked} tokens, {runtime_text(result.runtime)}",),
-        tables=(Table(headings, rows, f"on each machine, in {unit}", align="rlrrlr"),),
-        verdict=f"{verdict} for {asked} tokens.",
+        facts=(f"{name}, {tokens_text}, {runtime_text(result.runtime)}",),
+        tables=(Table(headings, rows, f"on each machine, in {units.symbol}", align="rlrrlr"),),
+        verdict=f"{verdict} for {tokens_text}.",
         colour=VERDICT_COLOURS["fits" if least else "exceeds"],
         sections=(
             ("Second machine", tuple(_second(result))),
@@ -92,7 +91,6 @@ def _impossible(result: RanksPlan) -> Iterator[str]:
 
 def fleet_document(result: FleetPlan, units: Units) -> Document:
     """Return where each model runs, equal placements together, and what is left."""
-    unit = "GB" if units is Units.GB else "GiB"
     rows = tuple(
         (
             placement.model,
@@ -119,12 +117,12 @@ def fleet_document(result: FleetPlan, units: Units) -> Document:
         facts=("; ".join((placed, *map(runtime_text, result.runtimes))),),
         tables=(
             Table(
-                ("Model", "Machines", "Shared", f"Needs, {unit}"),
+                ("Model", "Machines", "Shared", f"Needs, {units.symbol}"),
                 rows,
                 align="lllr",
                 wrapped=(0, 1),
             ),
-            Table(("Left on", "Machines", f"Free, {unit}", "Of"), left, align="lrrr"),
+            Table(("Left on", "Machines", f"Free, {units.symbol}", "Of"), left, align="lrrr"),
         ),
         verdict=f"{result.placed} of {whole} models have a place.",
         colour=VERDICT_COLOURS["fits" if result.placed == whole else "exceeds"],

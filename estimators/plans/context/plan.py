@@ -65,7 +65,7 @@ class ContextQuestion(Struct, frozen=True, kw_only=True):
 def plan_context(
     sized: SizedModel,
     workload: Workload,
-    asked: ContextQuestion | None = None,
+    question: ContextQuestion | None = None,
     *,
     units: Units = Units.GB,
 ) -> ContextPlan:
@@ -74,7 +74,7 @@ def plan_context(
     Raises:
         UnsupportedError: when the runtime cannot run the workload.
     """
-    return _Plan(sized, workload, asked or ContextQuestion(), units).answer()
+    return _ContextPlan(sized, workload, question or ContextQuestion(), units).answer()
 
 
 def percentile(ordered: list[int], percent: int) -> int:
@@ -94,10 +94,10 @@ def distribution(tokens: Iterable[int]) -> Distribution:
     return Distribution(mean, p50, p90, p95, p99, ordered[-1])
 
 
-class _Plan(Struct, frozen=True):
+class _ContextPlan(Struct, frozen=True):
     sized: SizedModel
     workload: Workload
-    asked: ContextQuestion
+    question: ContextQuestion
     units: Units
 
     def answer(self) -> ContextPlan:
@@ -129,7 +129,7 @@ class _Plan(Struct, frozen=True):
             verdict=self._verdict(workload),
             matrix=tuple(self._matrix(ceilings)),
             largest_batch=self._at_once(workload.prompt_tokens) if device else None,
-            traffic=self._traffic(longest) if self.asked.traffic else None,
+            traffic=self._traffic(longest) if self.question.traffic else None,
             assumptions=tuple(runtime_model.allocation_rules()),
             notes=(*self._notes(), *self._notes_on_matrix(ceilings)),
             images=image_advice(sized, workload) or UNSET,
@@ -140,11 +140,11 @@ class _Plan(Struct, frozen=True):
         return self.sized.runtime_model.runtime.budget
 
     def _ceilings(self) -> Ceilings:
-        model, asked = self.sized.model.max_context, self.asked
-        requested = asked.ceiling or self.sized.runtime_model.runtime.max_context
-        known = [value for value in (model, requested, asked.backend_cap) if value is not None]
+        model, question = self.sized.model.max_context, self.question
+        requested = question.ceiling or self.sized.runtime_model.runtime.max_context
+        known = [value for value in (model, requested, question.backend_cap) if value is not None]
         most = min(known, default=UNBOUNDED_CONTEXT)
-        return Ceilings(model, requested, asked.backend_cap, most)
+        return Ceilings(model, requested, question.backend_cap, most)
 
     def _largest(
         self, ceilings: Ceilings, device: Device, profile: RuntimeMemoryProfile | None = None
@@ -183,8 +183,8 @@ class _Plan(Struct, frozen=True):
 
     def _matrix(self, ceilings: Ceilings) -> Iterator[MatrixCell]:
         usual = [tokens for tokens in CONTEXTS if tokens <= ceilings.effective]
-        for tokens in self.asked.contexts or usual:
-            for requests in self.asked.requests:
+        for tokens in self.question.contexts or usual:
+            for requests in self.question.requests:
                 workload = replace(
                     self.workload.prompt_only(tokens), batch=requests, decode_batch=requests
                 )
@@ -200,11 +200,11 @@ class _Plan(Struct, frozen=True):
         return tightened(verdict, run_limits(self.sized.runtime_model, workload))
 
     def _notes_on_matrix(self, ceilings: Ceilings) -> Iterator[Note]:
-        for tokens in self.asked.contexts:
+        for tokens in self.question.contexts:
             if tokens > ceilings.effective:
                 text = f"{tokens} tokens are above {ceilings.effective}, the most that can be run"
                 yield Note("warning", "above-ceiling", text)
-        if self.sized.runtime_model.is_mlx_lm and max(self.asked.requests, default=1) > 1:
+        if self.sized.runtime_model.is_mlx_lm and max(self.question.requests, default=1) > 1:
             text = (
                 "requests at once are one batch that begins and ends together; mlx_lm.server lets"
                 " them come and go and keeps caches: memfit plan server --clients bounds that"
@@ -221,7 +221,7 @@ class _Plan(Struct, frozen=True):
         return first_fitting(range(MAX_REQUESTS, 0, -1), fits, monotone=True) or 0
 
     def _traffic(self, longest: int | None) -> TrafficPlan:
-        requests = self.asked.traffic
+        requests = self.question.traffic
         totals = sorted(request.total_tokens for request in requests)
         served = round_up(percentile(totals, 99), self.sized.runtime_model.runtime.kv_step)
         whole = distribution(totals)

@@ -109,7 +109,7 @@ def plan_train(sized: SizedModel, question: TrainQuestion) -> TrainPlan:
     """
     runtime = sized.runtime_model.runtime
     steps = TracedSteps(sized.checkpoint, sized.model.dtype, sized.device, runtime.versions)
-    return _Plan(sized, question, steps).result()
+    return _TrainPlan(sized, question, steps).result()
 
 
 def with_measured(
@@ -132,7 +132,7 @@ def with_measured(
     )
 
 
-class _Plan:
+class _TrainPlan:
     """One question; every setting is evaluated by the same steps."""
 
     def __init__(self, sized: SizedModel, question: TrainQuestion, steps: TracedSteps) -> None:

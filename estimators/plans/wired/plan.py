@@ -8,7 +8,12 @@ from memfit.estimators.base.units import Units, format_bytes, format_duration
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.working_set import RISK, wired_limit
 from memfit.estimators.plans.wired.ledger import SimulatedBackend, WiredEvent, WiredLedger
-from memfit.estimators.plans.wired.scenario import Change, Draft, ScheduledTicket, WiredScenario
+from memfit.estimators.plans.wired.scenario import (
+    Change,
+    DraftAdmission,
+    ScheduledTicket,
+    WiredScenario,
+)
 from memfit.estimators.results.wired import (
     TicketOutcome,
     TicketPlan,
@@ -178,7 +183,7 @@ class _Simulation:
                 f" of which {self._text(baseline)} are baseline"
             )
 
-    def _draft_problem(self, draft: Draft, size: int) -> str | None:
+    def _draft_problem(self, draft: DraftAdmission, size: int) -> str | None:
         """Why a draft model is not loaded, None when it is."""
         main = next((each for each in self.ledger.held if each.name == draft.main), None)
         if main is None:
