@@ -17,9 +17,8 @@ from memfit.estimators.base.units import parse_count, parse_rate, parse_size
 
 if TYPE_CHECKING:
     from memfit.estimators.arch.model import Model
-    from memfit.estimators.base.workload import Workload
     from memfit.estimators.machine.device import Device
-    from memfit.estimators.plans.offload.plan import OffloadQuestion, Server
+    from memfit.estimators.plans.offload.plan import OffloadQuestion
     from memfit.estimators.plans.offload.session_cache import Storage
     from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -120,41 +119,17 @@ def offload(
     # The library is imported here so that --help stays fast.
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.offload import to_document
-    from memfit.estimators.base.workload import Workload
     from memfit.estimators.plans.offload.plan import plan_offload
-    from memfit.estimators.sizing.estimate import ALONE, notes_on_versions
 
     question = asked.question()
     device = machine.chosen()
     sized = model.sized_for_mlx_lm(device, verbose=output.verbose, versions=versions)
-    alone = Workload(prompt_tokens=question.tokens)
     storage = asked.storage(sized.model)
-    result = plan_offload(
-        storage,
-        question if model.quantization() else _with_measured(question, sized, storage, device),
-        _server(sized, alone),
-    )
-    others = notes_on_versions(sized, alone, output.units, of=ALONE)
-    result = replace(result, notes=(*result.notes, *others))
+    if not model.quantization():
+        question = _with_measured(question, sized, storage, device)
+    result = plan_offload(sized, storage, question, output.units)
     output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
     raise typer.Exit(Exit.NO if result.hot_conversations == 0 else Exit.YES)
-
-
-def _server(sized: "SizedModel", active: "Workload") -> "Server":
-    from memfit.estimators.plans.offload.plan import Server
-    from memfit.estimators.runtimes.registry import runtime_summary
-    from memfit.estimators.sizing.estimate import device_summary
-
-    return Server(
-        model=sized.checkpoint.id,
-        model_type=sized.model.model_type,
-        runtime=runtime_summary(sized.runtime_model.runtime),
-        max_context=sized.model.max_context,
-        weight_bytes=sized.resident_bytes,
-        active_bytes=sized.requirement(active).peak_bytes,
-        device=sized.device,
-        summary=device_summary(sized.device) if sized.device else None,
-    )
 
 
 def _with_measured(
