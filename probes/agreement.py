@@ -27,6 +27,10 @@ class Agreement(Struct, frozen=True, kw_only=True):
     identical: bool
     """Whether every logit is equal, bit by bit."""
 
+    def is_enough(self, percent: int) -> bool:
+        """Return whether at least this share of the tokens is equal."""
+        return 100 * self.same_tokens >= percent * self.tokens
+
 
 def prefill(model: Any, caches: list[Any], ids: Any, step: int, report: ReportFigures) -> None:
     """Fill the caches with a prompt, ``step`` tokens at a time."""

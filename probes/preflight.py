@@ -9,10 +9,7 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device, free_bytes
-from memfit.estimators.machine.host import detect_host
 from memfit.estimators.runtimes.budget import Need
-from memfit.estimators.runtimes.registry import as_installed
-from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.recommend import recommend_here
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -82,28 +79,6 @@ def require_within_limit(sized: SizedModel, workload: Workload, *, force: bool) 
             f"{sized.checkpoint.id}: {workload.total_tokens} tokens of prompt and generation are"
             f" more than the model's own limit of {limit}"
         )
-
-
-def require_room_for(
-    checkpoint: Checkpoint,
-    workload: Workload,
-    *,
-    margin_bytes: int,
-    memory_limit_bytes: int | None,
-    units: Units,
-) -> None:
-    """Require that a model fits this machine, before it is downloaded.
-
-    Raises:
-        UnsupportedError: when the runtime cannot run the workload.
-        RefusedError: when there is too little memory for it.
-    """
-    if device := detect_host():
-        device = limited(device, memory_limit_bytes)
-        catalog = Catalog(versioned=as_installed)
-        model = catalog.add(checkpoint)
-        sized = catalog.sized(model, device=device, margin_bytes=margin_bytes)
-        require_room(sized, workload, units)
 
 
 def limited(device: Device, memory_limit_bytes: int | None) -> Device:

@@ -132,13 +132,17 @@ def tune(
             model.reference(), prompt, run, output, (ranks, over.hosts), runtime.margin_bytes()
         )
     # The library is imported here so that --help stays fast.
+    from memfit.probes.experiments.generate import require_startable
     from memfit.probes.experiments.generate import tune as answer
     from memfit.probes.experiments.sweep import user_sweeps
     from memfit.probes.process import ModelProcess
 
     reference, request_of = model.reference(), _request(prompt, run, runtime, output)
     sweeps = user_sweeps()
-    check = partial(_check_before_download, request_of)
+
+    def check(checkpoint: "Checkpoint") -> None:
+        require_startable(request_of(model=checkpoint.id, checkpoint=checkpoint))
+
     with measuring(reference, run, verbose=output.verbose, check=check) as model_run:
         checkpoint, path, progress = model_run
         request = request_of(model=_command_model(checkpoint, path), checkpoint=checkpoint)
@@ -218,22 +222,6 @@ def _request(
     )
     require_writable(output.file, needs_stdout=output.flags)
     return request_of
-
-
-def _check_before_download(request_of: "partial[TuneRequest]", checkpoint: "Checkpoint") -> None:
-    from memfit.probes.preflight import require_room_for
-    from memfit.probes.process import require_installed
-
-    request = request_of(model=checkpoint.id, checkpoint=checkpoint)
-    require_installed(has_image=request.has_image)
-    if not request.force:
-        require_room_for(
-            checkpoint,
-            request.workload,
-            margin_bytes=request.margin_bytes,
-            memory_limit_bytes=request.memory_limit_bytes,
-            units=request.units,
-        )
 
 
 def _command_model(checkpoint: "Checkpoint", path: Path) -> str:

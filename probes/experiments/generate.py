@@ -16,9 +16,12 @@ from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
 from memfit.estimators.base.units import format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.processor import image_plan
+from memfit.estimators.machine.host import detect_host
 from memfit.estimators.results.estimate import LimitName, Note, Recommendation, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.measurement import Measurement
+from memfit.estimators.runtimes.registry import as_installed
+from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import model_summary, workload_notes
 from memfit.estimators.sizing.peak_fit import ShortPrompt, calibration
 from memfit.estimators.sizing.recommend import recommended_here
@@ -45,6 +48,7 @@ from memfit.probes.preflight import (
     require_room,
     require_within_limit,
 )
+from memfit.probes.process import require_installed
 from memfit.probes.result import Point, TuneResult
 from memfit.probes.speed_tradeoff import speed_tradeoffs
 from memfit.probes.sweep_axes import SweepAxis, sweep_workloads
@@ -143,6 +147,26 @@ def tune(
                 recommendation, f"the {device.backend} backend has none"
             )
         return _result(request, session, _Findings(prompt, points, known, recommendation))
+
+
+def require_startable(request: TuneRequest) -> None:
+    """Require what a run needs, before its model is downloaded: libraries and memory.
+
+    Raises:
+        MachineError: when MLX or mlx-lm is not installed, or mlx-vlm for an image.
+        UnsupportedError: when the runtime cannot run the workload.
+        RefusedError: when there is too little memory for it.
+    """
+    require_installed(has_image=request.has_image)
+    if request.force or (device := detect_host()) is None:
+        return
+    catalog = Catalog(versioned=as_installed)
+    sized = catalog.sized(
+        catalog.add(request.checkpoint),
+        device=limited(device, request.memory_limit_bytes),
+        margin_bytes=request.margin_bytes,
+    )
+    require_room(sized, request.workload, request.units)
 
 
 def _require_possible_batch(request: TuneRequest) -> None:
