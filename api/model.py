@@ -10,22 +10,24 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from memfit.cli.options.estimate import SAMPLE, EstimatedModel, EstimateRuntime
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_sample
 from memfit.estimators.machine.device import Device
+from memfit.estimators.questions.model import ModelQuestion
+from memfit.estimators.questions.runtime import RuntimeQuestion
+from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.sizing.catalog import Catalog
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from memfit.estimators.questions.machine import Ranks
     from memfit.estimators.sizing.explore import Explored
-    from memfit.estimators.sizing.ranks import Ranks
+    from memfit.estimators.sizing.resolved import ResolvedTarget
     from memfit.estimators.sizing.sized_model import SizedModel
-    from memfit.estimators.sizing.workload import PartialWorkload
     from memfit.settings import (
         EstimateSettings,
         MachineSettings,
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
         Place,
         WorkloadSettings,
     )
+
+
+SAMPLE = "qwen3-4b-4bit"
+"""The sample that is estimated where no model is named."""
 
 
 class OpenModel(Struct, frozen=True):
@@ -84,16 +90,15 @@ class OpenModel(Struct, frozen=True):
             InputError: when a value cannot be read or is out of range.
             UnsupportedError: when the runtime cannot run the workload.
         """
-        from memfit.settings import keywords_in_errors, place, workload
+        from memfit.settings import place, workload
 
-        asked = workload(context, settings)
+        question = workload(context, settings)
         device, ranks = place(None, {}) if self._place is UNSET else self._place
-        with keywords_in_errors():
-            return self.answer(asked, device, ranks, units=units, plot=plot, explain=explain)
+        return self.answer(question, device, ranks, units=units, plot=plot, explain=explain)
 
     def answer(
         self,
-        asked: "PartialWorkload",
+        question: WorkloadQuestion,
         device: Device | None,
         ranks: "Ranks | None" = None,
         *,
@@ -108,14 +113,10 @@ class OpenModel(Struct, frozen=True):
         """
         from memfit.estimators.sizing.estimate import estimate as answer
         from memfit.estimators.sizing.estimate import with_plots
-        from memfit.estimators.sizing.ranks import ranked
 
-        sized, run = self._settled(asked, device)
-        if self._may_use_measurements and ranks is None:
-            sized = _measured(sized, run)
-        shared = ranked(sized, ranks)
-        sized = shared.tightest(run)
-        result = shared.added(answer(sized, run, units=units))
+        target = self._resolved(question, device, ranks, measures=self._may_use_measurements)
+        sized, run = target.sized, target.workload
+        result = target.ranks.added(answer(sized, run, units=units))
         if plot and not result.refusal:
             result = with_plots(result, sized)
         if explain:
@@ -124,20 +125,30 @@ class OpenModel(Struct, frozen=True):
             result = replace(result, explanation=explained(sized, run, units))
         return result
 
-    def explored(self, asked: "PartialWorkload", device: Device | None) -> "Explored":
+    def explored(self, question: WorkloadQuestion, device: Device | None) -> "Explored":
         """Return what settings around a workload need."""
         from memfit.estimators.sizing.explore import explore
 
-        return explore(*self._settled(asked, device))
+        target = self._resolved(question, device, None, measures=False)
+        return explore(target.sized, target.workload)
 
-    def _settled(
-        self, asked: "PartialWorkload", device: Device | None
-    ) -> "tuple[SizedModel, Workload]":
-        from memfit.estimators.sizing.prompted import prompted
+    def _resolved(
+        self,
+        question: WorkloadQuestion,
+        device: Device | None,
+        ranks: "Ranks | None",
+        *,
+        measures: bool,
+    ) -> "ResolvedTarget":
+        from memfit.estimators.sizing.resolved import resolved
 
-        sized = self._sized(device=device)
-        sized, run = prompted(sized, asked, keeps_runtime=self._runtime_is_named)
-        return sized.settled(run), run
+        return resolved(
+            self._sized(device=device),
+            question,
+            ranks,
+            keeps_runtime=self._runtime_is_named,
+            measured=_measured if measures and ranks is None else None,
+        )
 
 
 def estimate(
@@ -158,12 +169,11 @@ def estimate(
         UnreachableError: when the Hub cannot be reached, or refuses.
         MachineError: when this machine cannot do what ``method`` needs.
     """
-    from memfit.settings import keywords_in_errors, parts, place, workload
+    from memfit.settings import parts, place, workload
 
     of_open, of_machine, of_workload = parts(settings)
-    asked, found = workload(context, of_workload), place(device, of_machine)
-    with keywords_in_errors():
-        return open(model, progress=progress, **of_open).answer(asked, *found)
+    question, (machine, ranks) = workload(context, of_workload), place(device, of_machine)
+    return open(model, progress=progress, **of_open).answer(question, machine, ranks)
 
 
 def open(
@@ -181,27 +191,26 @@ def open(
         UnsupportedError: when the model or its combination with a setting is not described.
         UnreachableError: when the Hub cannot be reached, or refuses.
     """
-    from memfit.settings import keywords_in_errors, opening
+    from memfit.settings import model_and_runtime
 
-    with keywords_in_errors():
-        return open_model(*opening(model, settings), progress=progress)
+    return open_model(*model_and_runtime(model, settings), progress=progress)
 
 
 def open_model(
-    model: EstimatedModel, runtime: EstimateRuntime, *, progress: Progress = NULL_PROGRESS
+    model: ModelQuestion, runtime: RuntimeQuestion, *, progress: Progress = NULL_PROGRESS
 ) -> OpenModel:
-    """Return the model that options name, opened as they say.
+    """Return the model of a question, opened for a runtime; without a name it is a sample.
 
     Raises:
         MemfitError: as `open`.
     """
-    # All options are read before anything is fetched. Without one about the runtime its rules are
-    # not: they are imported while the Hub answers.
+    # All settings are checked before anything is fetched. Without one about the runtime its rules
+    # are not: they are imported while the Hub answers.
     rules = runtime.chosen() if runtime.is_stated else None
     sized = partial(
         Catalog.sized,
         quantize=model.quantization(),
-        margin_bytes=runtime.margin_bytes(),
+        margin_bytes=runtime.margin,
         method=runtime.method,
         adapter=model.adapter,
         draft=model.drafting(),
@@ -211,8 +220,8 @@ def open_model(
     reference = _opened(catalog, model)
     if rules is None or runtime.runtime is None:
         rules = runtime.with_settings(catalog.native_runtime(reference))
-    changes = (model.quantization(), model.adapter, model.as_type)
-    is_as_published = changes == (None, None, None)
+    quantize = model.quantization()
+    is_as_published = (quantize, model.adapter, model.as_type) == (None, None, None)
     return OpenModel(
         partial(sized, catalog, reference, runtime=rules),
         runtime.method == "auto" and is_as_published and not runtime.names_versions,
@@ -220,9 +229,11 @@ def open_model(
     )
 
 
-def _opened(catalog: Catalog, model: EstimatedModel) -> str:
+def _opened(catalog: Catalog, model: ModelQuestion) -> str:
     """Open the checkpoints; return the reference to the model."""
-    reference = model.reference() if model.is_named else catalog.add(open_sample(SAMPLE))
+    reference = model.model
+    if reference is None:
+        reference = catalog.add(open_sample(SAMPLE))
     catalog.checkpoint(reference)
     if model.mmproj is not None:
         from memfit.estimators.checkpoint.gguf.files import with_projector

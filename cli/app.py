@@ -16,6 +16,7 @@ from memfit.cli.lazy_group import LazyGroup
 from memfit.cli.options.completion import undescribed
 from memfit.cli.render.escape import say
 from memfit.estimators.base.errors import InputError, MemfitError
+from memfit.estimators.base.setting_names import named_by
 from memfit.estimators.base.version import __version__
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -112,9 +113,12 @@ def root(
 
 def main() -> None:
     """Run the command line and exit."""
+    from memfit.cli.options.questions import option_name
+
     _open_streams()
     try:
-        sys.exit(app(prog_name="memfit", standalone_mode=False))
+        with named_by(option_name):
+            sys.exit(app(prog_name="memfit", standalone_mode=False))
     except MemfitError as error:
         _leave(exit_of(error), *error.lines, slug=error.slug)
     except typer.TyperException as error:

@@ -252,6 +252,10 @@ def test_names_in_contributing_exist() -> None:
     for name, path in re.findall(r"`([A-Z_]+)`(?: of\s`([^`]*)`)?", text):
         if path:
             assert f"\n{name}: dict" in (ROOT / path).read_text(encoding="utf-8")
+    places = re.findall(
+        r"`((?:api|cli|docs|estimators|probes|sample_configs|tests)/[\w./]*)`", text
+    )
+    assert [path for path in places if not (ROOT / path).exists()] == []
     base = re.search(r"`(\(Struct[^`]*)`", text)
     assert base
     assert base[1] in (ROOT / "estimators/arch/specs.py").read_text(encoding="utf-8")

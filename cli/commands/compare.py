@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec.structs import replace
@@ -10,28 +10,34 @@ from msgspec.structs import replace
 from memfit.cli.exits import Exit
 from memfit.cli.options.completion import complete_model
 from memfit.cli.options.groups import OptionGroup, grouped, parsed
-from memfit.cli.options.machine import MachineOptions
-from memfit.cli.options.model import AdapterDirectory, AsType, ModelOptions
 from memfit.cli.options.output import TabularOutput
-from memfit.cli.options.ranks import RankedMachine
-from memfit.cli.options.runtime import RuntimeOptions, named_runtime
-from memfit.cli.options.workload import CONTEXT, WorkloadOptions
+from memfit.cli.options.questions import (
+    Conversion,
+    RankedMachine,
+    RuntimeOptions,
+    WorkloadOptions,
+)
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.progress import Progress
+from memfit.estimators.questions.machine import MachineQuestion
+from memfit.estimators.questions.model import ModelQuestion
+from memfit.estimators.questions.runtime import RuntimeQuestion, named_runtime
+from memfit.estimators.questions.workload import WorkloadQuestion
 
 if TYPE_CHECKING:
-    from memfit.estimators.compare.axes import MatrixAxis, Scenario
+    from memfit.estimators.compare.axes import MatrixAxis
     from memfit.estimators.compare.compare import ComparedModel
     from memfit.estimators.results.comparison import Comparison
     from memfit.estimators.runtimes.runtime import Runtime
     from memfit.estimators.sizing.catalog import Catalog
+    from memfit.estimators.sizing.resolved import TargetQuestion
 
 
-class ComparedModels(ModelOptions, frozen=True, kw_only=True):
-    """The models, and how they are converted."""
+class ComparedModels(OptionGroup, frozen=True, kw_only=True):
+    """The models."""
 
-    pasted: ClassVar[tuple[str, ...]] = (*ModelOptions.pasted, "more")
+    panel = "Model options"
     models: Annotated[
         list[str] | None,
         typer.Argument(
@@ -50,8 +56,6 @@ class ComparedModels(ModelOptions, frozen=True, kw_only=True):
             autocompletion=complete_model,
         ),
     ] = None
-    as_type: AsType = None
-    adapter: AdapterDirectory = None
 
     def references(self) -> list[str]:
         """Return what names the models."""
@@ -81,6 +85,7 @@ class CompareOptions(OptionGroup, frozen=True, kw_only=True):
 
 @grouped
 def compare(
+    conversion: Conversion,
     models: ComparedModels,
     asked: CompareOptions,
     workload: WorkloadOptions,
@@ -99,8 +104,8 @@ def compare(
     axes = _axes(asked.matrix or [], machine)
     references = models.references()
     _reject_wrong_number(len(references), asked, axes)
-    _reject_twice({axis.name for axis in axes}, models, workload, machine)
-    base = _scenario(models, workload, machine, runtime)
+    _reject_twice({axis.name for axis in axes}, conversion, workload, machine)
+    base = _question(conversion, workload, machine, runtime)
     # Of several runtimes only some keep a number of experts.
     rules = (replace(runtime, capacity=None) if asked.runtimes else runtime).chosen()
     with reporting(verbose=output.verbose) as progress:
@@ -120,7 +125,7 @@ def compare(
     raise typer.Exit(Exit.YES if _any_will_do(asked.runtimes, result) else _code(result))
 
 
-def _axes(texts: Sequence[str], machine: MachineOptions) -> "list[MatrixAxis]":
+def _axes(texts: Sequence[str], machine: MachineQuestion) -> "list[MatrixAxis]":
     from memfit.estimators.compare.axes import parse_axis
 
     read = partial(parse_axis, find_device=machine.named, os_regime=machine.os_regime)
@@ -137,45 +142,44 @@ def _reject_wrong_number(models: int, asked: CompareOptions, axes: "Sequence[Mat
 
 
 def _reject_twice(
-    axes: set[str], models: ModelOptions, workload: WorkloadOptions, machine: MachineOptions
+    axes: set[str], model: ModelQuestion, workload: WorkloadQuestion, machine: MachineQuestion
 ) -> None:
     """An axis would override the option for the same setting."""
     options = {
-        "context": workload.prompt_tokens is not None
-        or any(getattr(workload, name) is not None for name in CONTEXT),
+        "context": (workload.context, workload.prompt_tokens) != (None, None),
         "max-tokens": workload.max_tokens is not None,
         "batch": workload.batch != 1,
         "prefill-step": workload.prefill_step is not None,
         "kv-bits": workload.kv_bits is not None,
-        "quantize": models.quantization() is not None,
-        "device": machine.given,
-        "memory": machine.given,
+        "quantize": model.quantization() is not None,
+        "device": machine.is_named,
+        "memory": machine.is_named,
     }
     for name, given in options.items():
         if given and name in axes:
             raise InputError(f"--matrix {name}: an option also sets {name}; give one of them")
 
 
-def _scenario(
-    models: ComparedModels,
-    workload: WorkloadOptions,
-    machine: RankedMachine,
-    runtime: RuntimeOptions,
-) -> "Scenario":
-    from memfit.estimators.compare.axes import Scenario
+def _question(
+    model: ModelQuestion,
+    workload: WorkloadQuestion,
+    machine: MachineQuestion,
+    runtime: RuntimeQuestion,
+) -> "TargetQuestion":
+    from memfit.estimators.sizing.resolved import TargetQuestion
 
-    return Scenario(
-        workload.partial(),
-        machine.chosen(),
-        models.quantization(),
-        runtime.margin_bytes(),
-        machine.over(),
-        models.as_type,
-        models.adapter,
+    return TargetQuestion(
+        workload=workload,
+        device=machine.machine(),
+        quantize=model.quantization(),
+        margin_bytes=runtime.margin,
+        ranks=machine.over(),
+        as_type=model.as_type,
+        adapter=model.adapter,
     )
 
 
-def _opened(references: Sequence[str], runtime: RuntimeOptions, progress: Progress) -> "Catalog":
+def _opened(references: Sequence[str], runtime: RuntimeQuestion, progress: Progress) -> "Catalog":
     """Return a catalog with the checkpoints; errors are raised again where they are used."""
     from memfit.estimators.results.comparison import try_or_reason
     from memfit.estimators.sizing.catalog import Catalog
@@ -187,7 +191,7 @@ def _opened(references: Sequence[str], runtime: RuntimeOptions, progress: Progre
 
 
 def _compared(
-    references: Sequence[str], runtimes: str | None, runtime: RuntimeOptions
+    references: Sequence[str], runtimes: str | None, runtime: RuntimeQuestion
 ) -> "list[ComparedModel]":
     from memfit.estimators.base.files import printable
     from memfit.estimators.compare.compare import ComparedModel
@@ -197,7 +201,7 @@ def _compared(
 
 
 def _under_each(
-    model: "ComparedModel", names: str, runtime: RuntimeOptions
+    model: "ComparedModel", names: str, runtime: RuntimeQuestion
 ) -> "list[ComparedModel]":
     """The model under each of the runtimes, which share what was read and sized.
 
@@ -217,12 +221,12 @@ def _under_each(
     ]
 
 
-def _with_capacity(runtimes: "list[Runtime]", options: RuntimeOptions) -> "list[Runtime]":
+def _with_capacity(runtimes: "list[Runtime]", options: RuntimeQuestion) -> "list[Runtime]":
     """The runtimes, with the experts of --capacity under those that keep a number of them."""
     found, refused = [], []
     for runtime in runtimes:
         try:
-            found.append(options.with_capacity(runtime))
+            found.append(options.with_settings(runtime, ("capacity",)))
         except InputError as error:
             found.append(runtime)
             refused.append(error)

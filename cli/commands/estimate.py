@@ -6,11 +6,14 @@ from typing import Annotated, Literal
 import typer
 
 from memfit.cli.exits import exit_of_verdict
-from memfit.cli.options.estimate import EstimatedModel, EstimateRuntime
 from memfit.cli.options.groups import OptionGroup, grouped
 from memfit.cli.options.output import FORMAT, OutputOptions
-from memfit.cli.options.ranks import RankedMachine
-from memfit.cli.options.workload import WorkloadOptions
+from memfit.cli.options.questions import (
+    EstimatedModel,
+    EstimateRuntime,
+    RankedMachine,
+    WorkloadOptions,
+)
 from memfit.cli.progress import reporting
 from memfit.cli.render.output import Format, writer_of
 from memfit.model import open_model
@@ -54,7 +57,7 @@ def estimate(
     If it does not fit, the result recommends settings that do. Without MODEL a sample is
     estimated.
     """
-    asked, device, ranks = workload.partial(), machine.chosen(), machine.over()
+    device, ranks = machine.machine(), machine.over()
     load = partial(_load_library, output.form)
     with reporting(verbose=output.verbose, while_waiting=load) as progress:
         opened = open_model(model, runtime, progress=progress)
@@ -62,10 +65,10 @@ def estimate(
 
     plot = output.draws(report.plot)
     result = opened.answer(
-        asked, device, ranks, units=output.units, plot=plot, explain=report.explain
+        workload, device, ranks, units=output.units, plot=plot, explain=report.explain
     )
     # The page of one machine has sliders; what ranks take is in its table.
-    explored = opened.explored(asked, device) if output.form == "html" and not ranks else None
+    explored = opened.explored(workload, device) if output.form == "html" and not ranks else None
     output.write(EstimateView(result, output.units, report.breakdown, output.verbose, explored))
     raise typer.Exit(exit_of_verdict(result.verdict, is_asked=result.device is not None))
 
@@ -75,7 +78,6 @@ def _load_library(form: Format) -> None:
     import memfit.cli.render.views.estimate
     import memfit.estimators.runtimes.mlx_lm
     import memfit.estimators.sizing.estimate
-    import memfit.estimators.sizing.prompted
-    import memfit.estimators.sizing.ranks  # noqa: F401
+    import memfit.estimators.sizing.resolved  # noqa: F401
 
     writer_of(form)

@@ -7,11 +7,15 @@ import typer
 
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, grouped
-from memfit.cli.options.machine import MachineOptions
-from memfit.cli.options.model import AdapterDirectory
 from memfit.cli.options.output import TabularOutput
-from memfit.cli.options.runtime import VersionOptions
-from memfit.cli.options.workload import CONTEXT, IMAGES, WorkloadOptions
+from memfit.cli.options.questions import (
+    CONTEXT,
+    IMAGES,
+    EstimatedModel,
+    MachineOptions,
+    VersionOptions,
+    WorkloadOptions,
+)
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError
 
@@ -23,12 +27,12 @@ class LookedThrough(OptionGroup, frozen=True, kw_only=True):
         list[str] | None,
         typer.Argument(metavar="[DIRECTORY...]", help="Folders with models.", show_default=False),
     ] = None
-    adapter: AdapterDirectory = None
 
 
 @grouped
 def fits(
     looked_through: LookedThrough,
+    model: Annotated[EstimatedModel, Only("adapter")],
     workload: Annotated[WorkloadOptions, Only(*CONTEXT, "prompt_tokens", "max_tokens", *IMAGES)],
     machine: MachineOptions,
     versions: VersionOptions,
@@ -45,17 +49,14 @@ def fits(
     from memfit.estimators.sizing.catalog import Catalog
     from memfit.estimators.sizing.fits import fits as answer
 
-    asked, device = workload.partial(), machine.chosen()
+    device = machine.machine()
     if device is None:
         raise InputError("name a machine: --memory 32GB, or --device m4-max-64")
-    versions.require_versions()
     catalog = Catalog(versioned=partial(versions.versioned, strict=False))
     folders = looked_through.folders or []
     with reporting(verbose=False) as progress:
         progress.begin("sizing models", sum(1 for _ in kept_models(folders)))
         kept = kept_models(folders)
-        result = answer(
-            catalog, kept, device, asked, output.units, progress, looked_through.adapter
-        )
+        result = answer(catalog, kept, device, workload, output.units, progress, model.adapter)
     output.write(FitsView(result, output.units, plot=output.draws(False)))
     raise typer.Exit(Exit.YES if result.fitting else Exit.NO)

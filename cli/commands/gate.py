@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memfit.estimators.gate.baseline import Baseline
     from memfit.estimators.gate.evaluate import Outcome
     from memfit.estimators.gate.policy import Policy
-    from memfit.estimators.results.gate import TargetStatus
+    from memfit.estimators.gate.report import TargetStatus
 
 POLICY = Path("memfit.yaml")
 

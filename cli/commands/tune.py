@@ -10,20 +10,18 @@ from msgspec.structs import replace
 
 from memfit.cli.exits import Exit, exit_of
 from memfit.cli.measuring import measuring
-from memfit.cli.options.groups import Only, grouped, parsed
-from memfit.cli.options.model import NamedModel
+from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.output import TabularOutput
-from memfit.cli.options.ranks import RankedMachine
+from memfit.cli.options.questions import NamedModel, RankedMachine, RuntimeOptions, WorkloadOptions
 from memfit.cli.options.run import RunOptions
-from memfit.cli.options.runtime import RuntimeOptions
-from memfit.cli.options.workload import WorkloadOptions
 from memfit.cli.prompts import prompt_file, prompt_text
 from memfit.cli.render.escape import say, visible
 from memfit.cli.render.output import emit, rendered, require_writable
 from memfit.estimators.base.errors import InputError, MachineError
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS
+from memfit.estimators.questions.model import ModelQuestion
+from memfit.estimators.questions.workload import RUNTIME_DEFAULTS, WorkloadQuestion
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -31,15 +29,11 @@ if TYPE_CHECKING:
     from memfit.probes.experiments.generate import TuneRequest
     from memfit.probes.result import TuneResult
 
-_PROMPT = Only(
-    *("prompt", "prompt_tokens", "image", "video", "max_tokens", "batch", "shortest_prompt"),
-    *(*RUNTIME_DEFAULTS, "max_kv_size"),
-)
 
+class PromptOptions(OptionGroup, frozen=True, kw_only=True):
+    """The prompt to run."""
 
-class PromptOptions(WorkloadOptions, frozen=True, kw_only=True):
-    """The prompt to run, and the settings to run it with."""
-
+    panel = "Workload options"
     prompt: Annotated[
         str | None,
         typer.Option(
@@ -68,20 +62,28 @@ class PromptOptions(WorkloadOptions, frozen=True, kw_only=True):
         typer.Option(metavar="TOKENS", help="The shortest prompt of a batch; lengths are spread."),
     ] = None
 
-    def workload(self) -> Workload:
-        """Return the workload; the length of a text replaces its prompt later.
+    def of_prompt(self, workload: WorkloadQuestion) -> Workload:
+        """Return a workload with the prompt; the length of a text replaces it later.
 
         Raises:
-            InputError: as `WorkloadOptions.partial`, or when there is no prompt or two.
+            InputError: when a value cannot be read, or there is no prompt or two.
         """
         if (self.prompt is None) == (self.prompt_tokens is None):
             raise InputError("give either --prompt TEXT|@FILE|- or --prompt-tokens N")
         if (self.image or self.video) and self.prompt is None:
             raise InputError("--image and --video also need a text: give --prompt")
-        return replace(self, prompt_tokens=self.prompt_tokens or "1").partial().values
+        prompt = {name: getattr(self, name) for name in ("max_tokens", "image", "video")}
+        read = WorkloadQuestion.read({**prompt, "prompt_tokens": self.prompt_tokens or "1"})
+        return replace(
+            workload,
+            prompt_tokens=read.prompt_tokens,
+            max_tokens=read.max_tokens,
+            image=read.image,
+            video=read.video,
+        ).under(None)
 
-    def shortest(self) -> int | None:
-        """Return the tokens of the shortest prompt, None when all have the same length.
+    def shortest(self, batch: int) -> int | None:
+        """Return the tokens of the shortest prompt of a batch, None when all have the same length.
 
         Raises:
             InputError: when it is no count, or there is no batch.
@@ -89,7 +91,7 @@ class PromptOptions(WorkloadOptions, frozen=True, kw_only=True):
         tokens = parsed("--shortest-prompt", parse_count, self.shortest_prompt)
         if tokens is None:
             return None
-        if tokens < 1 or self.batch < 2:
+        if tokens < 1 or batch < 2:
             raise InputError("--shortest-prompt: give at least 1 token, and --batch 2 or more")
         return tokens
 
@@ -120,7 +122,8 @@ class TuneOutput(TabularOutput, frozen=True, kw_only=True):
 @grouped
 def tune(
     model: Annotated[NamedModel, Only("model", "model_option")],
-    prompt: Annotated[PromptOptions, _PROMPT],
+    prompt: PromptOptions,
+    settings: Annotated[WorkloadOptions, Only("batch", *RUNTIME_DEFAULTS, "max_kv_size")],
     run: RunOptions,
     runtime: Annotated[RuntimeOptions, Only("margin")],
     output: TuneOutput,
@@ -128,16 +131,16 @@ def tune(
 ) -> None:
     """Run a model, and compare its memory with the estimate."""
     if ranks := over.over():
-        _over_ranks(
-            model.reference(), prompt, run, output, (ranks, over.hosts), runtime.margin_bytes()
-        )
+        hosts = over.hosts
+        _over_ranks(model, prompt, settings, run, output, (ranks, hosts), runtime.margin)
     # The library is imported here so that --help stays fast.
     from memfit.probes.experiments.generate import require_startable
     from memfit.probes.experiments.generate import tune as answer
     from memfit.probes.experiments.sweep import user_sweeps
     from memfit.probes.process import ModelProcess
 
-    reference, request_of = model.reference(), _request(prompt, run, runtime, output)
+    reference = model.reference()
+    request_of = _request(prompt, settings, run, runtime.margin, output)
     sweeps = user_sweeps()
 
     def check(checkpoint: "Checkpoint") -> None:
@@ -159,14 +162,16 @@ def tune(
 
 
 def _over_ranks(
-    model: str,
+    model: ModelQuestion,
     prompt: PromptOptions,
+    settings: WorkloadQuestion,
     run: RunOptions,
     output: TuneOutput,
     over: "tuple[Ranks, Path | None]",
     margin_bytes: int,
 ) -> NoReturn:
     """Run a model over ranks, and compare each of them with its estimate."""
+    reference = model.reference()
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.tune_ranks import to_document
     from memfit.probes.experiments.ranks import RankTuneRequest, tune_ranks
@@ -176,13 +181,13 @@ def _over_ranks(
             "--ranks runs a prompt of --prompt-tokens N once: leave out --prompt, --sweep, --wired,"
             " --flags and --plot"
         )
-    if prompt.batch > 1 or prompt.shortest_prompt:
+    if settings.batch > 1 or prompt.shortest_prompt:
         raise InputError("--ranks runs one request: leave out --batch and --shortest-prompt")
     ranks, hostfile = over
     if ranks.size == 1:
         raise InputError("--ranks 1 is the model by itself: leave out the options of ranks")
-    workload, settings = prompt.workload(), run.settings(margin_bytes, output.units)
-    with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):
+    workload, limits = prompt.of_prompt(settings), run.settings(margin_bytes, output.units)
+    with measuring(reference, run, verbose=output.verbose) as (checkpoint, path, progress):
         request = RankTuneRequest(
             checkpoint=checkpoint,
             path=path,
@@ -190,7 +195,7 @@ def _over_ranks(
             ranks=ranks,
             timeout_seconds=float(run.timeout),
             hostfile=hostfile,
-            **settings,
+            **limits,
         )
         result = tune_ranks(request, progress=progress)
     output.write(Answer(result, to_document(result, output.units)))
@@ -198,14 +203,18 @@ def _over_ranks(
 
 
 def _request(
-    prompt: PromptOptions, run: RunOptions, runtime: RuntimeOptions, output: TuneOutput
+    prompt: PromptOptions,
+    settings: WorkloadQuestion,
+    run: RunOptions,
+    margin_bytes: int,
+    output: TuneOutput,
 ) -> "partial[TuneRequest]":
     """Return `TuneRequest` with the options; all are checked before anything is fetched."""
     from memfit.probes.experiments.generate import TuneRequest
     from memfit.probes.sweep_axes import parse_axis
 
     output.require_drawable()
-    workload = prompt.workload()
+    workload = prompt.of_prompt(settings)
     axes = [parsed("--sweep", parse_axis, each) for each in run.sweep or ()]
     given, file = prompt.prompt, prompt_file(prompt.prompt)
     request_of = partial(
@@ -214,11 +223,11 @@ def _request(
         prompt=None if given is None else prompt_text(given),
         command_prompt=None if file or given == "-" else given,
         prompt_file=file,
-        shortest_prompt=prompt.shortest(),
+        shortest_prompt=prompt.shortest(settings.batch),
         tries_wired=run.wired,
         axes=tuple(filter(None, axes)),
-        sweep_kv_start=prompt.quantized_kv_start or 0,
-        **run.settings(runtime.margin_bytes(), output.units),
+        sweep_kv_start=settings.quantized_kv_start or 0,
+        **run.settings(margin_bytes, output.units),
     )
     require_writable(output.file, needs_stdout=output.flags)
     return request_of

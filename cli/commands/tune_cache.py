@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from memfit.cli.commands.plan.subject import CacheBudget
 from memfit.cli.measuring import measuring
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.questions import RuntimeOptions
 from memfit.cli.options.run import RunOptions, tokens_to_compare
-from memfit.cli.options.runtime import RuntimeOptions
-from memfit.cli.options.workload import CacheBudget
 from memfit.cli.render.output import require_writable
 from memfit.estimators.base.units import parse_counts, parse_size
 
@@ -124,5 +124,5 @@ def _request(
         max_tokens=tokens_to_compare(cache.max_tokens),
         prefill_step=cache.prefill_step,
         agreement_percent=cache.agreement,
-        **run.settings(runtime.margin_bytes(), output.units),
+        **run.settings(runtime.margin, output.units),
     )

@@ -10,8 +10,8 @@ from memfit.cli.exits import Exit
 from memfit.cli.measuring import measuring
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.questions import RuntimeOptions
 from memfit.cli.options.run import RunOptions, tokens_to_compare
-from memfit.cli.options.runtime import RuntimeOptions
 from memfit.cli.prompts import prompt_list
 from memfit.cli.render.output import require_writable
 from memfit.estimators.base.units import parse_counts
@@ -110,7 +110,7 @@ def _request(
         agreement_percent=experts.agreement,
         profile_file=experts.save_profile,
         pack=experts.prepack,
-        **run.settings(runtime.margin_bytes(), output.units),
+        **run.settings(runtime.margin, output.units),
     )
     for file in (output.file, experts.save_profile):
         require_writable(file, needs_stdout=False)

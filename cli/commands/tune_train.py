@@ -6,10 +6,9 @@ import typer
 
 from memfit.cli.measuring import measuring
 from memfit.cli.options.groups import Only, grouped
-from memfit.cli.options.model import NamedModel
 from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.questions import NamedModel, RuntimeOptions
 from memfit.cli.options.run import RunOptions
-from memfit.cli.options.runtime import RuntimeOptions
 from memfit.cli.options.training import TrainingOptions
 from memfit.cli.render.output import require_writable
 
@@ -43,7 +42,7 @@ def tune_train(
 
     recipe, reference = training.recipe(), training.of_file(model).reference()
     require_writable(output.file, needs_stdout=False)
-    settings = run.settings(runtime.margin_bytes(), output.units)
+    settings = run.settings(runtime.margin, output.units)
     with measuring(reference, run, verbose=output.verbose) as (checkpoint, path, _):
         request = TrainRequest(checkpoint=checkpoint, recipe=recipe, updates=updates, **settings)
         result = tune_train(request, start=run.start(ModelProcess, path), store=user_store())

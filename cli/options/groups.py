@@ -1,43 +1,86 @@
 """Expand groups of options to the flat signature that Typer reads."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, get_args, get_origin
 
+import typer
 from msgspec import Struct
 
-from memfit.estimators.base.errors import InputError
-
-Value = TypeVar("Value")
+from memfit.estimators.questions.question import Question, read_setting
 
 
 class OptionGroup(Struct, frozen=True):
-    """Each field is an argument or an option of a command."""
+    """Options of one command: each field is an argument or an option."""
 
     panel: ClassVar[str] = "Options"
     """The heading of the group in --help."""
-    pasted: ClassVar[tuple[str, ...]] = ()
-    """Fields that repeat others as another program has them; the library lacks them."""
 
 
 class Option:
-    """An option as `typer.Option` declares it; the library reads groups and imports no Typer."""
+    """An option of a question, as `typer.Option` declares it."""
 
-    def __init__(self, *names: str, help: str, **settings: Any) -> None:
-        """Take the arguments of `typer.Option`."""
-        self.names, self.help, self.settings = names, help, settings
+    declared: ClassVar[Callable[..., Any]] = typer.Option
 
-    def declared(self, default: Any) -> Any:
-        """Return it as the class of Typer with the same name."""
-        import typer
+    def __init__(
+        self, *names: str, help: str, kind: Any = str, default: Any = None, **settings: Any
+    ) -> None:
+        """Take the type that Typer reads, its default, and the arguments of `typer.Option`.
 
-        kind = getattr(typer, type(self).__name__)
-        return kind(default, *self.names, help=self.help, **self.settings)
+        Without a default it is that of the question.
+        """
+        self.names, self.help, self.kind, self.default = names, help, kind, default
+        self.settings = settings
+
+    def parameter(self, name: str, default: Any, panel: str) -> Parameter:
+        """Return it as a parameter of a command."""
+        default = default if self.default is None else self.default
+        # As a default, which costs a tenth of an annotation.
+        info = type(self).declared(default, *self.names, help=self.help, **self.settings)
+        info.rich_help_panel = panel
+        kind = self.kind if default is not None else self.kind | None
+        return Parameter(name, Parameter.KEYWORD_ONLY, default=info, annotation=kind)
 
 
 class Argument(Option):
     """An argument, as `typer.Argument` declares it."""
+
+    declared = typer.Argument
+
+
+class Options:
+    """The options of a question, by the names of its settings, and those of other programs."""
+
+    def __init__(
+        self,
+        question: type[Question],
+        panel: str,
+        declared: Mapping[str, Option],
+        translated: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    ) -> None:
+        """Take a declaration for each option.
+
+        ``translated`` turns options of other programs into settings of the question.
+        """
+        self.question, self.panel = question, panel
+        self.declared, self.translated = declared, translated
+
+    def parameters(self, names: Sequence[str]) -> Iterator[Parameter]:
+        """Yield a parameter for each option, or for those of some names."""
+        defaults = dict(
+            zip(self.question.__struct_fields__, self.question.__struct_defaults__, strict=True)
+        )
+        for name in names or self.declared:
+            default = defaults.get(name)
+            yield self.declared[name].parameter(
+                name, None if default == () else default, self.panel
+            )
+
+    def group(self, **values: Any) -> Question:
+        """Return the question."""
+        given = {name: value for name, value in values.items() if value is not None}
+        return self.question.read(self.translated(given))
 
 
 class Only:
@@ -51,19 +94,25 @@ class Only:
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command with one parameter for each option, which calls it with groups."""
     flat: list[Parameter] = []
-    groups: dict[str, tuple[type[OptionGroup], list[str]]] = {}
+    groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     for name, parameter in signature(command).parameters.items():
-        group, markers = _split(parameter.annotation)
-        if isinstance(group, type) and issubclass(group, OptionGroup):
-            options = list(_options(group, markers))
-            groups[name] = group, [option.name for option in options]
-            flat.extend(options)
+        kind, markers = _split(parameter.annotation)
+        # A type that is narrowed again has several.
+        offered = ((), *(each.names for each in markers if isinstance(each, Only)))[-1]
+        options = next((each for each in markers if isinstance(each, Options)), None)
+        if options:
+            parameters, make = list(options.parameters(offered)), options.group
+        elif isinstance(kind, type) and issubclass(kind, OptionGroup):
+            parameters, make = list(_parameters(kind, offered)), kind
         else:
             flat.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+            continue
+        groups[name] = make, [option.name for option in parameters]
+        flat.extend(parameters)
 
     def call(**values: Any) -> None:
-        for name, (group, fields) in groups.items():
-            values[name] = group(**{field: values.pop(field) for field in fields})
+        for name, (make, fields) in groups.items():
+            values[name] = make(**{field: values.pop(field) for field in fields})
         command(**values)
 
     call.__name__, call.__doc__ = command.__name__, command.__doc__
@@ -79,31 +128,24 @@ def _split(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     return kind, tuple(markers)
 
 
-def _options(group: type[OptionGroup], markers: Iterable[Any]) -> Iterator[Parameter]:
+def _parameters(group: type[OptionGroup], offered: Sequence[str]) -> Iterator[Parameter]:
     fields = dict(signature(group).parameters)
-    offered = [name for marker in markers for name in marker.names] or list(fields)
-    for name in offered:
+    for name in offered or fields:
         kind, (option,) = _split(fields[name].annotation)
-        default = fields[name].default
-        if isinstance(option, Option):
-            # As a default, which costs a tenth of an annotation.
-            option = default = option.declared(... if default is Parameter.empty else default)
-        else:
-            option = copy(option)
-            kind = Annotated[kind, option]
+        option = copy(option)
         option.rich_help_panel = group.panel
-        yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        yield Parameter(
+            name,
+            Parameter.KEYWORD_ONLY,
+            default=fields[name].default,
+            annotation=Annotated[kind, option],
+        )
 
 
-def parsed(option: str, parse: Callable[[str], Value], text: str | None) -> Value | None:
+def parsed(option: str, parse: Callable[[str], Any], text: str | None) -> Any:
     """Return the value of an option's text, None when it was not given.
 
     Raises:
         InputError: naming the option, when the text cannot be read.
     """
-    if text is None:
-        return None
-    try:
-        return parse(text)
-    except InputError as error:
-        raise InputError(f"{option}: {error}") from None
+    return None if text is None else read_setting(option, parse, text)

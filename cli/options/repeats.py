@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from memfit.cli.options.ranks import LISTS
+from memfit.cli.options.questions import LISTS
 from memfit.estimators.base.errors import InputError
 
 

@@ -2,21 +2,19 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec.structs import replace
 
 from memfit.cli.options.groups import OptionGroup
-from memfit.cli.options.model import NamedModel
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.recipe import ADAPTER, FineTuneType, OptimizerName
+from memfit.estimators.questions.model import ModelQuestion
 
 if TYPE_CHECKING:
     from memfit.estimators.base.recipe import Recipe
-
-NamedModelT = TypeVar("NamedModelT", bound=NamedModel)
 
 
 class TrainingOptions(OptionGroup, frozen=True, kw_only=True):
@@ -80,11 +78,11 @@ class TrainingOptions(OptionGroup, frozen=True, kw_only=True):
                 raise InputError("--keys: name at least one module, such as self_attn.q_proj")
         return read_recipe(self.config, given)
 
-    def of_file(self, model: NamedModelT) -> NamedModelT:
+    def of_file(self, model: ModelQuestion) -> ModelQuestion:
         """Return a model, by the name that the file has where no other is given."""
         from memfit.estimators.plans.train.recipe_file import read_name
 
-        if model.model is None and model.model_option is None:
+        if model.model is None:
             return replace(model, model=read_name(self.config, "model"))
         return model
 

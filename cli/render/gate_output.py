@@ -7,7 +7,7 @@ from pathlib import Path
 from memfit.cli.render.output import DRAWN, Format, deliver, format_of, rendered
 from memfit.cli.render.views.gate import GateView, MistakesView
 from memfit.estimators.base.errors import InputError, PolicyError
-from memfit.estimators.results.gate import GateReport
+from memfit.estimators.gate.report import GateReport
 
 # GitHub shows this Markdown on the page of a run (docs.github.com, "Workflow commands").
 SUMMARY = "GITHUB_STEP_SUMMARY"

@@ -115,12 +115,18 @@ def expert_modules(
     hidden: int,
     router: Modules,
     *,
+    stack: str = "switch_mlp",
     shared: str = "shared_experts",
     bias: bool = False,
+    routed_bias: bool | None = None,
 ) -> Modules:
-    """Parameters of a sparse block: its router, stacked experts and the shared ones if any."""
-    experts = switch_glu(hidden, spec.intermediate, spec.experts, bias=bias)
-    modules = (*router, *under("switch_mlp", experts))
+    """Parameters of a sparse block: its router, stacked experts and the shared ones if any.
+
+    Routed experts have the same bias as the shared ones unless one is given.
+    """
+    routed_bias = bias if routed_bias is None else routed_bias
+    experts = switch_glu(hidden, spec.intermediate, spec.experts, bias=routed_bias)
+    modules = (*router, *under(stack, experts))
     if not spec.shared_intermediate:
         return modules
     part = Part.SHARED_EXPERTS
@@ -191,9 +197,8 @@ def decoder(
     makes_own_cache: bool = False,
     kv_quantizable: bool = True,
 ) -> Model:
-    """Return the model of layers and what is outside them; it is named as in the config."""
+    """Return the model of layers and what is outside them."""
     return Model(
-        model_type=fields.text("model_type"),
         hidden_size=fields.count("hidden_size"),
         vocab_size=fields.count("vocab_size"),
         layers=tuple(layers),

@@ -1,6 +1,6 @@
 """What a layer keeps between tokens: mlx-lm models/cache.py has the classes.
 
-How much room a buffer has after some tokens is in mlx/cache_growth.py.
+How much room a buffer has after some tokens is in mlx/kv_cache.py.
 """
 
 from enum import Enum

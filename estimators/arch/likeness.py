@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memfit.estimators.arch.fields import Fields, config_fields
-from memfit.estimators.arch.registry import FAMILIES, family
+from memfit.estimators.arch.registry import FAMILIES, class_row
 from memfit.estimators.arch.structural import is_ignored, looks_structural, unread_keys
 from memfit.estimators.base.errors import ConfigError, UnsupportedError
 from memfit.estimators.base.nearest import nearest
@@ -63,9 +63,13 @@ def _differs_by_tower(config: Mapping[str, Any]) -> bool:
 
 def _absent(config: Mapping[str, Any], model_type: str) -> int | None:
     """How many structural keys of a type are absent; None where the config is not of its kind."""
-    fields = config_fields({**config, "model_type": model_type}, "config")
+    fields, row = (
+        config_fields({**config, "model_type": model_type}, "config"),
+        class_row(model_type),
+    )
+    assert row
     try:
-        model = family(model_type).build(fields)
+        model = row.build(fields)
     except (ConfigError, UnsupportedError):
         return None
     found = list(_found(fields))

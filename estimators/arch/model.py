@@ -41,7 +41,8 @@ class Layer(Struct, frozen=True):
 class Model(Struct, frozen=True, kw_only=True, dict=True):
     """An architecture with every size filled in."""
 
-    model_type: str
+    model_type: str = ""
+    """That of the config, which is known where the class's row is looked up."""
     hidden_size: int
     vocab_size: int
     layers: tuple[Layer, ...]
@@ -58,6 +59,8 @@ class Model(Struct, frozen=True, kw_only=True, dict=True):
     kv_quantizable: bool = True
     """False where its attention cannot read a quantised cache."""
     dtype: str = "BF16"
+    deepstack_layers: int = 0
+    """Layers, from the first, that add an input of their own: features of images."""
     notes: tuple[str, ...] = ()
     """Assumptions that the reader of a figure must know."""
 

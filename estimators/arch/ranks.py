@@ -4,13 +4,12 @@ A tensor-parallel rank has a part of each layer, a rank of a pipeline some of th
 rule names, every rank has whole: embeddings, norms, routers and mostly the output head.
 """
 
-from collections.abc import Mapping
-from enum import Enum
-
 from msgspec.structs import replace
 
+from memfit.estimators.arch.class_row import Cut, Cuts
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Module
+from memfit.estimators.arch.registry import class_row
 from memfit.estimators.arch.specs import (
     Attention,
     DenseMLP,
@@ -25,109 +24,7 @@ from memfit.estimators.arch.specs import (
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.ranks import Parallel, Rank, pick_parallel
-
-
-class Cut(Enum):
-    """Where a matrix is divided. Source: mlx nn/layers/distributed.py."""
-
-    OUTPUTS = "all-to-sharded"  # its rows, and its bias
-    INPUTS = "sharded-to-all"  # its columns; every rank has the whole bias
-    FIRST = "first axis"  # heads or channels, cut by the class itself
-    SLICE = "a slice"  # heads, without a copy: the whole array stays in memory
-    KV_HEADS = "kv heads"  # rows, repeated where there are fewer heads than ranks (qwen3_5.py)
-
-
-Rules = Mapping[str, Cut]
-
-
-def _projections(path: str) -> dict[str, Cut]:
-    return {
-        f"{path}.gate_proj": Cut.OUTPUTS,
-        f"{path}.up_proj": Cut.OUTPUTS,
-        f"{path}.down_proj": Cut.INPUTS,
-    }
-
-
-_HEADS: Rules = {
-    **{f"self_attn.{name}_proj": Cut.OUTPUTS for name in "qkv"},
-    "self_attn.o_proj": Cut.INPUTS,
-}
-_LATENT: Rules = {
-    "self_attn.q_proj": Cut.OUTPUTS,
-    "self_attn.q_b_proj": Cut.OUTPUTS,
-    "self_attn.embed_q": Cut.SLICE,
-    "self_attn.unembed_out": Cut.SLICE,
-    "self_attn.o_proj": Cut.INPUTS,
-}
-_MLP: Rules = _projections("mlp")
-_EXPERTS: Rules = _projections("mlp.switch_mlp")
-_SHARED: Rules = _projections("mlp.shared_experts")
-_DELTA: Rules = {
-    **{f"linear_attn.in_proj_{name}": Cut.OUTPUTS for name in ("qkv", "z", "b", "a")},
-    **{f"linear_attn.{name}": Cut.FIRST for name in ("conv1d", "dt_bias", "A_log")},
-    "linear_attn.out_proj": Cut.INPUTS,
-}
-_DEEPSEEK: Rules = {**_LATENT, **_MLP, **_EXPERTS, **_SHARED}
-_GLM4_MOE: Rules = {**_HEADS, **_MLP, **_EXPERTS, **_SHARED}
-_MINIMAX: Rules = {
-    **_HEADS,
-    **_projections("block_sparse_moe.switch_mlp"),
-    "self_attn.q_norm": Cut.FIRST,
-    "self_attn.k_norm": Cut.FIRST,
-}
-_QWEN3_5: Rules = {
-    **_HEADS,
-    "self_attn.k_proj": Cut.KV_HEADS,
-    "self_attn.v_proj": Cut.KV_HEADS,
-    **_DELTA,
-    **_MLP,
-    **_EXPERTS,
-    **_projections("mlp.shared_expert"),
-    "language_model.lm_head": Cut.OUTPUTS,
-}
-# What the ``shard`` of the class cuts, by paths in a layer: mlx-lm models/<class>.py.
-TENSOR: Mapping[str, Rules] = {
-    "deepseek_v2": {**_DEEPSEEK, "self_attn.kv_b_proj": Cut.OUTPUTS},  # deepseek_v2.py
-    "deepseek_v3": _DEEPSEEK,  # deepseek_v3.py
-    "deepseek_v32": _DEEPSEEK,  # deepseek_v32.py
-    "glm4_moe": _GLM4_MOE,  # glm4_moe.py
-    "glm_moe_dsa": _DEEPSEEK,  # glm_moe_dsa.py has the class of deepseek_v32.py
-    "gpt_oss": {  # gpt_oss.py
-        **_HEADS,
-        **_projections("mlp.experts"),
-        "self_attn.sinks": Cut.SLICE,
-    },
-    "iquestcoder": {**_HEADS, **_MLP},  # llama.py
-    "joyai_llm_flash": _DEEPSEEK,  # deepseek_v3.py
-    "kimi_k2": _DEEPSEEK,  # deepseek_v3.py
-    "llama": {**_HEADS, **_MLP},  # llama.py
-    "minimax": _MINIMAX,  # minimax.py
-    "minimax_m2": _MINIMAX,  # minimax.py
-    "ministral3": {**_HEADS, **_MLP},  # ministral3.py
-    "mistral": {**_HEADS, **_MLP},  # llama.py
-    "qwen2": {**_HEADS, **_MLP},  # qwen2.py
-    "qwen3": {**_HEADS, **_MLP},  # qwen3.py
-    "qwen3_5": _QWEN3_5,  # qwen3_5.py
-    "qwen3_5_moe": _QWEN3_5,  # qwen3_5_moe.py has the class of qwen3_5.py
-    "qwen3_moe": {**_HEADS, **_MLP, **_EXPERTS},  # qwen3_moe.py
-    "solar_open": _GLM4_MOE,  # solar_open.py has the class of glm4_moe.py
-    "step3p5": {  # step3p5.py
-        **_HEADS,
-        "self_attn.g_proj": Cut.OUTPUTS,
-        **_MLP,
-        **_EXPERTS,
-        **_projections("mlp.share_expert"),
-    },
-    "xverse": {**_HEADS, **_MLP},  # llama.py
-}
-# Classes with a ``model`` that has a ``pipeline``, as mlx-lm's sharded_load looks for it.
-PIPELINE = frozenset(
-    {
-        *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa"),
-        *("joyai_llm_flash", "kimi_k2", "ministral3", "qwen2", "qwen3_5", "qwen3_5_moe"),
-        *("qwen3_moe", "qwen3_next", "solar_open"),
-    }
-)
+from memfit.estimators.base.setting_names import setting
 
 
 def chosen_parallel(model_type: str, parallel: Parallel | None) -> Parallel:
@@ -136,10 +33,10 @@ def chosen_parallel(model_type: str, parallel: Parallel | None) -> Parallel:
     Raises:
         UnsupportedError: when the class has no such method.
     """
-    can: list[Parallel] = []
-    if model_type in TENSOR:
+    row, can = class_row(model_type), list[Parallel]()
+    if row and row.tensor is not None:
         can.append("tensor")
-    if model_type in PIPELINE:
+    if row and row.pipeline:
         can.append("pipeline")
     try:
         return pick_parallel(parallel, can)
@@ -162,7 +59,7 @@ def share_of(model: Model, rank: Rank) -> Model:
 
 def _share(model: Model, rank: Rank) -> Model:
     if rank.parallel == "tensor":
-        cuts = TENSOR[model.model_type]
+        cuts = _cuts(model)
         return replace(
             model,
             layers=tuple(_shard_layer(layer, cuts, rank.size) for layer in model.layers),
@@ -170,21 +67,30 @@ def _share(model: Model, rank: Rank) -> Model:
         )
     count = len(model.layers)
     if rank.size > count:
-        raise InputError(f"--ranks {rank.size}: the model has {count} layers, one rank needs one")
+        raise InputError(
+            f"{setting('ranks')} {rank.size}: the model has {count} layers, one rank needs one"
+        )
     start, end = rank.layers(count)
     return replace(model, layers=model.layers[start:end], first_layer=start)
 
 
+def _cuts(model: Model) -> Cuts:
+    row = class_row(model.model_type)
+    assert row is not None
+    assert row.tensor is not None, "chosen_parallel refuses other classes"
+    return row.tensor
+
+
 def cut_of(model: Model, path: str) -> Cut | None:
     """Return where ``shard`` divides a module with a full path, None where every rank has it."""
-    rules = TENSOR[model.model_type]
+    rules = _cuts(model)
     if path in rules:
         return rules[path]
     layer = path.removeprefix(f"{model.layers_path}.")
     return None if layer == path else rules.get(layer.partition(".")[2])
 
 
-def _shard_layer(layer: Layer, rules: Rules, size: int) -> Layer:
+def _shard_layer(layer: Layer, rules: Cuts, size: int) -> Layer:
     experts, needs_shared = layer.experts, "mlp.shared_experts.gate_proj" in rules
     if experts and needs_shared and not experts.shared_intermediate:
         raise UnsupportedError(
@@ -201,7 +107,7 @@ def _shard_layer(layer: Layer, rules: Rules, size: int) -> Layer:
     )
 
 
-def _shard(module: Module, rules: Rules, size: int, kv_heads: int | None) -> Module:
+def _shard(module: Module, rules: Cuts, size: int, kv_heads: int | None) -> Module:
     cut = rules.get(module.path)
     if cut is None:
         return module

@@ -6,109 +6,57 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from memfit.estimators.arch.class_row import ClassRow, Sanitize
 from memfit.estimators.arch.fields import Fields, config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.structural import unread_keys
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 
-# model_type -> module of arch/families, imported only when asked for.
-FAMILIES: dict[str, str] = {
-    "apertus": "dense",
+# The files of arch/families/ with rows, and the model types of each; a file is imported only when
+# one of its types is asked for.
+_FILES: dict[str, str] = {
     "bailing_moe": "bailing_moe",
-    "cohere": "dense",
-    "cohere2": "dense",
-    "deepseek_v2": "deepseek",
-    "deepseek_v3": "deepseek",
-    "deepseek_v32": "deepseek",
-    "ernie4_5": "dense",
-    "ernie4_5_moe": "moe",
-    "exaone": "dense",
-    "exaone4": "dense",
+    "deepseek": "deepseek_v2 deepseek_v3 deepseek_v32 glm_moe_dsa joyai_llm_flash kimi_k2 minicpm3",
+    "dense_models": """
+        apertus cohere cohere2 ernie4_5 exaone4 gemma gemma2 gemma3_text glm glm4 granite helium
+        hunyuan_v1_dense internlm3 iquestcoder llama mimo minicpm ministral3 mistral nemotron olmo2
+        olmo3 phi3 qwen2 qwen3 seed_oss smollm3 stablelm telechat3 xverse
+        """,
+    "dense_other_names": "exaone gpt2 gpt_neox internlm2 phi qwen starcoder2",
     "falcon_h1": "falcon_h1",
-    "falcon_mamba": "mamba",
-    "gemma": "dense",
-    "gemma2": "dense",
-    "gemma3": "wrappers",
-    "gemma3_text": "gemma3",
     "gemma3n": "gemma3n",
-    "gemma4": "wrappers",
-    "gemma4_text": "gemma4",
-    "gemma4_unified": "wrappers",
-    "glm": "dense",
-    "glm4": "dense",
-    "glm4_moe": "moe",
-    "glm4v": "vision_wrappers",
-    "glm4v_moe": "vision_wrappers",
-    "glm_moe_dsa": "deepseek",
-    "glm_ocr": "vision_wrappers",
-    "gpt2": "dense",
-    "gpt_neox": "dense",
+    "gemma4": "gemma4_text",
     "gpt_oss": "gpt_oss",
-    "granite": "dense",
-    "granitemoe": "moe",
     "granitemoehybrid": "granitemoehybrid",
-    "helium": "dense",
     "hunyuan": "hunyuan",
-    "hunyuan_v1_dense": "dense",
-    "internlm2": "dense",
-    "internlm3": "dense",
-    "internvl_chat": "vision_wrappers",
-    "iquestcoder": "dense",
     "jamba": "jamba",
-    "joyai_llm_flash": "deepseek",
-    "kimi_k2": "deepseek",
     "kimi_linear": "kimi_linear",
-    "lfm2": "lfm2",
-    "lfm2_moe": "lfm2",
-    "llama": "dense",
-    "llama4": "wrappers",
-    "llama4_text": "llama4",
-    "llava": "wrappers",
-    "mamba": "mamba",
-    "mamba2": "mamba2",
-    "mimo": "dense",
+    "lfm2": "lfm2 lfm2_moe",
+    "llama4": "llama4_text",
+    "mamba": "falcon_mamba mamba mamba2",
     "mimo_v2_flash": "mimo_v2_flash",
-    "minicpm": "dense",
-    "minicpm3": "minicpm3",
-    "minimax": "moe",
-    "minimax_m2": "moe",
-    "ministral3": "dense",
-    "mistral": "dense",
-    "mistral3": "wrappers",
-    "mixtral": "moe",
-    "mllama": "vision_wrappers",
-    "nemotron": "dense",
+    "moe_models": """
+        dots1 ernie4_5_moe glm4_moe granitemoe minimax minimax_m2 mixtral olmoe phimoe qwen2_moe
+        qwen3_moe solar_open
+        """,
     "nemotron_h": "nemotron_h",
-    "olmo2": "dense",
-    "olmo3": "dense",
-    "olmoe": "moe",
-    "phi": "dense",
-    "phi3": "dense",
-    "phimoe": "moe",
-    "qwen": "dense",
-    "qwen2": "dense",
-    "qwen2_5_vl": "wrappers",
-    "qwen2_moe": "moe",
-    "qwen2_vl": "wrappers",
-    "qwen3": "dense",
-    "qwen3_5": "qwen3_5",
-    "qwen3_5_moe": "qwen3_5",
-    "qwen3_moe": "moe",
-    "qwen3_next": "qwen3_next",
-    "qwen3_vl": "wrappers",
-    "qwen3_vl_moe": "wrappers",
+    "qwen3_next": "qwen3_5 qwen3_5_moe qwen3_next",
     "recurrent_gemma": "recurrent_gemma",
     "rwkv7": "rwkv7",
-    "seed_oss": "dense",
-    "smollm3": "dense",
-    "solar_open": "moe",
-    "stablelm": "dense",
-    "starcoder2": "dense",
     "step3p5": "step3p5",
-    "telechat3": "dense",
-    "xverse": "dense",
+    "vision_wrappers": "glm4v glm4v_moe glm_ocr internvl_chat mllama",
+    "wrappers": """
+        gemma3 gemma4 gemma4_unified llama4 llava mistral3 qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe
+        """,
 }
+FAMILIES: dict[str, str] = {
+    model_type: file
+    for model_type, file in sorted(
+        (model_type, file) for file, types in _FILES.items() for model_type in types.split()
+    )
+}
+"""The file with the row of each described model type."""
 
 _MAX_CONTEXT_KEYS = (
     "max_position_embeddings",
@@ -132,9 +80,10 @@ def build_model(config: Mapping[str, Any], name: str, *, assumed: bool = False) 
     """
     fields = config_fields(config, name)
     model_type = fields.text("model_type")
-    if model_type not in FAMILIES:
+    row = class_row(model_type)
+    if row is None:
         raise UnsupportedError(f"{name}: model_type: {model_type[:60]!r} is not described")
-    model: Model = family(model_type).build(fields)
+    model = row.build(fields)
     unknown = list(unread_keys(fields))
     if unknown and assumed:
         text = f"{', '.join(unknown[:5])}: unknown to {model_type}, and ignored"
@@ -147,7 +96,10 @@ def build_model(config: Mapping[str, Any], name: str, *, assumed: bool = False) 
     for section in _sections(fields):
         _hold_layer_types(section, len(model.layers))
     return replace(
-        model, dtype=dtype_of(fields, name), max_context=model.max_context or context_limit(fields)
+        model,
+        model_type=model_type,
+        dtype=dtype_of(fields, name),
+        max_context=model.max_context or context_limit(fields),
     )
 
 
@@ -158,9 +110,19 @@ def _hold_layer_types(section: Fields, layers: int) -> None:
         raise section.fail("layer_types", f"{len(kinds)} entries for {layers} layers")
 
 
-def family(model_type: str) -> Any:
-    """Return the module that describes a model type; its ``build`` takes the config's fields."""
-    return import_module(f"memfit.estimators.arch.families.{FAMILIES[model_type]}")
+def class_row(model_type: str) -> ClassRow | None:
+    """Return what is known of the class of a model type; None where nothing describes it."""
+    file = FAMILIES.get(model_type)
+    if file is None:
+        return None
+    rows: dict[str, ClassRow] = import_module(f"memfit.estimators.arch.families.{file}").CLASSES
+    return rows[model_type]
+
+
+def sanitize_of(model_type: str) -> Sanitize:
+    """Return what a class does to a checkpoint, by its row; the defaults where nothing has one."""
+    row = class_row(model_type)
+    return row.sanitize if row else Sanitize()
 
 
 def _sections(fields: Fields) -> tuple[Fields, ...]:

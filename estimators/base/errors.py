@@ -17,6 +17,8 @@ The command line turns each into one line and an exit code; docs/errors.md expla
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from memfit.estimators.base.setting_names import setting
+
 
 class MemfitError(Exception):
     """Base of all errors; the message says what happened, where, and how to fix it."""
@@ -97,7 +99,7 @@ class UnknownArchitectureError(UnsupportedError):
     def __init__(self, fault: str, known: str, ways: str, *, trace: str = "") -> None:
         """Take one line each; ``trace`` is why it cannot be traced either."""
         self._fault, self._known, self._ways = fault, known, ways
-        on = ways if trace else f"{ways}, --method trace (mlx-lm's own class)"
+        on = ways if trace else f"{ways}, {setting('method')} trace (mlx-lm's own class)"
         self._lines = tuple(filter(None, (fault, known, trace, on)))
         super().__init__("; ".join(self._lines))
 

@@ -6,6 +6,7 @@ from typing import Literal
 from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.base.setting_names import setting
 
 Parallel = Literal["tensor", "pipeline"]
 # mlx-lm runs one rank on a machine; more machines than this are no setup that anybody has.
@@ -56,7 +57,9 @@ def pick_parallel(requested: Parallel | None, can: Sequence[Parallel]) -> Parall
         raise UnsupportedError("mlx-lm's class has neither shard nor pipeline: it runs on one rank")
     if requested is not None and requested not in can:
         method = "shard" if requested == "tensor" else "pipeline"
-        raise UnsupportedError(f"mlx-lm's class has no {method}; it runs with --parallel {can[0]}")
+        raise UnsupportedError(
+            f"mlx-lm's class has no {method}; it runs with {setting('parallel')} {can[0]}"
+        )
     return requested or can[0]
 
 
@@ -76,12 +79,10 @@ def check_split(split: tuple[int, ...], size: int, layers: int) -> None:
     Raises:
         InputError: when they are not those of ``size`` ranks, or not all layers.
     """
-    written = ",".join(map(str, split))[:60]
+    given = f"{setting('split')} {','.join(map(str, split))[:60]}"
     if len(split) != size:
-        raise InputError(f"--split {written}: {len(split)} numbers for {size} ranks")
+        raise InputError(f"{given}: {len(split)} numbers for {size} ranks")
     if min(split) < 1:
-        raise InputError(f"--split {written}: every rank needs a layer")
+        raise InputError(f"{given}: every rank needs a layer")
     if sum(split) != layers:
-        raise InputError(
-            f"--split {written}: the sum is {sum(split)}, the model has {layers} layers"
-        )
+        raise InputError(f"{given}: the sum is {sum(split)}, the model has {layers} layers")

@@ -4,6 +4,11 @@ The format is eight bytes that hold the header's length, the header in JSON, the
 (https://github.com/huggingface/safetensors#format). The checks are those of the reference
 reader (safetensors/src/tensor.rs), so that a file cut short or put together wrongly is refused
 here as it would be there.
+
+memfit reads headers itself, as the reference reader needs whole files on disk, where a header can
+come from a range of the Hub's; takes a name twice, names of any length and any number of tensors;
+does not say where a file is wrong; and would be an installation of native code. It is the oracle
+in tests/checkpoint/test_safetensors_oracle.py.
 """
 
 import hashlib
@@ -115,7 +120,7 @@ def _read(
     """The metadata, and the tensors, which must cover the data."""
     metadata: Mapping[str, str] = {}
     tensors: dict[str, Tensor] = {}
-    cover = _Cover(data_bytes, path)
+    spans: list[tuple[int, int, str]] = []
     seen_metadata = False
     for name, entry in members:
         if name in tensors or (seen_metadata and name == _METADATA):
@@ -129,22 +134,22 @@ def _read(
             raise CheckpointError(
                 f"{printable(path)}: the header has more than {MAX_TENSORS} tensors"
             )
-        tensors[name] = _tensor(name, entry, cover, path)
-    cover.check()
+        begin, end = _offsets(entry, name, path)
+        tensors[name] = _tensor(name, entry, end - begin, path)
+        spans.append((begin, end, name))
+    _require_cover(spans, data_bytes, path)
     return metadata, tuple(tensors.values())
 
 
-def _tensor(name: str, entry: Any, cover: "_Cover", path: PurePath) -> Tensor:
-    begin, end = _offsets(entry, name, path)
+def _tensor(name: str, entry: Any, nbytes: int, path: PurePath) -> Tensor:
     dtype, shape = _dtype(entry, name, path), _shape(entry, name, path)
     _check_name(name, path)
-    if BITS[dtype] * prod(shape) != 8 * (end - begin):
+    if BITS[dtype] * prod(shape) != 8 * nbytes:
         raise CheckpointError(
-            f"{_place(path, name)}: {end - begin} bytes of data_offsets disagree with "
+            f"{_place(path, name)}: {nbytes} bytes of data_offsets disagree with "
             f"{dtype} x {printable(list(shape))}"
         )
-    cover.add(begin, end, name)
-    return Tensor(name, dtype, shape, end - begin)
+    return Tensor(name, dtype, shape, nbytes)
 
 
 def _offsets(entry: Any, name: str, path: PurePath) -> tuple[int, int]:
@@ -186,41 +191,26 @@ def _check_name(name: str, path: PurePath) -> None:
         raise CheckpointError(f"{_place(path, name)}: a name above {MAX_NAME_BYTES} bytes")
 
 
-class _Cover:
-    """Holds spans against each other and the data: they must follow without hole or overlap."""
+def _require_cover(spans: list[tuple[int, int, str]], data_bytes: int, path: PurePath) -> None:
+    """Check that begins and ends of tensors cover the data, each byte of it once.
 
-    def __init__(self, data_bytes: int, path: PurePath) -> None:
-        self._data_bytes, self._path = data_bytes, path
-        self._covered = 0
-        # Begin, end and name, of a header that is not in the order of its data.
-        self._later: list[tuple[int, int, str]] = []
-
-    def add(self, begin: int, end: int, name: str) -> None:
-        """Take the span of a tensor; in order it needs no keeping."""
-        if begin == self._covered and not self._later:
-            self._covered = end
-        else:
-            self._later.append((begin, end, name))
-
-    def check(self) -> None:
-        """Raise CheckpointError unless the spans cover all the data, once."""
-        for begin, end, name in sorted(self._later):
-            if begin != self._covered:
-                early = begin < self._covered
-                fault = "overlaps the tensor before it" if early else "leaves a hole before it"
-                place = _place(self._path, name)
-                raise CheckpointError(f"{place}: {fault}, at offset {begin}")
-            self._covered = end
-        if self._covered > self._data_bytes:
-            raise CheckpointError(
-                f"{printable(self._path)}: the data should be {self._covered} bytes, but the file"
-                f" has only {self._data_bytes} of them; it was cut short, fetch it again"
-            )
-        if self._covered < self._data_bytes:
-            raise CheckpointError(
-                f"{printable(self._path)}: {self._data_bytes - self._covered} bytes at the end"
-                " belong to no tensor"
-            )
+    A header may be in another order than its data.
+    """
+    covered = 0
+    for begin, end, name in sorted(spans):
+        if begin != covered:
+            fault = "overlaps the tensor" if begin < covered else "leaves a hole"
+            raise CheckpointError(f"{_place(path, name)}: {fault} before it, at offset {begin}")
+        covered = end
+    if covered > data_bytes:
+        raise CheckpointError(
+            f"{printable(path)}: the data should be {covered} bytes, but the file has only"
+            f" {data_bytes} of them; it was cut short, fetch it again"
+        )
+    if covered < data_bytes:
+        raise CheckpointError(
+            f"{printable(path)}: {data_bytes - covered} bytes at the end belong to no tensor"
+        )
 
 
 def _place(path: PurePath, name: str) -> str:

@@ -1,9 +1,8 @@
-"""The conditions models are compared under, and the axes along which they are varied."""
+"""The axes along which a comparison varies its question."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -16,8 +15,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.machine.working_set import OsRegime
 from memfit.estimators.results.comparison import AXES, SettingValue
-from memfit.estimators.sizing.ranks import Ranks
-from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
+from memfit.estimators.sizing.resolved import TargetQuestion
 
 # Nobody reads a larger matrix: it is a mistake, and would take minutes.
 MAX_COMBINATIONS = 10_000
@@ -30,26 +28,8 @@ _COUNTS = {
 }
 
 
-class Scenario(Struct, frozen=True):
-    """What is run where."""
-
-    workload: PartialWorkload
-    device: Device | None
-    quantize: Quantization | None = None
-    """A conversion before the run; None for the model as it is."""
-
-    margin_bytes: int = MARGIN_BYTES
-    """Kept free above the peak."""
-    ranks: Ranks | None = None
-    """The figures are then of the rank with the least room."""
-    as_type: str | None = None
-    """The model type to assume for models that are not described."""
-    adapter: Path | None = None
-    """The directory of an adapter that is loaded with each model."""
-
-
 class AxisValue(Struct, frozen=True):
-    """One value of an axis, and the field of the workload or the scenario that it sets."""
+    """One value of an axis, and the field of the workload or the question that it sets."""
 
     value: SettingValue
     field: str
@@ -74,12 +54,14 @@ def parse_axis(
     """
     name, equals, values = (part.strip() for part in text.partition("="))
     if not equals or name not in AXES:
-        raise InputError(f"{text!r} is no axis; write context=4k,32k with one of {', '.join(AXES)}")
+        raise InputError(
+            f"unknown axis {text!r}; write context=4k,32k with one of {', '.join(AXES)}"
+        )
     settings: list[AxisValue] = []
-    for written in values.split(","):
-        setting = _setting(name, written.strip(), find_device, os_regime)
+    for value in map(str.strip, values.split(",")):
+        setting = _setting(name, value, find_device, os_regime)
         if any(setting.value == other.value for other in settings):
-            raise InputError(f"{name}: {written.strip()!r} is given twice")
+            raise InputError(f"{name}: {value!r} is given twice")
         settings.append(setting)
     return MatrixAxis(name, tuple(settings))
 
@@ -101,9 +83,9 @@ def check_axes(axes: Sequence[MatrixAxis], models: int) -> None:
         raise InputError(f"a matrix of {cells} cells: {MAX_COMBINATIONS} are the most")
 
 
-def scenarios(
-    base: Scenario, axes: Sequence[MatrixAxis]
-) -> Iterator[tuple[dict[str, SettingValue], Scenario]]:
+def combinations(
+    base: TargetQuestion, axes: Sequence[MatrixAxis]
+) -> Iterator[tuple[dict[str, SettingValue], TargetQuestion]]:
     """Yield every combination of the axes, the last changing fastest; the base without axes.
 
     Raises:
@@ -113,9 +95,9 @@ def scenarios(
     for settings in product(*(axis.settings for axis in axes)):
         # All at once: a combination may be valid where half of it is not.
         changes: dict[str, Any] = {setting.field: setting.change for setting in settings}
-        counts = {name: changes.pop(name) for name in _COUNTS.values() if name in changes}
-        scenario = replace(base, workload=base.workload.varied(counts), **changes)
-        yield {n: s.value for n, s in zip(names, settings, strict=True)}, scenario
+        counts = {name: changes.pop(name) or 0 for name in _COUNTS.values() if name in changes}
+        question = replace(base, workload=base.workload.varied(counts), **changes)
+        yield {n: s.value for n, s in zip(names, settings, strict=True)}, question
 
 
 def _setting(

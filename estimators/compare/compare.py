@@ -7,8 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.units import Units
-from memfit.estimators.base.workload import Workload
-from memfit.estimators.compare.axes import MatrixAxis, Scenario, check_axes, scenarios
+from memfit.estimators.compare.axes import MatrixAxis, check_axes, combinations
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.comparison import (
     Compared,
@@ -38,10 +37,8 @@ from memfit.estimators.sizing.estimate import (
     notes_on_versions,
     workload_notes,
 )
-from memfit.estimators.sizing.prompted import prompted
-from memfit.estimators.sizing.ranks import ranked
 from memfit.estimators.sizing.recommend import recommended_context
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.resolved import ResolvedTarget, TargetQuestion
 
 
 class ComparedModel(Struct, frozen=True):
@@ -56,7 +53,7 @@ class ComparedModel(Struct, frozen=True):
 def compare(
     catalog: Catalog,
     models: Sequence[ComparedModel],
-    base: Scenario,
+    base: TargetQuestion,
     axes: Sequence[MatrixAxis] = (),
     *,
     runtime: Runtime | None = None,
@@ -72,13 +69,13 @@ def compare(
         InputError: when a checkpoint is damaged, or a combination is out of range.
     """
     check_axes(axes, len(models))
-    combinations = list(scenarios(base, axes))
-    first = combinations[0][1]
+    cells = list(combinations(base, axes))
+    first = cells[0][1]
     if runtime is None:
-        models, runtime = _native(catalog, models, with_images=bool(first.workload.values.images))
-    ready = [_ready(catalog, model, first, runtime) for model in models]
-    estimates = [_estimate(one, units) for one in ready]
-    contexts = [_context(one) for one in ready]
+        models, runtime = _native(catalog, models, with_images=first.workload.has_images)
+    targets = [_resolved(catalog, model, first, runtime) for model in models]
+    estimates = [_estimate(target, units) for target in targets]
+    contexts = [_context(target) for target in targets]
     return Comparison(
         workload=first.workload.under(runtime.on(first.device)),
         runtime=runtime_summary(runtime),
@@ -87,7 +84,7 @@ def compare(
         margin_bytes=first.margin_bytes,
         models=tuple(map(_compared, models, estimates)),
         figures=tuple(_figures(estimates, contexts)),
-        matrix=_matrix(catalog, models, axes, combinations, runtime, units) if axes else None,
+        matrix=_matrix(catalog, models, axes, cells, runtime, units) if axes else None,
     )
 
 
@@ -105,9 +102,9 @@ def _native(
     catalog: Catalog, models: Sequence[ComparedModel], *, with_images: bool
 ) -> tuple[Sequence[ComparedModel], Runtime]:
     """One runtime for all models, or where their checkpoints' native ones differ each its own."""
-    found = [try_or_reason(partial(catalog.native_runtime, model.reference)) for model in models]
+    native = [try_or_reason(partial(catalog.native_runtime, model.reference)) for model in models]
     default = get_runtime(DEFAULT_RUNTIME)
-    own = [default if isinstance(each, Unavailable) else each for each in found]
+    own = [default if isinstance(each, Unavailable) else each for each in native]
     if with_images:
         own = list(map(runtime_for_images, own))
     if len(set(own)) == 1:
@@ -116,48 +113,30 @@ def _native(
     return [replace(model, runtime=runtime) for model, runtime in pairs], default
 
 
-class _Ready(Struct, frozen=True):
-    """A model under a runtime, with its workload."""
+def _resolved(
+    catalog: Catalog, model: ComparedModel, question: TargetQuestion, default: Runtime
+) -> ResolvedTarget | Unavailable:
+    """The question for one model; a model that is described keeps its own type."""
+    question = replace(question, reference=model.reference, runtime=model.runtime or default)
+    if question.as_type:
+        own = replace(question, as_type=None)
+        if not isinstance(try_or_reason(partial(catalog.sized_for, own)), Unavailable):
+            question = own
+    return try_or_reason(partial(catalog.resolve, question))
 
-    sized: SizedModel
-    workload: Workload
 
-
-def _ready(
-    catalog: Catalog, model: ComparedModel, scenario: Scenario, default: Runtime
-) -> _Ready | Unavailable:
-    sized_as = partial(
-        catalog.sized,
-        model.reference,
-        quantize=scenario.quantize,
-        device=scenario.device,
-        runtime=model.runtime or default,
-        margin_bytes=scenario.margin_bytes,
-        adapter=scenario.adapter,
+def _estimate(target: ResolvedTarget | Unavailable, units: Units) -> Estimate | Unavailable:
+    if isinstance(target, Unavailable):
+        return target
+    return try_or_reason(
+        lambda: estimate(target.sized, target.workload, units=units, advises=False)
     )
-    sized = try_or_reason(sized_as)
-    if isinstance(sized, Unavailable) and scenario.as_type:
-        sized = try_or_reason(lambda: sized_as(as_type=scenario.as_type))
-    if isinstance(sized, Unavailable):
-        return sized
-    asked = try_or_reason(lambda: prompted(sized, scenario.workload, keeps_runtime=True))
-    if isinstance(asked, Unavailable):
-        return asked
-    _, workload = asked
-    part = try_or_reason(lambda: ranked(sized, scenario.ranks).tightest(workload))
-    return part if isinstance(part, Unavailable) else _Ready(part, workload)
 
 
-def _estimate(ready: _Ready | Unavailable, units: Units) -> Estimate | Unavailable:
-    if isinstance(ready, Unavailable):
-        return ready
-    return try_or_reason(lambda: estimate(ready.sized, ready.workload, units=units, advises=False))
-
-
-def _context(ready: _Ready | Unavailable) -> int | None:
-    if isinstance(ready, Unavailable) or ready.sized.refusal:
+def _context(target: ResolvedTarget | Unavailable) -> int | None:
+    if isinstance(target, Unavailable) or target.sized.refusal:
         return None
-    return recommended_context(ready.sized, ready.workload)
+    return recommended_context(target.sized, target.workload)
 
 
 def _compared(model: ComparedModel, result: Estimate | Unavailable) -> Compared:
@@ -236,38 +215,41 @@ def _matrix(
     catalog: Catalog,
     models: Sequence[ComparedModel],
     axes: Sequence[MatrixAxis],
-    combinations: Sequence[tuple[dict[str, SettingValue], Scenario]],
+    cells: Sequence[tuple[dict[str, SettingValue], TargetQuestion]],
     runtime: Runtime,
     units: Units,
 ) -> Matrix:
     return Matrix(
         axes={axis.name: tuple(setting.value for setting in axis.settings) for axis in axes},
         cells=tuple(
-            _cell(model.label, settings, _ready(catalog, model, scenario, runtime), units)
-            for settings, scenario in combinations
+            _cell(model.label, settings, _resolved(catalog, model, question, runtime), units)
+            for settings, question in cells
             for model in models
         ),
     )
 
 
 def _cell(
-    label: str, settings: dict[str, SettingValue], ready: _Ready | Unavailable, units: Units
+    label: str,
+    settings: dict[str, SettingValue],
+    target: ResolvedTarget | Unavailable,
+    units: Units,
 ) -> ComparedCell:
-    if isinstance(ready, Unavailable):
-        return ComparedCell(settings=settings, model=label, undecided=ready)
-    sized = ready.sized
-    need = try_or_reason(lambda: sized.requirement(ready.workload))
+    if isinstance(target, Unavailable):
+        return ComparedCell(settings=settings, model=label, undecided=target)
+    sized, workload = target.sized, target.workload
+    need = try_or_reason(lambda: sized.requirement(workload))
     if isinstance(need, Unavailable):
         return ComparedCell(settings=settings, model=label, undecided=need)
-    verdict, exceeded = sized.verdict(ready.workload)
-    versions = notes_on_versions(sized, ready.workload, units, of="")
+    verdict, exceeded = sized.verdict(workload)
+    versions = notes_on_versions(sized, workload, units, of="")
     return ComparedCell(
         settings=settings,
         model=label,
-        verdict=tightened(verdict, run_limits(sized.runtime_model, ready.workload)),
+        verdict=tightened(verdict, run_limits(sized.runtime_model, workload)),
         exceeded=exceeded,
         peak_bytes=need.peak_bytes - sized.margin_bytes,
         needed_bytes=need.peak_bytes,
         working_set_bytes=sized.device.working_set_bytes if sized.device else None,
-        notes=(*workload_notes(sized, ready.workload), *versions),
+        notes=(*workload_notes(sized, workload), *versions),
     )

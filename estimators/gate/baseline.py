@@ -22,7 +22,7 @@ from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import config_sha256
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.results.gate import FigureChange, GateFigures
+from memfit.estimators.gate.figures import GateFigures
 from memfit.estimators.results.result import Result
 from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME
 
@@ -31,16 +31,6 @@ VERSION = 1
 SCHEMA = f"memfit.lock/{VERSION}"
 MAX_LOCK_BYTES = 6_000_000  # a target takes two kilobytes
 MAX_LOCK_VALUES = 200_000
-_COMPARED = (
-    "weights_bytes",
-    "kv_bytes_per_token",
-    "state_bytes",
-    "workspace_bytes",
-    "peak_bytes",
-    "training_peak_bytes",
-    "context_tokens",
-    "expert_capacity",
-)
 
 
 class Fingerprint(Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,15 +116,6 @@ def replaced(before: Fingerprint, now: Fingerprint) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def changes(before: GateFigures, now: GateFigures) -> Iterator[FigureChange]:
-    """Yield the compared figures, those that did not change as well."""
-    for name in _COMPARED:
-        old, new = getattr(before, name), getattr(now, name)
-        if name == "training_peak_bytes" and old is new is None:
-            continue  # neither is trained
-        yield FigureChange(name, old, new, None if old is None or new is None else new - old)
-
-
 def to_text(baseline: Baseline) -> str:
     """Return the text of the baseline's file."""
     return json.dumps(to_builtins(baseline), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
@@ -156,10 +137,9 @@ def read_baseline(path: Path) -> Baseline:
     _reject_newer(top)
     try:
         top.only(("schema", *Baseline.__struct_fields__))
-        found = top.need("targets", as_object)
         entries = {
             name: to_record(BaselineEntry, entry, top.reading, ("targets", name))
-            for name, entry in found.items()
+            for name, entry in top.need("targets", as_object).items()
         }
         return Baseline(memfit_version=top.text("memfit_version"), targets=entries)
     except InputError as fault:

@@ -18,9 +18,8 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.gate.baseline import Baseline, BaselineEntry
 from memfit.estimators.gate.policy import Policy, PolicyTarget
-from memfit.estimators.gate.target import Evaluation, TargetModel
-from memfit.estimators.gate.verdict import worst
-from memfit.estimators.results.gate import GateReport, TargetReport, TargetStatus
+from memfit.estimators.gate.report import GateReport, TargetReport, TargetStatus, worst
+from memfit.estimators.gate.target import report_of, size_target
 from memfit.estimators.sizing.catalog import Catalog
 
 # Returns a target's entry in the baseline, given its present one.
@@ -64,11 +63,10 @@ def run_gate(
     Raises:
         PolicyError: when a target has no model.
     """
-    _require_models(policy)
-    catalog = Catalog(policy.path.parent, progress, guess_hub=False)
-    kept = baseline.targets if baseline else {}
-    outcome = _run(policy, catalog, None, lambda target, _: kept.get(target.name), allow_bounds)
+    entries = baseline.targets if baseline else {}
     version = baseline.memfit_version if baseline else None
+    catalog = _catalog(policy, progress)
+    outcome = _run(policy, catalog, lambda target, _: entries.get(target.name), allow_bounds)
     return replace(outcome, report=replace(outcome.report, baseline_version=version))
 
 
@@ -80,9 +78,7 @@ def run_update(
     Raises:
         PolicyError: when a target has no model.
     """
-    _require_models(policy)
-    catalog = Catalog(policy.path.parent, progress, guess_hub=False)
-    return _run(policy, catalog, None, lambda _, now: now, allow_bounds)
+    return _run(policy, _catalog(policy, progress), lambda _, now: now, allow_bounds)
 
 
 def run_between(
@@ -92,9 +88,14 @@ def run_between(
     catalog = Catalog(progress=progress, guess_hub=False)
 
     def before(target: PolicyTarget, _: BaselineEntry) -> BaselineEntry:
-        return TargetModel(catalog, target, old).entry()
+        return size_target(catalog, _of_model(target, old)).now
 
-    return _run(policy, catalog, new, before, allow_bounds)
+    targets = tuple(_of_model(target, new) for target in policy.targets)
+    return _run(replace(policy, targets=targets), catalog, before, allow_bounds)
+
+
+def _of_model(target: PolicyTarget, reference: str) -> PolicyTarget:
+    return replace(target, question=replace(target.question, reference=reference))
 
 
 def updated(outcome: Outcome, kept: Baseline | None, policy: Policy) -> Baseline:
@@ -111,18 +112,29 @@ def updated(outcome: Outcome, kept: Baseline | None, policy: Policy) -> Baseline
     return Baseline(targets={**others, **outcome.entries})
 
 
-def _run(
-    policy: Policy, catalog: Catalog, model: str | None, before: Before, allow_bounds: bool
-) -> Outcome:
+def _catalog(policy: Policy, progress: Progress) -> Catalog:
+    """A catalog for a policy whose targets all name a model."""
+    text = "name a model, or give OLD and NEW"
+    mistakes = [
+        Mistake(printable(policy.path), target.line, f"targets.{target.name}", text)
+        for target in policy.targets
+        if not target.question.reference
+    ]
+    if mistakes:
+        raise PolicyError(mistakes)
+    return Catalog(policy.path.parent, progress, guess_hub=False)
+
+
+def _run(policy: Policy, catalog: Catalog, before: Before, allow_bounds: bool) -> Outcome:
     reports, entries = [], {}
     for target in policy.targets:
-        reference = model if model is not None else target.model or ""
         try:
-            subject = TargetModel(catalog, target, reference)
-            now = entries[target.name] = subject.entry()
-            reports.append(Evaluation(subject, now, before(target, now), allow_bounds).report())
+            present = size_target(catalog, target)
+            entries[target.name] = present.now
+            past = before(target, present.now)
+            reports.append(report_of(catalog, present, past, allow_bounds=allow_bounds))
         except MemfitError as error:
-            reports.append(_without_figures(target, reference, error))
+            reports.append(_without_figures(target, error))
     report = GateReport(
         policy=printable(policy.path),
         baseline_version=None,
@@ -132,18 +144,7 @@ def _run(
     return Outcome(report, entries)
 
 
-def _require_models(policy: Policy) -> None:
-    text = "name a model, or give OLD and NEW"
-    mistakes = [
-        Mistake(printable(policy.path), target.line, f"targets.{target.name}", text)
-        for target in policy.targets
-        if target.model is None
-    ]
-    if mistakes:
-        raise PolicyError(mistakes)
-
-
-def _without_figures(target: PolicyTarget, model: str, error: MemfitError) -> TargetReport:
+def _without_figures(target: PolicyTarget, error: MemfitError) -> TargetReport:
     status: TargetStatus = "invalid"
     if isinstance(error, (UnsupportedError, MachineError)):
         status = "undecided"
@@ -152,7 +153,7 @@ def _without_figures(target: PolicyTarget, model: str, error: MemfitError) -> Ta
     return TargetReport(
         name=target.name,
         line=target.line,
-        model=model,
+        model=target.question.reference,
         device=target.device.name,
         working_set_bytes=target.device.working_set_bytes,
         status=status,

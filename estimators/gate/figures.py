@@ -1,13 +1,79 @@
 """The figures of a target that limits are set on and that a baseline keeps."""
 
-from msgspec import UNSET
+from collections.abc import Iterator
 
+from msgspec import UNSET, Struct, UnsetType
+
+from memfit.estimators.base.quantities import Bytes, Count, Positive, Tokens
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.gate import GateFigures, SmallerRun
-from memfit.estimators.sizing.recommend import capacity_of
+from memfit.estimators.results.estimate import Basis
+from memfit.estimators.runtimes.expert_capacity import capacity_of
 from memfit.estimators.sizing.search import longest_context, longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.smaller_workloads import largest_workload
+
+
+class SmallerRun(Struct, frozen=True, forbid_unknown_fields=True):
+    """A workload that the target's command allows too, and that takes more."""
+
+    batch: Positive
+    prompt_tokens: Positive
+
+
+class GateFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The figures that limits are set on and that a baseline keeps: bytes or tokens."""
+
+    weights_bytes: Bytes
+    kv_bytes_per_token: Bytes
+    kv_bytes: Bytes
+    state_bytes: Bytes
+    workspace_bytes: Bytes
+    """Of the run with the largest peak."""
+    peak_bytes: Bytes
+    """The largest peak of the target's workload and of smaller ones (``peak_of``)."""
+    load_peak_bytes: Bytes
+    """The most in use while the weights are loaded, for mlx-moe while its slots are filled; always
+    an estimate, never a measurement."""
+    wired_limit_bytes: Bytes
+    """What must stay resident: the peak with the margin of memfit estimate."""
+    context_tokens: Tokens | None
+    """The longest prompt that fits nine tenths of the working set, None when none does."""
+    expert_capacity: Count | None
+    """Experts of each layer that fit, None for a model without experts."""
+    experts: Count | None
+    """Experts a layer has, None for a model without experts."""
+    basis: Basis
+    """How far the figure of the weights can be trusted."""
+    training_peak_bytes: Bytes | None = None
+    """The most while mlx_lm.lora runs the target's recipe, None without one."""
+    workspace_basis: Basis | None = None
+    """How far the figure of the workspace can be trusted; None in the baseline of an older memfit.
+    """
+    peak_of: SmallerRun | UnsetType = UNSET
+    """The smaller workload with the largest peak, where that is above the target's own."""
+
+
+class FigureChange(Struct, frozen=True):
+    """One figure in the baseline and now; None where there is none."""
+
+    figure: str
+    before: Count | None
+    now: Count | None
+    by: int | None
+    """Now less before."""
+
+
+COMPARED = {
+    "weights_bytes": "weights",
+    "kv_bytes_per_token": "KV per token",
+    "state_bytes": "recurrent state",
+    "workspace_bytes": "workspace",
+    "peak_bytes": "peak",
+    "training_peak_bytes": "training peak",
+    "context_tokens": "longest context",
+    "expert_capacity": "expert capacity",
+}
+"""The figures that a report compares with the baseline's, and what it calls them."""
 
 
 def figures_of(
@@ -23,7 +89,7 @@ def figures_of(
     at = sized.figures_for(workload)
     largest = largest_workload(sized, workload) if with_smaller else workload
     moment = sized.figures_for(largest).moment
-    capacity = capacity_of(sized)
+    capacity = capacity_of(sized.runtime_model)
     return GateFigures(
         weights_bytes=sized.runtime_model.loaded_bytes,
         kv_bytes_per_token=at.kv.bytes_per_token,
@@ -33,7 +99,10 @@ def figures_of(
         peak_bytes=moment.nbytes,
         load_peak_bytes=max(sized.runtime_model.load_bytes, sized.resident_bytes),
         wired_limit_bytes=sized.requirement(largest).peak_bytes,
-        context_tokens=_context(sized, workload) if with_context else None,
+        # As memfit estimate recommends it.
+        context_tokens=longest_context(sized, workload, longest_prompt(sized))
+        if with_context
+        else None,
         expert_capacity=capacity.experts if capacity else None,
         experts=capacity.of if capacity else None,
         basis=sized.footprint.basis,
@@ -42,6 +111,10 @@ def figures_of(
     )
 
 
-def _context(sized: SizedModel, workload: Workload) -> int | None:
-    """The context memfit estimate recommends."""
-    return longest_context(sized, workload, longest_prompt(sized))
+def changes(before: GateFigures, now: GateFigures) -> Iterator[FigureChange]:
+    """Yield the compared figures, those that did not change as well."""
+    for name in COMPARED:
+        old, new = getattr(before, name), getattr(now, name)
+        if name == "training_peak_bytes" and old is new is None:
+            continue  # neither is trained
+        yield FigureChange(name, old, new, None if old is None or new is None else new - old)

@@ -8,14 +8,13 @@ from pathlib import Path
 from string import Template
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.figures import figures_of
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.working_set import GIB
+from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.sizing.catalog import Catalog
-from memfit.estimators.sizing.workload import PartialWorkload
 
 PROMPT_TOKENS = 4096
 MAX_TOKENS = 256
@@ -45,7 +44,7 @@ def _block(catalog: Catalog, model: str, device: Device) -> str:
         raise UnsupportedError(f"{model}: its weights are only bounded: {reason}")
     most = sized.model.max_context or PROMPT_TOKENS + MAX_TOKENS
     prompt = max(1, min(PROMPT_TOKENS, most - MAX_TOKENS))
-    work = PartialWorkload(Workload(prompt_tokens=prompt, max_tokens=MAX_TOKENS), frozenset())
+    work = WorkloadQuestion(prompt_tokens=prompt, max_tokens=MAX_TOKENS)
     workload = work.under(catalog.native_runtime(model))
     figures = figures_of(sized, workload)
     return _template("target").substitute(

@@ -3,56 +3,45 @@
 `read_policy` checks more: names of machines, sizes that exist, keys that exclude each other.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
-from memfit.estimators.base.quantities import Positive, Tokens, one_of
+from memfit.estimators.base.quantities import Positive, one_of
 from memfit.estimators.base.quantization import FloatMode
 from memfit.estimators.base.ranks import MAX_RANKS, Parallel
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.workload import KvBits, KvGroupSize
+from memfit.estimators.gate.limits import LIMITS, NUMBER, RequiredBasis, TokenCount
 from memfit.estimators.machine.working_set import OsRegime
 from memfit.estimators.runtimes.registry import runtime_names
 
 SCHEMA = "memfit.policy/1"
 NAME = "^[A-Za-z0-9_.+-]{1,80}$"
-RequiredBasis = Literal["exact", "derived", "bound"]
-_NUMBER = r"^[0-9]+(\.[0-9]+)?"
-Size = Annotated[str, Meta(pattern=rf"{_NUMBER} *[A-Za-z]{{0,3}}$")]
-Amount = Annotated[
-    Literal[0] | Annotated[str, Meta(pattern=rf"{_NUMBER} *(%|[A-Za-z]{{1,3}})$")],
-    Meta(description="A share or a size, such as 90% or 16GB."),
-]
-TokenCount = Annotated[
-    Tokens | Annotated[str, Meta(pattern=rf"{_NUMBER}[kKmM]?$")],
-    Meta(description="A count of tokens, such as 4096 or 4k."),
-]
-Experts = Positive | Annotated[str, Meta(pattern=rf"{_NUMBER} *%$")]
+Size = Annotated[str, Meta(pattern=rf"{NUMBER} *[A-Za-z]{{0,3}}$")]
 
 
 def _exactly_one(*keys: str) -> Meta:
     return Meta(extra_json_schema={"oneOf": [{"required": [key]} for key in keys]})
 
 
-class GrowthKeys(Struct, frozen=True):
+def _keys(*, of_growth: bool) -> Any:
+    """A struct with a field for each limit; without a module, because no source describes it."""
+    fields = [
+        (rule.key.rpartition(".")[2], rule.kind.schema | UnsetType, UNSET)
+        for rule in LIMITS.values()
+        if rule.kind.is_growth is of_growth
+    ]
+    return defstruct("Limits", fields, module="", frozen=True)
+
+
+class GrowthKeys(_keys(of_growth=True), frozen=True):  # type: ignore[misc]
     """Limits on the growth of the baseline's figures."""
 
-    weights: Amount | UnsetType = UNSET
-    kv_per_token: Amount | UnsetType = UNSET
-    peak: Amount | UnsetType = UNSET
-    training_peak: Amount | UnsetType = UNSET
 
-
-class LimitKeys(Struct, frozen=True):
+class LimitKeys(_keys(of_growth=False), frozen=True):  # type: ignore[misc]
     """The limits of a target."""
 
-    peak: Amount | UnsetType = UNSET
-    load_peak: Amount | UnsetType = UNSET
-    wired_limit: Amount | UnsetType = UNSET
-    context: TokenCount | UnsetType = UNSET
-    expert_capacity: Experts | UnsetType = UNSET
-    training_peak: Amount | UnsetType = UNSET
     basis: RequiredBasis | UnsetType = UNSET
     growth: GrowthKeys | UnsetType = UNSET
 

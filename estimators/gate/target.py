@@ -1,8 +1,7 @@
 """One target of a policy: its figures, their checks, and what makes broken limits pass."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,182 +11,186 @@ from memfit.estimators.base.errors import InputError, UnreachableError, Unsuppor
 from memfit.estimators.base.quantization import FloatMode, Quantization
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.units import Units, ceil_div, format_bytes
-from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.baseline import (
     NAME,
     Asked,
     BaselineEntry,
-    changes,
     differences,
     fingerprint,
     replaced,
 )
-from memfit.estimators.gate.figures import figures_of
-from memfit.estimators.gate.policy import (
-    RUN_LIMITS,
-    TRAINING_LIMITS,
-    PolicyLimit,
-    PolicyTarget,
-)
-from memfit.estimators.gate.remedies import Question, remedies
-from memfit.estimators.gate.verdict import Totals, bounds, judge_limit, judge_limits
-from memfit.estimators.images.processor import with_image_tokens
-from memfit.estimators.machine.device import Device
-from memfit.estimators.results.estimate import Note
-from memfit.estimators.results.gate import (
+from memfit.estimators.gate.figures import changes, figures_of
+from memfit.estimators.gate.limits import (
     BoundName,
     LimitCheck,
-    TargetReport,
-    TargetStatus,
+    PolicyLimit,
+    Totals,
     Unit,
+    bounds,
+    judge_basis,
+    judge_limit,
 )
+from memfit.estimators.gate.policy import PolicyTarget
+from memfit.estimators.gate.remedies import Candidate, remedies
+from memfit.estimators.gate.report import TargetReport, TargetStatus
+from memfit.estimators.mlx.versions import format_version
+from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.budget import OF_RUNTIME, judge
-from memfit.estimators.runtimes.registry import runtime_for_images, with_versions
 from memfit.estimators.runtimes.run_limits import ending_notes, run_limits
-from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
-from memfit.estimators.sizing.ranks import Ranks, ranked
+from memfit.estimators.sizing.resolved import ResolvedTarget
 from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.smaller_workloads import are_compared, can_take_more
-from memfit.estimators.sizing.training_steps import TracedSteps
-from memfit.estimators.sizing.workload import MARGIN_BYTES
+
+# The trace of training, which other targets do not need.
+if TYPE_CHECKING:
+    from memfit.estimators.sizing.training_steps import TracedSteps
 
 
-class TargetModel(Struct, frozen=True):
-    """A model in a target's place."""
+class SizedTarget(Struct, frozen=True):
+    """A target with its model: everything that its checks are computed from."""
 
-    catalog: Catalog
     target: PolicyTarget
-    model: str
-    """The reference to it."""
+    resolved: ResolvedTarget
+    steps: "TracedSteps | None"
+    """The trainer's steps, each traced once; None where the target is not fine-tuned."""
+    now: BaselineEntry
+    """The figures that a baseline keeps."""
 
-    @property
-    def runtime(self) -> Runtime:
-        """The target's runtime, else the native one of the checkpoint, on the target's versions."""
-        target = self.target
-        runtime = target.runtime
-        if runtime is None:
-            runtime = self.catalog.native_runtime(self.model)
-            if target.workload.values.images:
-                runtime = runtime_for_images(runtime)
-        return with_versions(runtime, mlx=target.mlx_version, mlx_lm=target.mlx_lm_version)
 
-    @property
-    def workload(self) -> Workload:
-        """The target's workload with the runtime's defaults."""
-        asked = self.target.workload.under(self.runtime.on(self.target.device))
-        return with_image_tokens(self.catalog.checkpoint(self.model), asked)
+def size_target(catalog: Catalog, target: PolicyTarget) -> SizedTarget:
+    """Return a target with its model and its figures.
 
-    def sized(self, quantize: Quantization | None) -> SizedModel:
-        """Return the model as it is, or converted; of ranks the tightest."""
-        margin_bytes = self.target.margin_bytes
-        sized = self.catalog.sized(
-            self.model,
-            quantize=quantize,
-            margin_bytes=MARGIN_BYTES if margin_bytes is None else margin_bytes,
-            adapter=self.target.adapter,
-            device=self.target.device,
-            runtime=self.runtime,
-        )
-        return ranked(sized, self.target.ranks).tightest(self.workload)
+    Raises:
+        UnreachableError: when the checkpoint may not be the present one, and must be.
+        MemfitError: when the model cannot be sized, or its runtime cannot run the workload.
+    """
+    question = target.question
+    stale = catalog.checkpoint(question.reference).stale
+    if stale and not target.allow_stale:
+        raise UnreachableError(f"{stale}; allow_stale: true in the target accepts it")
+    resolved = catalog.resolve(question)
+    # A policy may accept the bound of a model that is converted first, and no other files.
+    sized = resolved.sized if resolved.sized.is_foreign else resolved.sized.loaded()
+    figures, steps = figures_of(sized, resolved.workload), None
+    if target.training is not None:
+        steps = _training_steps(catalog, target)
+        nbytes = steps.run_bytes(target.training, question.quantize)
+        figures = replace(figures, training_peak_bytes=nbytes)
+    entry = BaselineEntry(
+        model=question.reference,
+        quantize=_format_name(question.quantize),
+        model_type=sized.model.model_type,
+        asked=Asked(
+            device=target.device.name,
+            runtime=sized.runtime,
+            workload=resolved.workload,
+            **_named_settings(target),
+        ),
+        checkpoint=fingerprint(sized.checkpoint),
+        figures=figures,
+    )
+    return SizedTarget(target, resolved, steps, entry)
 
-    def entry(self) -> BaselineEntry:
-        """Return the figures that a baseline keeps.
 
-        Raises:
-            UnreachableError: when the checkpoint may not be the present one, and must be.
-        """
-        stale = self.catalog.checkpoint(self.model).stale
-        if stale and not self.target.allow_stale:
-            raise UnreachableError(f"{stale}; allow_stale: true in the target accepts it")
-        target, workload = self.target, self.workload
-        sized = self.sized(target.quantize)
-        # A policy may accept the bound of a model that is converted first, and no other files.
-        sized = sized if sized.is_foreign else sized.loaded()
-        named: dict[str, Any] = {**target.versions(), **_of_ranks(target.ranks)}
-        if target.margin_bytes is not None:
-            named["margin_bytes"] = target.margin_bytes
-        figures = figures_of(sized, workload)
-        if target.training is not None:
-            named["training"] = target.training
-            nbytes = self.training_steps().run_bytes(target.training, target.quantize)
-            figures = replace(figures, training_peak_bytes=nbytes)
-        return BaselineEntry(
-            model=self.model,
-            quantize=_format_name(target.quantize),
-            model_type=sized.model.model_type,
-            asked=Asked(
-                device=target.device.name, runtime=self.runtime.name, workload=workload, **named
-            ),
-            checkpoint=fingerprint(sized.checkpoint),
-            figures=figures,
-        )
+def _training_steps(catalog: Catalog, target: PolicyTarget) -> "TracedSteps":
+    """What traces the trainer's steps, as memfit plan train does."""
+    from memfit.estimators.sizing.training_steps import TracedSteps
 
-    def training_steps(self) -> TracedSteps:
-        """Return what traces the trainer's steps, as memfit plan train does.
-
-        Raises:
-            UnsupportedError: when mlx-lm does not run the model.
-        """
-        device = self.target.device
-        sized = self.catalog.sized(self.model, device=device, runtime=self.runtime)
-        if not sized.runtime_model.is_mlx_lm:
-            raise UnsupportedError(f"training: mlx_lm.lora does not train for {sized.runtime}")
-        versions = sized.runtime_model.runtime.versions
-        return TracedSteps(sized.checkpoint, sized.model.dtype, device, versions)
+    sized = catalog.sized_for(replace(target.question, quantize=None, adapter=None))
+    if not sized.runtime_model.is_mlx_lm:
+        raise UnsupportedError(f"training: mlx_lm.lora does not train for {sized.runtime}")
+    versions = sized.runtime_model.runtime.versions
+    return TracedSteps(sized.checkpoint, sized.model.dtype, target.device, versions)
 
 
 def _format_name(quantize: Quantization | None) -> int | FloatMode | None:
-    """Return a format as the policy names it: bits, or a mode of floating-point numbers."""
+    """The name of a format in a policy: its bits, or a mode of floating-point numbers."""
     if quantize is None:
         return None
     return quantize.bits if quantize.mode == "affine" else cast(FloatMode, quantize.mode)
 
 
-def _of_ranks(ranks: Ranks | None) -> dict[str, Any]:
-    """Return what a baseline keeps of ranks: what the policy names."""
-    if ranks is None:
-        return {}
-    named = {"ranks": ranks.size, "parallel": ranks.parallel, "split": ranks.split}
+def _named_settings(target: PolicyTarget) -> dict[str, Any]:
+    """The settings that a baseline keeps only where the policy names them."""
+    question, ranks = target.question, target.question.ranks
+    versions = {"mlx_version": question.mlx_version, "mlx_lm_version": question.mlx_lm_version}
+    named = {
+        **{key: version and format_version(version) for key, version in versions.items()},
+        "ranks": ranks and ranks.size,
+        "parallel": ranks and ranks.parallel,
+        "split": ranks and ranks.split,
+        "training": target.training,
+        "margin_bytes": target.margin_bytes,
+    }
     return {key: value for key, value in named.items() if value is not None}
 
 
-class Evaluation(Struct, frozen=True):
-    """One target with its present figures and those of the baseline."""
+def report_of(
+    catalog: Catalog, present: SizedTarget, before: BaselineEntry | None, *, allow_bounds: bool
+) -> TargetReport:
+    """Return the report of a target; ``before`` is its entry in the baseline.
 
-    subject: TargetModel
-    now: BaselineEntry
+    Raises:
+        InputError: when a limit on growth has no baseline, or one for another question.
+    """
+    target, sized = present.target, present.resolved.sized
+    differing = tuple(differences(before.asked, present.now.asked)) if before else ()
+    if any(limit.rule.kind.is_growth for limit in target.limits):
+        _require_baseline(before, differing)
+    accepts_bounds = allow_bounds or (target.basis is not None and target.basis.least == "bound")
+    device = present.resolved.device or target.device
+    totals = Totals(device, before.figures if before else None, accepts_bounds)
+    return _Evaluation(
+        catalog=catalog,
+        present=present,
+        before=before,
+        differing="; ".join(differing),
+        totals=totals,
+        recipe=_counted(target.training or Recipe(), len(sized.model.layers)),
+        excess_tokens=_excess_tokens(sized, present.resolved.workload.total_tokens),
+    ).report()
+
+
+def _require_baseline(before: BaselineEntry | None, differing: tuple[str, ...]) -> None:
+    if before is None:
+        raise InputError(f"no baseline to grow from; memfit gate --update writes {NAME}")
+    if differing:
+        raise InputError(
+            f"the baseline answers another question ({'; '.join(differing)});"
+            " memfit gate --update makes a new one"
+        )
+
+
+def _counted(recipe: Recipe, layers: int) -> Recipe:
+    """The recipe with its number of layers, where it trains all."""
+    return recipe if recipe.num_layers > 0 else replace(recipe, num_layers=layers)
+
+
+def _excess_tokens(sized: SizedModel, tokens: int) -> int:
+    """The tokens beyond the model's own limit, or the runtime's lower one."""
+    limits = (sized.model.max_context, sized.runtime_model.context_limit)
+    return max(0, tokens - min(filter(None, limits), default=tokens))
+
+
+class _Evaluation(Struct, frozen=True, kw_only=True):
+    """A target's checks, with what all of them need."""
+
+    catalog: Catalog
+    present: SizedTarget
     before: BaselineEntry | None
-    allow_bounds: bool
-
-    @property
-    def target(self) -> PolicyTarget:
-        """The target of the policy."""
-        return self.subject.target
-
-    @property
-    def sized(self) -> SizedModel:
-        """The model as the target has it."""
-        return self.subject.sized(self.target.quantize)
+    differing: str
+    """How the baseline's question differs; empty where it does not."""
+    totals: Totals
+    recipe: Recipe
+    excess_tokens: int
+    """By how much the workload is longer than the context, in tokens."""
 
     def report(self) -> TargetReport:
-        """Return the target's report.
-
-        Raises:
-            InputError: when a limit on growth has no baseline, or one for another question.
-        """
-        target = self.target
-        self._require_baseline()
-        figures, before = self.now.figures, self.before
-        checks = tuple(
-            self._with_remedies(check) if check.is_broken else check
-            for check in judge_limits(target.limits, target.basis, figures, self._totals)
-        )
-        if self._beyond_context and not target.allow_beyond_context:
-            checks += (self._context_check(),)
-        checks += tuple(self._budget_checks())
+        target, now, before = self.present.target, self.present.now, self.before
+        checks = tuple(self._checks())
         message = self._undecided(checks)
         status: TargetStatus = "undecided" if message else "passed"
         if any(check.is_broken for check in checks):
@@ -195,114 +198,88 @@ class Evaluation(Struct, frozen=True):
         return TargetReport(
             name=target.name,
             line=target.line,
-            model=self.now.model,
+            model=now.model,
             device=target.device.name,
-            working_set_bytes=self._device.working_set_bytes,
-            budget=self._device.budget,
+            working_set_bytes=self.totals.device.working_set_bytes,
+            budget=self.totals.device.budget,
             status=status,
             message=message,
             checks=checks,
-            figures=figures,
+            figures=now.figures,
             baseline_model=before.model if before else None,
-            changes=tuple(changes(before.figures, figures)) if before else (),
+            changes=tuple(changes(before.figures, now.figures)) if before else (),
             notes=tuple(self._notes()),
-            source=self.sized.checkpoint.source,
+            source=self.present.resolved.sized.checkpoint.source,
         )
 
-    @property
-    def _device(self) -> Device:
-        """The machine as the runtime uses it."""
-        return self.sized.device or self.target.device
-
-    @property
-    def _totals(self) -> Totals:
-        baseline = self.before.figures if self.before else None
-        return Totals(self._device, baseline, self._accepts_bounds)
-
-    @property
-    def _accepts_bounds(self) -> bool:
-        basis = self.target.basis
-        return self.allow_bounds or (basis is not None and basis.least == "bound")
-
-    @property
-    def _beyond_context(self) -> int:
-        """The tokens of the workload beyond the model's own limit, or the runtime's lower one."""
-        limits = (self.sized.model.max_context, self.sized.runtime_model.context_limit)
-        tokens = self.subject.workload.total_tokens
-        return max(0, tokens - min(filter(None, limits), default=tokens))
-
-    def _context_check(self) -> LimitCheck:
-        tokens = self.subject.workload.total_tokens
-        most = tokens - self._beyond_context
-        return self._broken("model_context", "tokens", tokens, most, "the model's context")
+    def _checks(self) -> Iterator[LimitCheck]:
+        """Yield the checks of the policy's limits, then those that are always made and fail."""
+        target, figures = self.present.target, self.present.now.figures
+        for limit in target.limits:
+            check = judge_limit(limit, figures, self.totals)
+            yield self._with_remedies(limit, check) if check.is_broken else check
+        if target.basis:
+            yield judge_basis(target.basis, figures)
+        if self.excess_tokens and not target.allow_beyond_context:
+            tokens = self.present.resolved.workload.total_tokens
+            most = tokens - self.excess_tokens
+            yield self._broken("model_context", "tokens", tokens, most, "the model's context")
+        yield from self._budget_checks()
 
     def _budget_checks(self) -> Iterator[LimitCheck]:
         """Yield that a runtime does not run the workload in the memory that it gives itself.
 
         Or that the host, or GPU and host together, have not the memory.
         """
-        need = self.sized.requirement(self.subject.workload)
-        budget, exceeded = need.budget, judge(need, self._device)[1]
+        device, figures = self.totals.device, self.present.now.figures
+        need = self.present.resolved.sized.requirement(self.present.resolved.workload)
+        budget, exceeded = need.budget, judge(need, device)[1]
         if "memory" in exceeded:
-            memory = self._device.memory_bytes
-            yield self._broken("memory", "bytes", need.shared_bytes, memory, "")
+            yield self._broken("memory", "bytes", need.shared_bytes, device.memory_bytes)
         if "host_memory" in exceeded and need.host:
             memory = need.host.memory_bytes or 0
-            yield self._broken("host_memory", "bytes", need.host.nbytes, memory, "")
+            yield self._broken("host_memory", "bytes", need.host.nbytes, memory)
         if budget and OF_RUNTIME.intersection(exceeded):
-            allowed, figures = budget.of_device(self._device), self.now.figures
-            check = self._broken("runtime_budget", "bytes", need.budgeted_bytes, allowed, "")
-            found = tuple(bounds(figures, with_workspace=not budget.for_cache))
-            known = need.budgeted_bytes - ("workspace" in found) * figures.workspace_bytes
-            certain = self._accepts_bounds or ("weights" not in found and known > allowed)
-            yield check if certain else replace(check, undecided_by=found)
+            allowed = budget.of_device(device)
+            check = self._broken("runtime_budget", "bytes", need.budgeted_bytes, allowed)
+            unknown = tuple(bounds(figures, with_workspace=not budget.for_cache))
+            known = need.budgeted_bytes - ("workspace" in unknown) * figures.workspace_bytes
+            certain = self.totals.accepts_bounds or ("weights" not in unknown and known > allowed)
+            yield check if certain else replace(check, undecided_by=unknown)
 
-    def _broken(self, limit: str, unit: Unit, figure: int, allowed: int, whole: str) -> LimitCheck:
+    def _broken(
+        self, limit: str, unit: Unit, figure: int, allowed: int, relative_to: str = ""
+    ) -> LimitCheck:
         """A limit that is not the policy's, and that the figure is above."""
         return LimitCheck(
             limit=limit,
-            line=self.target.line,
+            line=self.present.target.line,
             passed=False,
             unit=unit,
             sense="at most",
             figure=figure,
             allowed=allowed,
-            written=str(allowed),
-            whole=whole,
-            missed_by=figure - allowed,
+            limit_text=str(allowed),
+            relative_to=relative_to,
+            excess=figure - allowed,
         )
-
-    def _require_baseline(self) -> None:
-        if not self.target.needs_baseline:
-            return
-        if self.before is None:
-            raise InputError(f"no baseline to grow from; memfit gate --update writes {NAME}")
-        if different := self._differences():
-            raise InputError(
-                f"the baseline answers another question ({different});"
-                " memfit gate --update makes a new one"
-            )
-
-    def _differences(self) -> str:
-        before = self.before.asked if self.before else self.now.asked
-        return "; ".join(differences(before, self.now.asked))
 
     def _undecided(self, checks: tuple[LimitCheck, ...]) -> str | None:
         """Why bounds do not decide, None where the figures are no bounds or a bound is accepted."""
-        found = dict.fromkeys(name for check in checks for name in check.undecided_by)
-        if not found:
+        unknown = dict.fromkeys(name for check in checks for name in check.undecided_by)
+        if not unknown:
             return None
-        return f"{'; '.join(map(self._bound, found))}; --allow-bounds accepts it"
+        return f"{'; '.join(map(self._bound, unknown))}; --allow-bounds accepts it"
 
     def _bound(self, name: BoundName) -> str:
-        figures = self.now.figures
+        now, notes = self.present.now, self.present.resolved.sized.footprint.notes
         match name:
             case "weights":
-                reason = next((n.message for n in self.sized.footprint.notes), self.now.model)
+                reason = next((note.message for note in notes), now.model)
                 return f"the weights are a bound ({reason})"
             case "workspace":
-                least = format_bytes(figures.peak_bytes - figures.workspace_bytes)
-                peak = format_bytes(figures.peak_bytes)
+                least = format_bytes(now.figures.peak_bytes - now.figures.workspace_bytes)
+                peak = format_bytes(now.figures.peak_bytes)
                 return f"the workspace is a bound (the peak is from {least} to {peak})"
             case "baseline_weights":
                 return "the baseline's weights are a bound"
@@ -312,33 +289,32 @@ class Evaluation(Struct, frozen=True):
                 assert_never(name)
 
     def _notes(self) -> Iterator[Note]:
-        before = self.before
-        if before and before.model == self.now.model:
-            parts = replaced(before.checkpoint, self.now.checkpoint)
-            if parts:
-                text = f"{self.now.model} was replaced behind its name: {', '.join(parts)}"
-                yield Note("warning", "checkpoint-changed", text)
-        revision = self.sized.checkpoint.revision
-        if self.subject.model.startswith(HUB) and f"@{revision}" not in self.subject.model:
-            text = f"{self.now.model}: not pinned to a commit; it is {revision} now"
+        before, now, sized = self.before, self.present.now, self.present.resolved.sized
+        is_same = before is not None and before.model == now.model
+        if before and is_same and (parts := replaced(before.checkpoint, now.checkpoint)):
+            text = f"{now.model} was replaced behind its name: {', '.join(parts)}"
+            yield Note("warning", "checkpoint-changed", text)
+        revision = sized.checkpoint.revision
+        if now.model.startswith(HUB) and f"@{revision}" not in now.model:
+            text = f"{now.model}: not pinned to a commit; it is {revision} now"
             yield Note("warning", "not-pinned", text)
-        if self._beyond_context:
-            text = f"the workload is {self._beyond_context} tokens longer than the model's context"
+        if self.excess_tokens:
+            text = f"the workload is {self.excess_tokens} tokens longer than the model's context"
             yield Note("warning", "beyond-context", text)
-        if different := self._differences():
-            yield Note("warning", "other-question", f"the baseline is of {different}")
+        if self.differing:
+            yield Note("warning", "other-question", f"the baseline is of {self.differing}")
         yield from self._runtime_warnings()
-        for note in self.sized.footprint.notes:
+        for note in sized.footprint.notes:
             if note.level == "warning":
                 yield note
-        for warning in self.sized.checkpoint.warnings:
+        for warning in sized.checkpoint.warnings:
             yield Note("warning", "checkpoint", warning)
 
     def _runtime_warnings(self) -> Iterator[Note]:
-        workload = self.subject.workload
-        figures, runtime_model = self.sized.figures_for(workload), self.sized.runtime_model
+        sized, workload = self.present.resolved.sized, self.present.resolved.workload
+        figures, runtime_model = sized.figures_for(workload), sized.runtime_model
         yield from ending_notes(run_limits(runtime_model, workload))
-        if can_take_more(self.sized) and not are_compared(self.sized):
+        if can_take_more(sized) and not are_compared(sized):
             text = "by trace the peak is of this workload alone; a smaller one can take more"
             yield Note("info", "one-workload", text)
         for note in runtime_model.notes(workload, figures, Units.GB):
@@ -346,98 +322,86 @@ class Evaluation(Struct, frozen=True):
             if note.level == "warning" and note.code != "runtime-budget":
                 yield note
 
-    def _with_remedies(self, check: LimitCheck) -> LimitCheck:
-        limit = next((one for one in self.target.limits if one.name == check.limit), None)
-        if limit is None:
-            return check
-        footprint = self.sized.footprint
-        found = remedies(
-            limit.name,
-            Question(self.subject.workload, self.target.quantize, self._recipe),
+    def _with_remedies(self, limit: PolicyLimit, check: LimitCheck) -> LimitCheck:
+        sized = self.present.resolved.sized
+        footprint = sized.footprint
+        now = Candidate(
+            workload=self.present.resolved.workload,
+            quantize=self.present.target.question.quantize,
+            recipe=self.recipe,
             # Other runtimes load no weights that mlx-lm converts.
-            ceil_div(8 * footprint.nbytes, footprint.parameters) * self.sized.runtime_model.on_mlx,
-            self._whole(limit),
+            weight_bits=ceil_div(8 * footprint.nbytes, footprint.parameters)
+            * sized.runtime_model.on_mlx,
         )
-        return replace(check, mends=tuple(found))
+        passes = self._target_passes(limit, now)
+        return replace(check, remedies=tuple(remedies(limit.rule.settings, now, passes)))
 
-    def _whole(self, limit: PolicyLimit) -> Callable[[Question], bool]:
-        """What judges whether the target passes with a change that is for one limit."""
-        first, *others = sorted(self.target.limits, key=lambda other: other.name != limit.name)
-        judges = {one.name: self._judge_of(one) for one in (first, *others)}
+    def _target_passes(self, first: PolicyLimit, now: Candidate) -> Callable[[Candidate], bool]:
+        """What judges whether the target passes with a change that is for its ``first`` limit."""
+        others = [other for other in self.present.target.limits if other is not first]
 
-        def passes(question: Question) -> bool:
-            if not judges[limit.name](question) or not self._runs(question):
-                return False
-            return all(
-                judges[one.name](question)
-                if self._concerns(question, one)
-                else judge_limit(one, self.now.figures, self._totals).is_passed
-                for one in others
+        def is_unchanged(limit: PolicyLimit, candidate: Candidate) -> bool:
+            if limit.rule.of == "training":
+                changed = replace(candidate, workload=now.workload)
+            else:
+                changed = replace(candidate, recipe=now.recipe)
+            return changed == now
+
+        def passes(candidate: Candidate) -> bool:
+            return (
+                self._passes(first, candidate)
+                and self._runs(candidate)
+                and all(
+                    judge_limit(other, self.present.now.figures, self.totals).is_passed
+                    if is_unchanged(other, candidate)
+                    else self._passes(other, candidate)
+                    for other in others
+                )
             )
 
         return passes
 
-    def _judge_of(self, limit: PolicyLimit) -> Callable[[Question], bool]:
-        if limit.name in TRAINING_LIMITS:
-            return self._trains(limit)
-        return partial(self._passes, limit)
-
-    def _concerns(self, question: Question, limit: PolicyLimit) -> bool:
-        """Whether a change is of what a limit is on: training, or the run."""
-        if question.quantize != self.target.quantize:
-            return True
-        if limit.name in TRAINING_LIMITS:
-            return question.recipe != self._recipe
-        return question.workload != self.subject.workload
-
-    def _runs(self, question: Question) -> bool:
+    def _runs(self, candidate: Candidate) -> bool:
         """Whether the changed workload is within the model's context and the runtime's budget."""
-        target, workload = self.target, question.workload
-        most = self.sized.model.max_context
+        target, workload = self.present.target, candidate.workload
+        most = self.present.resolved.sized.model.max_context
         if most and workload.total_tokens > most and not target.allow_beyond_context:
             return False
-        need = self.subject.sized(question.quantize).requirement(workload)
-        if OF_RUNTIME.intersection(judge(need, self._device)[1]):
+        need = self._sized(candidate).requirement(workload)
+        if OF_RUNTIME.intersection(judge(need, self.totals.device)[1]):
             return False
-        basis = judge_limits((), target.basis, self.now.figures, self._totals)
-        return all(check.is_passed for check in basis)
+        basis = target.basis
+        return basis is None or judge_basis(basis, self.present.now.figures).is_passed
 
-    @property
-    def _recipe(self) -> Recipe:
-        recipe = self.target.training or Recipe()
-        if recipe.num_layers > 0:
-            return recipe
-        return replace(recipe, num_layers=len(self.sized.model.layers))
+    def _sized(self, candidate: Candidate) -> SizedModel:
+        question = replace(self.present.target.question, quantize=candidate.quantize)
+        return self.catalog.resolve(question).sized
 
-    def _trains(self, limit: PolicyLimit) -> Callable[[Question], bool]:
-        """What judges a limit on training; its steps are traced once for all questions."""
-        steps = self.subject.training_steps()
-
-        def passes(question: Question) -> bool:
-            recipe = question.recipe
-            if recipe.fine_tune_type == "full" and question.quantize != self.target.quantize:
-                return False  # mlx-lm trains no quantised weights
-            nbytes = steps.run_bytes(recipe, question.quantize)
-            figures = replace(self.now.figures, training_peak_bytes=nbytes)
-            return judge_limit(limit, figures, self._totals).is_passed
-
-        return passes
-
-    def _passes(self, limit: PolicyLimit, question: Question) -> bool:
-        sized = self.subject.sized(question.quantize)
-        is_context = limit.name == "context"
+    def _passes(self, limit: PolicyLimit, candidate: Candidate) -> bool:
+        """Whether a limit holds with a change."""
+        if limit.rule.of == "training":
+            return self._trains(limit, candidate)
+        sized, workload = self._sized(candidate), candidate.workload
+        is_context = limit.rule.of == "context"
         if is_context:
-            prompt = question.workload.prompt_only(limit.amount.numerator)
+            prompt = workload.prompt_only(limit.amount.numerator)
             if not fits_comfortably(sized, prompt):
                 return False  # one evaluation in place of a search
 
         def judged(*, with_smaller: bool) -> bool:
             figures = figures_of(
-                sized, question.workload, with_context=is_context, with_smaller=with_smaller
+                sized, workload, with_context=is_context, with_smaller=with_smaller
             )
-            return judge_limit(limit, figures, self._totals).is_passed
+            return judge_limit(limit, figures, self.totals).is_passed
 
         # Smaller workloads are computed for those alone that may pass.
-        return judged(with_smaller=False) and (
-            limit.name not in RUN_LIMITS or judged(with_smaller=True)
-        )
+        return judged(with_smaller=False) and (limit.rule.of != "run" or judged(with_smaller=True))
+
+    def _trains(self, limit: PolicyLimit, candidate: Candidate) -> bool:
+        recipe, quantize = candidate.recipe, candidate.quantize
+        if recipe.fine_tune_type == "full" and quantize != self.present.target.question.quantize:
+            return False  # mlx-lm trains no quantised weights
+        assert self.present.steps is not None
+        nbytes = self.present.steps.run_bytes(recipe, quantize)
+        figures = replace(self.present.now.figures, training_peak_bytes=nbytes)
+        return judge_limit(limit, figures, self.totals).is_passed

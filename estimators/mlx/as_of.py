@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Layer, Model
+from memfit.estimators.arch.registry import class_row
 from memfit.estimators.arch.specs import (
     Attention,
     GatedDelta,
@@ -27,13 +28,15 @@ def check_class(model_type: str, mlx_lm: Version) -> None:
     if mlx_lm < OLDEST_MLX_LM:
         oldest = format_version(OLDEST_MLX_LM)
         raise UnsupportedError(f"mlx-lm {asked}: its rules are described from {oldest} on")
-    added = ADDED.get(model_type, OLDEST_MLX_LM)
+    row = class_row(model_type)
+    added = (row.since if row else ADDED.get(model_type)) or OLDEST_MLX_LM
     if mlx_lm < added:
         raise UnsupportedError(
             f"{model_type}: mlx-lm {asked} has no class for it; the first is in"
             f" {format_version(added)}"
         )
-    first, commit = REWRITTEN.get(model_type, (OLDEST_MLX_LM, ""))
+    rewritten = row.rewritten if row else REWRITTEN.get(model_type)
+    first, commit = rewritten or (OLDEST_MLX_LM, "")
     if mlx_lm < first:
         raise UnsupportedError(
             f"{model_type} in mlx-lm {asked}: its class is described from {format_version(first)}"
@@ -53,7 +56,7 @@ def as_of(model: Model, versions: MlxVersions) -> Model:
         layers = tuple(
             replace(layer, mixers=tuple(map(_narrowed, layer.mixers))) for layer in layers
         )
-    if versions.has("unused_projections") and model.model_type.startswith("gemma4"):
+    if versions.has("unused_projections"):
         layers = tuple(map(_with_unused, layers))
     return model if layers == model.layers else replace(model, layers=layers)
 

@@ -1,4 +1,4 @@
-"""A batch that mlx-lm does not prefill at once: its groups, and what is in memory with each call.
+"""What mlx-lm's batch generator runs, and the groups of a batch not prefilled at once.
 
 mlx_lm/generate.py 0.32.2, BatchGenerator: at most ``prefill_batch_size`` sequences are prefilled
 together, one chunk after each decode step of those that were prefilled before, and at most
@@ -12,6 +12,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.specs import (
+    Attention,
+    GatedDelta,
+    LatentAttention,
+    Recurrent,
+    TracedMixer,
+)
+from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import ceil_div
@@ -21,6 +29,32 @@ from memfit.estimators.mlx.batch_buffer import Buffer
 from memfit.estimators.mlx.batch_schedule import BatchSchedule, Moment
 from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes
 from memfit.estimators.mlx.recurrent_state import state_bytes, view_bytes
+
+
+def merges_caches(model: Model) -> bool:
+    """Whether it takes the model's caches; others are run one sequence after another."""
+    return all(buffer.growth.merges for buffer in model.kv_buffers())
+
+
+def require_batch(model: Model, batch: int) -> None:
+    """Do nothing when the model's class runs a batch of this size.
+
+    Raises:
+        UnsupportedError: when it fails on them.
+    """
+    for mixer in model.mixers() if batch > 1 else ():
+        match mixer:
+            # mlx-lm gemma2.py: scores (B, kv heads, groups, L, S), a mask of (B, 1, L, S).
+            case Attention(fused=False) if mixer.heads > mixer.kv_heads != batch:
+                raise UnsupportedError(
+                    f"{model.model_type}: mlx-lm's class fails on a batch of {batch} sequences: its"
+                    " scores have an axis for groups of heads that the mask of a batch has not"
+                )
+            case Attention() | LatentAttention() | GatedDelta() | Recurrent() | TracedMixer():
+                pass
+            case _:
+                assert_never(mixer)
+
 
 # Groups of a longer batch repeat what those of these did: the first ones fill the decoding batch,
 # the next ones find it full, and are prefilled while others have ended.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from memfit.estimators.arch.caches import STEP
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import CallPhase, Workload
-from memfit.estimators.mlx.cache_growth import last_growing_chunk
+from memfit.estimators.mlx.kv_cache import last_growing_chunk
 from memfit.estimators.mlx.versions import MlxVersions
 
 CHUNKS: frozenset[CallPhase] = frozenset(

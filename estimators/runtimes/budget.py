@@ -7,11 +7,20 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import LimitName, Verdict
 from memfit.estimators.runtimes.runtime import Budget
 
-# mlx-lm warns when the weights alone exceed nine tenths of the working set (generate.py,
-# wired_limit); the whole peak is compared with the same share.
-COMFORTABLE = (9, 10)
 OF_RUNTIME: frozenset[LimitName] = frozenset({"cache_budget", "runtime_budget"})
 """Limits that a runtime sets itself."""
+
+
+def comfortable_bytes(memory_bytes: int) -> int:
+    """Return the bytes of a memory that a run fills without reserve: nine tenths, rounded down.
+
+    mlx-lm warns when the weights alone exceed that share of the working set (generate.py,
+    wired_limit); here the whole peak is compared with it.
+
+    >>> comfortable_bytes(11)
+    9
+    """
+    return memory_bytes * 9 // 10
 
 
 class HostNeed(Struct, frozen=True):
@@ -30,9 +39,8 @@ class HostNeed(Struct, frozen=True):
 
     @property
     def least_memory_bytes(self) -> int:
-        """The memory of the smallest host on which it fits."""
-        share, whole = COMFORTABLE
-        return ceil_div(self.nbytes * whole, share)
+        """The memory of the smallest host on which it fits: `comfortable_bytes` of it is enough."""
+        return ceil_div(self.nbytes * 10, 9)
 
     def verdict(self) -> Verdict:
         """Return whether it fits; unknown where the size of the host is."""
@@ -40,7 +48,7 @@ class HostNeed(Struct, frozen=True):
             return "unknown"
         if self.nbytes > self.memory_bytes:
             return "exceeds"
-        return "tight" if self.least_memory_bytes > self.memory_bytes else "fits"
+        return "tight" if self.nbytes > comfortable_bytes(self.memory_bytes) else "fits"
 
 
 class Need(Struct, frozen=True):
@@ -66,8 +74,7 @@ def recommended_bytes(budget: Budget | None, device: Device) -> int:
     """Return what a run may take: what its runtime takes in any case, else nine tenths."""
     if budget and budget.is_taken:
         return budget.of_device(device)
-    share, whole = COMFORTABLE
-    return device.working_set_bytes * share // whole
+    return comfortable_bytes(device.working_set_bytes)
 
 
 def judge(need: Need, device: Device | None) -> tuple[Verdict, tuple[LimitName, ...]]:
@@ -98,12 +105,11 @@ def judge(need: Need, device: Device | None) -> tuple[Verdict, tuple[LimitName, 
         return "unknown", ()
     if budget and budget.is_taken:
         return "fits", ()
-    share, whole = COMFORTABLE
     # A peak that may be above the limit is never said to fit without reserve.
     tight = (
-        need.peak_bytes * whole > device.working_set_bytes * share
+        need.peak_bytes > comfortable_bytes(device.working_set_bytes)
         or need.peak_bytes + need.error_bytes > device.working_set_bytes
-        or need.shared_bytes * whole > device.memory_bytes * share
+        or need.shared_bytes > comfortable_bytes(device.memory_bytes)
         or on_host == "tight"
     )
     return ("tight" if tight else "fits"), ()

@@ -6,8 +6,7 @@ from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.cache_growth import capacity_at
-from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes
+from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes, capacity_at
 
 
 def cache_lines(model: Model, workload: Workload, kv_bytes: int) -> Iterator[str]:

@@ -2,7 +2,15 @@
 
 # Source: mlx-moe, select_capacity: 71 % of the recommended working set, and multiples of 8 from
 # 16 up. memfit computes in whole bytes; the original divides decimal units by 1024.
+from typing import TYPE_CHECKING
+
 from msgspec import Struct
+
+from memfit.estimators.arch.modules import Part
+
+if TYPE_CHECKING:
+    from memfit.estimators.runtimes.interface import RuntimeModel
+    from memfit.estimators.weights.expert_slots import Inventory
 
 BUDGET = (71, 100)
 MULTIPLE = 8
@@ -38,6 +46,40 @@ def expert_capacity(
     if capacity < experts:
         capacity = whole_slots(capacity)
     return ExpertCapacity(capacity, experts, capacity * expert_bytes // experts)
+
+
+def capacity_of(runtime_model: "RuntimeModel") -> ExpertCapacity | None:
+    """Return the experts to keep of each layer on the model's device.
+
+    Under mlx-moe they are those that it keeps. None without a device, under another runtime than
+    these and mlx-lm, and for a model without experts or with different numbers of them.
+    """
+    if runtime_model.kept_experts:
+        return runtime_model.kept_experts
+    subject = runtime_model.subject
+    device, footprint = subject.device, subject.footprint
+    if device is None or not runtime_model.is_mlx_lm:
+        return None
+    counts = {moe.experts for moe in subject.model.experts().values()}
+    expert_bytes = footprint.by_part[Part.EXPERTS.value]
+    if len(counts) != 1 or not expert_bytes or footprint.basis == "bound":
+        return None
+    return expert_capacity(
+        working_set_bytes=device.working_set_bytes,
+        other_bytes=footprint.loaded_bytes - expert_bytes,
+        expert_bytes=expert_bytes,
+        experts=counts.pop(),
+    )
+
+
+def capacity_of_inventory(experts: "Inventory", working_set_bytes: int) -> int:
+    """Return the experts of each layer for a working set, of experts that are stored one by one."""
+    return expert_capacity(
+        working_set_bytes=working_set_bytes,
+        other_bytes=experts.non_expert_bytes,
+        expert_bytes=experts.expert_bytes,
+        experts=experts.experts,
+    ).experts
 
 
 def whole_slots(capacity: int) -> int:

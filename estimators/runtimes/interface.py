@@ -73,6 +73,8 @@ class DraftFigures(Struct, frozen=True):
     explanation: str = "the draft model's own peak is added"
     host_bytes: int = 0
     """What the host holds of it, where ``nbytes`` are of a GPU alone."""
+    workspace_bytes: int = 0
+    """What of the largest moment with both models is neither weights nor caches, where known."""
 
 
 class TracedPeak(Protocol):

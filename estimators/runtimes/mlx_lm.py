@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.ranks import chosen_parallel, share_of
-from memfit.estimators.arch.registry import FAMILIES
+from memfit.estimators.arch.registry import class_row
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.ranks import Parallel, Rank
@@ -16,8 +16,7 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC
-from memfit.estimators.mlx.batch_groups import grouped_batch
-from memfit.estimators.mlx.batches import merges_caches, require_batch
+from memfit.estimators.mlx.batch_groups import grouped_batch, merges_caches, require_batch
 from memfit.estimators.mlx.call_plan import CHUNKS
 from memfit.estimators.mlx.kv_cache import (
     KVCache,
@@ -274,8 +273,14 @@ class MlxLm(RuntimeModel, frozen=True):
         )
         moments = speculative_moments(target, other_model, workload, tokens)
         best = max(moments, key=lambda moment: moment.nbytes)
-        found = DraftFigures(best.nbytes, "derived", best.phase, best.explanation)
-        return self._above_alone(found, draft, MlxLm.figures(self, workload))
+        both = DraftFigures(
+            best.nbytes,
+            "derived",
+            best.phase,
+            best.explanation,
+            workspace_bytes=best.workspace_bytes,
+        )
+        return self._above_alone(both, draft, MlxLm.figures(self, workload))
 
     def _above_alone(
         self, both: DraftFigures, draft: "MlxLm", alone: MemoryFigures
@@ -331,8 +336,8 @@ class MlxLm(RuntimeModel, frozen=True):
 
 
 def _is_of_mlx_vlm(model_type: str) -> bool:
-    if model_type in FAMILIES:
-        return FAMILIES[model_type] == "vision_wrappers"
+    if row := class_row(model_type):
+        return row.only_mlx_vlm
     # Imported where a type is not described: it looks into the packages that are installed.
     from memfit.estimators.trace.libraries import only_mlx_vlm_has
 

@@ -73,7 +73,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
 
     def run(self, workload: Workload, device: Device | None, versions: MlxVersions) -> "TracedRun":
         """Return what the class holds when a workload ends, and its largest moment on the way."""
-        from memfit.estimators.trace.gc_pause import not_collecting
+        from memfit.estimators.trace.isolation import not_collecting
 
         machine = device or ANY_MAC
         # A prompt of one chunk is the same with every larger step.
@@ -140,7 +140,7 @@ class ClassTrace(Struct, frozen=True, eq=False):
         Raises:
             GraphError: when the graphs cannot be recorded.
         """
-        from memfit.estimators.trace.gc_pause import not_collecting
+        from memfit.estimators.trace.isolation import not_collecting
         from memfit.estimators.trace.speculation import speculative_peak
 
         target, other = self.built(device.backend), draft.built(device.backend)
@@ -343,7 +343,9 @@ class MlxLmTrace(MlxLm, frozen=True):
             return MlxLm.drafted(self, workload, draft, tokens)
         phase: Phase = "prefill" if top.call.phase in PREFILL else "decode"
         lines = "".join(_lines(top.nbytes, top.call.phase, top.operation, top.alive))
-        both = DraftFigures(top.nbytes, "traced", phase, lines)
+        alive = dict(top.alive)
+        workspace = top.nbytes - alive["weights"] - alive.get("caches", 0)
+        both = DraftFigures(top.nbytes, "traced", phase, lines, workspace_bytes=workspace)
         return self._above_alone(both, draft, self.figures(workload))
 
     def formula_view(self) -> MlxLm:

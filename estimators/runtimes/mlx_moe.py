@@ -1,12 +1,14 @@
 """mlx-moe: mlx-lm with as many experts in memory as fit its share of the working set."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from msgspec.structs import replace
 
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantities import Positive
+from memfit.estimators.base.reading.values import number_or_text
 from memfit.estimators.base.units import Units, format_bytes, parse_count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
@@ -34,10 +36,10 @@ class MlxMoeRuntime(Runtime, frozen=True, kw_only=True):
     capacity: Positive | None = None
     """Experts of each layer; None: as many as fit."""
 
-    def with_setting(self, option: str, text: str) -> Runtime:
-        if option != "--capacity":
-            return Runtime.with_setting(self, option, text)
-        return replace(self, capacity=parse_count(text))
+    def with_setting(self, name: str, value: Any) -> Runtime:
+        if name != "capacity":
+            return Runtime.with_setting(self, name, value)
+        return replace(self, capacity=number_or_text(parse_count)(value))
 
 
 MLX_MOE = MlxMoeRuntime(

@@ -10,6 +10,7 @@ from memfit.estimators.arch.modules import Part, linear
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.server_settings import ServerSettings
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import Units, ceil_div, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -110,8 +111,8 @@ class MlxVlm(MlxLm, frozen=True):
         checkpoint = self.subject.checkpoint
         if not self.tower_sizes and checkpoint.tensors is None and has_tower(checkpoint):
             raise UnsupportedError(
-                f"{checkpoint.id}: no formula has its vision tower; leave out --method formula,"
-                " with mlx-vlm installed"
+                f"{checkpoint.id}: no formula has its vision tower; leave out"
+                f" {setting('method')} formula, with mlx-vlm installed"
             )
         if not self.tower_sizes:
             where = "config has" if checkpoint.tensors is None else "files have"
@@ -131,7 +132,7 @@ class MlxVlm(MlxLm, frozen=True):
             # mlx_vlm/generate/ar.py, _make_cache: from the first token, all layers but the last.
             raise UnsupportedError(
                 "no formula has the quantised caches of mlx-vlm's batches: leave out KV bits, or"
-                " take --method trace with mlx-vlm installed"
+                f" take {setting('method')} trace with mlx-vlm installed"
             )
         figures, subject = MlxLm.figures(self, workload), self.subject
         if workload.images:

@@ -18,9 +18,8 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.plan import ImagePlan
 from memfit.estimators.images.processor import image_plan
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device
-from memfit.estimators.mlx.cache_growth import capacity_at
 from memfit.estimators.mlx.kernels import has_nax
-from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes, kv_cache
+from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes, capacity_at, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Basis, Note

@@ -1,13 +1,14 @@
 """What is known of a runtime: its defaults, its budget and where its rules were read."""
 
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantities import Count, NonEmpty, Positive, Tokens
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, MlxVersions
 from memfit.estimators.results.growth import Growth
@@ -17,8 +18,8 @@ Charges = Literal["its own caches", "attention layers", "every layer"]
 Limited = Literal["working_set", "working_set_for_cache", "memory", "cache"]
 
 
-# The runtime of a setting that is not llama.cpp's, and what another has in its place.
-_OWNERS = {"--kv-cache-dtype": ("vllm", ", or --kv-bits 8"), "--capacity": ("mlx-moe", "")}
+# The runtimes of settings that are not llama.cpp's.
+_OWNERS = {"kv_cache_dtype": "vllm", "capacity": "mlx-moe"}
 
 
 class Budget(Struct, frozen=True):
@@ -125,19 +126,23 @@ class Runtime(Struct, frozen=True, kw_only=True):
             InputError: when its budget is not a share of the memory.
         """
         if self.budget.of != "memory":
-            raise InputError(f"{self.name} has no such setting; give --runtime vllm, which has it")
+            raise self._without("vllm")
         return replace(self, budget=MemoryShare("memory", int(percent), None, Fraction(percent)))
 
-    def with_setting(self, option: str, text: str) -> "Runtime":
-        """Return the runtime with a setting of its own, by the option that gives it.
+    def with_setting(self, name: str, value: Any) -> "Runtime":
+        """Return the runtime with a setting of its own, from a value or a text.
 
         Raises:
-            InputError: when it has no such setting, or the text cannot be read.
+            InputError: when it has no such setting, or the value cannot be read.
         """
-        owner, other = _OWNERS.get(option, ("llama.cpp", ""))
-        raise InputError(
-            f"{self.name} has no such setting; give --runtime {owner}, which has it{other}"
-        )
+        error = self._without(_OWNERS.get(name, "llama.cpp"))
+        if name == "kv_cache_dtype":
+            raise InputError(f"{error}, or {setting('kv_bits')} 8")
+        raise error
+
+    def _without(self, owner: str) -> InputError:
+        name = setting("runtime")
+        return InputError(f"{self.name} has no such setting; give {name} {owner}, which has it")
 
     @property
     def versions(self) -> MlxVersions:

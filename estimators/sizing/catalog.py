@@ -4,8 +4,6 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec import Struct
-
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.files import path_near
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
@@ -19,25 +17,18 @@ from memfit.estimators.checkpoint.opening import (
 )
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.runtimes.registry import native_runtime, with_versions
+from memfit.estimators.questions.model import Draft
+from memfit.estimators.questions.runtime import MARGIN_BYTES, Method
+from memfit.estimators.runtimes.registry import native_runtime, runtime_for_images, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
-from memfit.estimators.sizing.workload import DRAFT_TOKENS, MARGIN_BYTES
 
 # Imported where it is used: a checkpoint on the Hub is fetched while the library is imported.
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
-    from memfit.estimators.sizing.sized_model import Method, SizedModel
+    from memfit.estimators.sizing.resolved import ResolvedTarget, TargetQuestion
+    from memfit.estimators.sizing.sized_model import SizedModel
 
-Found = TypeVar("Found")
-
-
-class Draft(Struct, frozen=True):
-    """A draft model for speculative decoding."""
-
-    reference: str
-    quantize: Quantization | None = None
-    tokens: int = DRAFT_TOKENS
-    """The tokens that it proposes in each step."""
+Made = TypeVar("Made")
 
 
 class Catalog:
@@ -59,11 +50,11 @@ class Catalog:
         self._directory, self._guess_hub = directory, guess_hub
         self._versioned = versioned
         self._progress = progress
-        self._kept: dict[Hashable, Any] = {}
+        self._answers: dict[Hashable, Any] = {}
 
     def add(self, checkpoint: Checkpoint) -> str:
         """Keep a checkpoint that is already open, and return the reference to it."""
-        self._kept[checkpoint.id] = checkpoint
+        self._answers[checkpoint.id] = checkpoint
         return checkpoint.id
 
     def checkpoint(self, reference: str) -> Checkpoint:
@@ -90,7 +81,7 @@ class Catalog:
         quantize: Quantization | None = None,
         device: Device | None = None,
         runtime: Runtime | None = None,
-        method: "Method" = "auto",
+        method: Method = "auto",
         adapter: Path | None = None,
         draft: Draft | None = None,
         margin_bytes: int = MARGIN_BYTES,
@@ -114,12 +105,53 @@ class Catalog:
         )
         return self._once((conversion, device, runtime), lambda: placed.with_runtime(runtime))
 
+    def resolve(self, question: "TargetQuestion") -> "ResolvedTarget":
+        """Return the model, machine and workload of a question, which is resolved once.
+
+        Raises:
+            MemfitError: as `sized_for` and `resolved`.
+        """
+        from memfit.estimators.sizing.resolved import resolved
+
+        return self._once(
+            question,
+            lambda: resolved(
+                self.sized_for(question),
+                question.workload,
+                question.ranks,
+                keeps_runtime=question.runtime is not None,
+            ),
+        )
+
+    def sized_for(self, question: "TargetQuestion") -> "SizedModel":
+        """Return the model of a question on its machine, without its workload and ranks.
+
+        Raises:
+            MemfitError: as `sized`.
+        """
+        runtime = question.runtime
+        if runtime is None:
+            runtime = self.native_runtime(question.reference)
+            if question.workload.has_images:
+                runtime = runtime_for_images(runtime)
+        return self.sized(
+            question.reference,
+            quantize=question.quantize,
+            device=question.device,
+            runtime=with_versions(
+                runtime, mlx=question.mlx_version, mlx_lm=question.mlx_lm_version
+            ),
+            adapter=question.adapter,
+            margin_bytes=question.margin_bytes,
+            as_type=question.as_type,
+        )
+
     def _size(
         self,
         device: Device | None,
         reference: str,
         quantize: Quantization | None,
-        method: "Method",
+        method: Method,
         adapter: Path | None,
         draft: Draft | None,
         margin_bytes: int,
@@ -164,18 +196,18 @@ class Catalog:
     def _open(self, reference: str) -> Checkpoint:
         guesses = self._guess_hub and not reference.startswith(HUB)
         is_path = guesses or not has_prefix(reference)
-        found = path_near(self._directory, reference) if is_path else reference
-        if found != reference and not self._guess_hub:
+        place = path_near(self._directory, reference) if is_path else reference
+        if place != reference and not self._guess_hub:
             require_no_sample(reference)
-        return open_checkpoint(found, progress=self._progress, guess_hub=self._guess_hub)
+        return open_checkpoint(place, progress=self._progress, guess_hub=self._guess_hub)
 
-    def _once(self, key: Hashable, make: Callable[[], Found]) -> Found:
-        if key not in self._kept:
+    def _once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        if key not in self._answers:
             try:
-                self._kept[key] = make()
+                self._answers[key] = make()
             except MemfitError as error:
-                self._kept[key] = error
-        found: Found | MemfitError = self._kept[key]
-        if isinstance(found, MemfitError):
-            raise found
-        return found
+                self._answers[key] = error
+        answer: Made | MemfitError = self._answers[key]
+        if isinstance(answer, MemfitError):
+            raise answer
+        return answer

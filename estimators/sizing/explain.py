@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.budget import comfortable_bytes
+from memfit.estimators.runtimes.expert_capacity import capacity_of
 from memfit.estimators.sizing.decode_speed import decode_speed
-from memfit.estimators.sizing.recommend import capacity_of
 from memfit.estimators.sizing.sized_model import SizedModel
 
 
@@ -69,7 +70,7 @@ def _verdict(sized: SizedModel, workload: Workload, units: Units) -> Iterator[st
     if sized.device:
         limit, share = sized.device.working_set_bytes, ""
         if not (need.budget and need.budget.is_taken):
-            limit, share = limit * 9 // 10, f"9 / 10 of the working set {limit} = "
+            limit, share = comfortable_bytes(limit), f"9 / 10 of the working set {limit} = "
         yield f"fits when need <= {share}{limit} bytes ({format_bytes(limit, units)})"
     if sized.device and need.budget and need.budget.is_limit:
         part = "the cache's" if need.budget.for_cache else "its own"
@@ -80,7 +81,7 @@ def _verdict(sized: SizedModel, workload: Workload, units: Units) -> Iterator[st
 
 
 def _capacity(sized: SizedModel) -> Iterator[str]:
-    capacity = capacity_of(sized)
+    capacity = capacity_of(sized.runtime_model)
     if capacity and sized.device:
         experts = sized.footprint.by_part["experts"]
         yield (

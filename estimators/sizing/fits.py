@@ -10,6 +10,8 @@ from memfit.estimators.base.units import Units
 from memfit.estimators.checkpoint.local.kept_models import KeptModel
 from memfit.estimators.images.processor import takes_images
 from memfit.estimators.machine.device import Device
+from memfit.estimators.questions.runtime import MARGIN_BYTES
+from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.results.comparison import Unavailable
 from memfit.estimators.results.fits import Fit, Fits, NotSized
 from memfit.estimators.sizing.advise import search_of
@@ -19,9 +21,8 @@ from memfit.estimators.sizing.grid import weights_label
 from memfit.estimators.sizing.image_advice import image_advice
 from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
 from memfit.estimators.sizing.macs import macs, smallest_mac
-from memfit.estimators.sizing.prompted import prompted
+from memfit.estimators.sizing.resolved import resolved
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
 
 _ORDER = ("fits", "tight", "exceeds")
 
@@ -30,7 +31,7 @@ def fits(
     catalog: Catalog,
     kept: Iterable[KeptModel],
     device: Device,
-    asked: PartialWorkload,
+    asked: WorkloadQuestion,
     units: Units = Units.GB,
     progress: Progress = NULL_PROGRESS,
     adapter: Path | None = None,
@@ -45,13 +46,14 @@ def fits(
     """
     if adapter:
         catalog.adapter(adapter)
+    prompt, generated = asked.tokens()
     found: list[Fit] = []
     not_sized: list[NotSized] = []
     without_images: list[str] = []
     of_other_adapters: list[str] = []
     for each in kept:
         try:
-            if asked.values.images and not takes_images(catalog.checkpoint(each.reference)):
+            if asked.has_images and not takes_images(catalog.checkpoint(each.reference)):
                 without_images.append(each.name)
                 continue
             sized = catalog.sized(each.reference, device=device, adapter=adapter).loaded()
@@ -65,8 +67,8 @@ def fits(
     found.sort(key=_rank)
     return Fits(
         device=device_summary(device),
-        prompt_tokens=asked.values.prompt_tokens,
-        max_tokens=asked.values.max_tokens,
+        prompt_tokens=prompt,
+        max_tokens=generated,
         margin_bytes=MARGIN_BYTES,
         fitting=sum(row.verdict != "exceeds" for row in found),
         models=tuple(found),
@@ -86,9 +88,9 @@ def _rank(row: Fit) -> tuple[int, float, int, str]:
     return _ORDER.index(row.verdict), mac, -row.model.parameters, row.name
 
 
-def _fit(sized: SizedModel, kept: KeptModel, asked: PartialWorkload, units: Units) -> Fit:
-    sized, run = prompted(sized, asked, keeps_runtime=False)
-    search = search_of(sized.settled(run), run)
+def _fit(sized: SizedModel, kept: KeptModel, asked: WorkloadQuestion, units: Units) -> Fit:
+    target = resolved(sized, asked, keeps_runtime=False)
+    search = search_of(target.sized, target.workload)
     settings, smallest = _best(search)
     best, workload = search.model(settings.weight_bits), search.workload_with(settings)
     result = estimate(best, workload, units=units, advises=False)

@@ -9,7 +9,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import PartialExperts
 from memfit.estimators.runtimes.budget import Need, judge
-from memfit.estimators.runtimes.expert_capacity import expert_capacity, whole_slots
+from memfit.estimators.runtimes.expert_capacity import capacity_of_inventory, whole_slots
 from memfit.estimators.sizing.expert_rules import TEXTS, published, warnings_of, worth
 from memfit.estimators.sizing.joint import JointSearch
 from memfit.estimators.sizing.search import first_fitting
@@ -61,16 +61,6 @@ def running_bytes(experts: Inventory, run: RunMemory, capacities: Sequence[int])
     return weights + experts.lookup_bytes + run.kv_bytes + run.state_bytes + run.workspace_bytes
 
 
-def device_capacity(experts: Inventory, working_set_bytes: int) -> int:
-    """Return the experts of each layer for a working set, by mlx-moe's rule."""
-    return expert_capacity(
-        working_set_bytes=working_set_bytes,
-        other_bytes=experts.non_expert_bytes,
-        expert_bytes=experts.expert_bytes,
-        experts=experts.experts,
-    ).experts
-
-
 def most_experts(
     experts: Inventory, run: RunMemory, device: Device | None, *, starting: bool
 ) -> int | None:
@@ -113,7 +103,7 @@ def partial_experts(search: JointSearch) -> PartialExperts | None:
     fitting = most_experts(experts, run, device, starting=True)
     if fitting is None or fitting == experts.experts:
         return None
-    capacity = min(fitting, device_capacity(experts, device.working_set_bytes))
+    capacity = min(fitting, capacity_of_inventory(experts, device.working_set_bytes))
     if capacity < experts.top_k:
         return None
     capacities, model_type = [capacity] * len(experts.layers), sized.model.model_type

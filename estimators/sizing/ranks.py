@@ -7,9 +7,11 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
-from memfit.estimators.base.ranks import MAX_RANKS, Parallel, Rank, check_split, even_split
+from memfit.estimators.base.ranks import Parallel, Rank, check_split, even_split
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
+from memfit.estimators.questions.machine import Ranks
 from memfit.estimators.results.estimate import (
     AloneFigures,
     DecodeSpeed,
@@ -22,31 +24,8 @@ from memfit.estimators.results.estimate import (
 )
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
-from memfit.estimators.sizing.decode_speed import decode_speed, pipeline_speed
-from memfit.estimators.sizing.recommend import recommended_context
 from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
-
-
-class Ranks(Struct, frozen=True):
-    """How many processes run a model together, how, and where."""
-
-    size: int
-    parallel: Parallel | None = None
-    """None: as mlx-lm's sharded_load chooses."""
-    split: tuple[int, ...] | None = None
-    """Layers of each rank; None: as mlx-lm's programs split them."""
-    devices: tuple[Device | None, ...] = ()
-    """One for each rank; empty: all on the model's."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.size <= MAX_RANKS:
-            raise InputError(f"--ranks {self.size}: give from 1 to {MAX_RANKS}")
-        if self.devices and len(self.devices) != self.size:
-            raise InputError(f"--ranks {self.size}: {len(self.devices)} devices are named")
-
-    def device(self, index: int, default: Device | None) -> Device | None:
-        return self.devices[index] if self.devices else default
 
 
 class RankedModel(Struct, frozen=True):
@@ -77,6 +56,9 @@ class RankedModel(Struct, frozen=True):
         if len(distinct) == 1:
             return distinct[0]
 
+        # The search for settings, which one rank does not need.
+        from memfit.estimators.sizing.recommend import recommended_context
+
         def longest(sized: SizedModel) -> tuple[int, int]:
             tokens = recommended_context(sized.formula_view(), workload)
             return tokens or 0, room(sized, workload)
@@ -104,6 +86,8 @@ class RankedModel(Struct, frozen=True):
         prompt = workload.prompt_only(longest)
         full = [each for each in others.values() if not fits_comfortably(each, prompt)]
         if full:
+            from memfit.estimators.sizing.recommend import recommended_context
+
             tokens = min(recommended_context(each, workload) or 0 for each in full)
             yield Note(
                 "warning",
@@ -114,6 +98,8 @@ class RankedModel(Struct, frozen=True):
 
     def _decode_speed(self, workload: Workload) -> DecodeSpeed | None:
         """Return a bound: how much of it ranks reach depends on what connects them."""
+        from memfit.estimators.sizing.decode_speed import decode_speed, pipeline_speed
+
         if self.parallel == "pipeline":
             return pipeline_speed(self.ranks, workload)
         distinct = {id(sized): sized for sized in self.ranks}.values()
@@ -180,7 +166,9 @@ def ranked(sized: SizedModel, ranks: Ranks | None) -> RankedModel:
         raise UnsupportedError(f"mlx_lm.server loads no {what} on several ranks: leave it out")
     parallel = sized.runtime_model.parallel(ranks.parallel)
     if ranks.split and parallel == "tensor":
-        raise InputError("--split is of the layers of a pipeline: add --parallel pipeline")
+        raise InputError(
+            f"{setting('split')} is of the layers of a pipeline: add {setting('parallel')} pipeline"
+        )
     if ranks.size == 1:
         return RankedModel(parallel, (sized.on(ranks.device(0, sized.device)),), None)
     if parallel == "tensor":
@@ -211,7 +199,9 @@ def _pipeline(sized: SizedModel, ranks: Ranks) -> RankedModel:
     if ranks.split:
         check_split(ranks.split, ranks.size, count)
     if ranks.size > count:
-        raise InputError(f"--ranks {ranks.size}: the model has {count} layers, each rank needs one")
+        raise InputError(
+            f"{setting('ranks')} {ranks.size}: the model has {count} layers, each rank needs one"
+        )
     parts = _Parts(sized, ranks)
     split = ranks.split or parts.even
     return RankedModel("pipeline", parts.of(split), split, split == parts.even, sized, parts)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from memfit.estimators.arch.modules import Part
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
@@ -21,8 +20,7 @@ from memfit.estimators.results.estimate import (
     Recommended,
     ServerRun,
 )
-from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, judge
-from memfit.estimators.runtimes.expert_capacity import ExpertCapacity, expert_capacity
+from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, comfortable_bytes, judge
 from memfit.estimators.runtimes.run_limits import run_limits
 from memfit.estimators.sizing.actions import Answer
 from memfit.estimators.sizing.joint import JointSearch, Settings
@@ -123,29 +121,6 @@ def _recommended(sized: SizedModel, tokens: int | None, needed_bytes: int | None
             else None
         ),
         expert_capacity=max(counts, default=None),
-    )
-
-
-def capacity_of(sized: SizedModel) -> ExpertCapacity | None:
-    """Return the experts to keep of each layer on the model's device.
-
-    Under mlx-moe they are those that it keeps. None without a device, under another runtime than
-    these and mlx-lm, and for a model without experts or with different numbers of them.
-    """
-    if kept := sized.runtime_model.kept_experts:
-        return kept
-    device = sized.device
-    if device is None or not sized.runtime_model.is_mlx_lm:
-        return None
-    counts = {moe.experts for moe in sized.model.experts().values()}
-    expert_bytes = sized.footprint.by_part[Part.EXPERTS.value]
-    if len(counts) != 1 or not expert_bytes or sized.footprint.basis == "bound":
-        return None
-    return expert_capacity(
-        working_set_bytes=device.working_set_bytes,
-        other_bytes=sized.footprint.loaded_bytes - expert_bytes,
-        expert_bytes=expert_bytes,
-        experts=counts.pop(),
     )
 
 
@@ -442,9 +417,10 @@ class _Recommender(Struct, frozen=True):
             )
         limit_bytes = self.device.working_set_bytes
         needed = f"{tokens} would need {self._size(need.peak_bytes)}{by}"
-        if need.peak_bytes * 10 > limit_bytes * 9:
-            budget = self._size(limit_bytes * 9 // 10)
-            return f"{needed}, above {budget}, nine tenths of the {self.device.budget}"
+        comfortable = comfortable_bytes(limit_bytes)
+        if need.peak_bytes > comfortable:
+            budget = f"nine tenths of the {self.device.budget}"
+            return f"{needed}, above {self._size(comfortable)}, {budget}"
         return (
             f"{needed}, with its stated error up to"
             f" {self._size(need.peak_bytes + need.error_bytes)}, above the {self.device.budget},"

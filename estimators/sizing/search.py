@@ -15,7 +15,7 @@ from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.units import round_down
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.budget import COMFORTABLE, Need, judge
+from memfit.estimators.runtimes.budget import Need, judge, recommended_bytes
 from memfit.estimators.sizing.sized_model import SizedModel
 
 CONTEXT_STEP = 256
@@ -243,10 +243,9 @@ def _least_excess(sized: SizedModel, device: Device) -> int:
 
 
 def _over(need: Need, device: Device) -> int:
-    if need.budget and need.budget.is_taken:
-        return need.budgeted_bytes - need.budget.of_device(device)
-    share, whole = COMFORTABLE
-    return need.peak_bytes * whole - device.working_set_bytes * share
+    is_taken = need.budget and need.budget.is_taken
+    needed_bytes = need.budgeted_bytes if is_taken else need.peak_bytes
+    return needed_bytes - recommended_bytes(need.budget, device)
 
 
 def with_kv_bits(workload: Workload, bits: int | None) -> Workload:

@@ -1,6 +1,6 @@
 """A model on a runtime and a device: every byte it takes at any workload."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -26,6 +26,8 @@ from memfit.estimators.checkpoint.other_kinds import kind_of_config
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.as_of import as_of, check_class
 from memfit.estimators.mlx.versions import MlxVersions
+from memfit.estimators.questions.model import DRAFT_TOKENS
+from memfit.estimators.questions.runtime import MARGIN_BYTES, Method
 from memfit.estimators.results.estimate import Basis, Level, LimitName, Note, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel, Subject
@@ -39,7 +41,6 @@ from memfit.estimators.runtimes.registry import (
 )
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.unknown import unknown_architecture
-from memfit.estimators.sizing.workload import DRAFT_TOKENS, MARGIN_BYTES
 from memfit.estimators.weights.activations import activation_type
 from memfit.estimators.weights.conversion import conversion_type, convert
 from memfit.estimators.weights.derived import QuantizationPlan
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
 # Of mlx_lm.convert, most first; 2 bits make most models useless.
 WEIGHT_BITS = (8, 6, 5, 4)
 # How figures are computed: ``auto`` is the formulas where they describe the model, else the trace.
-Method = Literal["auto", "formula", "trace"]
 
 
 class SizedModel(Struct):
@@ -228,10 +228,14 @@ class SizedModel(Struct):
     def workspace_error_bytes(self, workload: Workload) -> int:
         """Return by how much the peak may be wrong: the stated error of its workspace.
 
-        At least a batch of work, which may have run already or not yet when the peak is reached.
+        With a draft model the workspace of the largest moment of both counts: it can be the
+        draft's, or in a chunk of the target that finds its own caches small. At least a batch of
+        work, which may have run already or not yet when the peak is reached.
         """
         moment, percent = self.figures_for(workload).moment, self.workspace_basis(workload)[1]
-        stated = ceil_div(moment.workspace_bytes * percent, 100)
+        drafted = self.drafted(workload)
+        workspace = max(moment.workspace_bytes, drafted.workspace_bytes if drafted else 0)
+        stated = ceil_div(workspace * percent, 100)
         return max(stated, moment.batch_bytes) if percent else stated
 
     def on(self, device: Device | None) -> "SizedModel":

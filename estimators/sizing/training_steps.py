@@ -18,8 +18,7 @@ from memfit.estimators.mlx.versions import MlxVersions
 if TYPE_CHECKING:
     from memfit.estimators.trace.kernel_stubs import TraceTarget
     from memfit.estimators.trace.traced_model import TracedModel
-    from memfit.estimators.trace.training_loop import LoopGrowth
-    from memfit.estimators.trace.training_peak import TrainingPeak
+    from memfit.estimators.trace.training_peak import LoopGrowth, TrainingPeak
     from memfit.estimators.trace.training_recorder import Training
 
 # Iterations of a loop over tokens that is traced in part, and of all loops of a step about.
@@ -92,7 +91,7 @@ class TracedSteps:
         self, record: "Callable[..., Training]", few: int, tokens: int
     ) -> "tuple[Training, LoopGrowth]":
         """Return a run with loops over twice as many tokens, and what it lacks."""
-        from memfit.estimators.trace.training_loop import LoopGrowth
+        from memfit.estimators.trace.training_peak import LoopGrowth
 
         shorter, longer = (record(iterations=count) for count in (few, 2 * few))
         lacking = max(0, tokens - 1 - 2 * few)

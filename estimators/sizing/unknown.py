@@ -5,6 +5,7 @@ import re
 from memfit.estimators.arch.likeness import is_other_kind, like
 from memfit.estimators.arch.registry import FAMILIES
 from memfit.estimators.base.errors import UnknownArchitectureError, UnsupportedError
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import format_bytes
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
@@ -18,7 +19,7 @@ def unknown_architecture(
     """Return the fault, with what is known of the weights and what can be done."""
     ways = "missing: KV cache and workspace; ways on: a newer mlx-lm with a class for it"
     if proposed := _proposed(checkpoint):
-        ways += f", --as {proposed} (an assumption)"
+        ways += f", {setting('as_type')} {proposed} (an assumption)"
     return UnknownArchitectureError(str(fault), _known(checkpoint, device), ways)
 
 

@@ -9,12 +9,10 @@ from memfit.estimators.machine.device import Backend
 from memfit.estimators.trace import (
     cpu_rules,
     cuda_rules,
-    elementwise,
     metal_convolution,
     metal_rules,
+    shared_rules,
 )
-from memfit.estimators.trace import view_ops as viewing
-from memfit.estimators.trace import write_ops as writing
 from memfit.estimators.trace.operation import Rule, fresh
 
 
@@ -23,42 +21,42 @@ def _names(rule: Rule, names: str) -> dict[str, Rule]:
 
 
 _SHARED: Mapping[str, Rule] = {
-    **_names(viewing.look, "Copy StopGradient Depends"),
+    **_names(shared_rules.look, "Copy StopGradient Depends"),
     # Its inputs end with the outputs that the function computed.
-    **_names(viewing.look_last, "CustomTransforms"),
-    **_names(viewing.broadcast, "Broadcast BroadcastAxes"),
-    **_names(viewing.transpose, "Transpose"),
-    **_names(viewing.cut, "Slice"),
-    **_names(viewing.split, "Split"),
-    **_names(viewing.expand, "ExpandDims"),
-    **_names(viewing.squeeze, "Squeeze"),
-    **_names(viewing.as_strided, "AsStrided"),
-    **_names(viewing.reshape, "Reshape Flatten Unflatten"),
-    **_names(viewing.reinterpret, "View"),
-    **_names(viewing.contiguous, "Contiguous"),
+    **_names(shared_rules.look_last, "CustomTransforms"),
+    **_names(shared_rules.broadcast, "Broadcast BroadcastAxes"),
+    **_names(shared_rules.transpose, "Transpose"),
+    **_names(shared_rules.cut, "Slice"),
+    **_names(shared_rules.split, "Split"),
+    **_names(shared_rules.expand, "ExpandDims"),
+    **_names(shared_rules.squeeze, "Squeeze"),
+    **_names(shared_rules.as_strided, "AsStrided"),
+    **_names(shared_rules.reshape, "Reshape Flatten Unflatten"),
+    **_names(shared_rules.reinterpret, "View"),
+    **_names(shared_rules.contiguous, "Contiguous"),
     **_names(
-        elementwise.unary,
+        shared_rules.unary,
         "Abs ArcCos ArcCosh ArcSin ArcSinh ArcTan ArcTanh AsType BitwiseInvert Ceil Conjugate Cos"
         " Cosh Erf ErfInv Exp Expm1 Floor Imag Log Log1p LogicalNot Negative Real Round Sigmoid"
         " Sign Sin Sinh Sqrt Square Tan Tanh",
     ),
     **_names(
-        elementwise.binary,
+        shared_rules.binary,
         "Add ArcTan2 BitwiseBinary Divide DivMod Equal FloorDivide Greater GreaterEqual Less"
         " LessEqual LogAddExp LogicalAnd LogicalOr Maximum Minimum Multiply NotEqual Power"
         " Remainder Subtract",
     ),
-    **_names(elementwise.select, "Select"),
-    **_names(elementwise.compiled, "Compiled"),
-    **_names(elementwise.full, "Full"),
-    **_names(elementwise.softmax, "Softmax"),
-    **_names(writing.concatenate, "Concatenate"),
-    **_names(writing.pad, "Pad"),
-    **_names(writing.slice_update, "SliceUpdate"),
-    **_names(writing.scatter, "Scatter ScatterAxis MaskedScatter"),
-    **_names(writing.dynamic_slice, "DynamicSlice"),
-    **_names(writing.dynamic_slice_update, "DynamicSliceUpdate"),
-    **_names(writing.nothing, "Load NumberOfElements"),
+    **_names(shared_rules.select, "Select"),
+    **_names(shared_rules.compiled, "Compiled"),
+    **_names(shared_rules.full, "Full"),
+    **_names(shared_rules.softmax, "Softmax"),
+    **_names(shared_rules.concatenate, "Concatenate"),
+    **_names(shared_rules.pad, "Pad"),
+    **_names(shared_rules.slice_update, "SliceUpdate"),
+    **_names(shared_rules.scatter, "Scatter ScatterAxis MaskedScatter"),
+    **_names(shared_rules.dynamic_slice, "DynamicSlice"),
+    **_names(shared_rules.dynamic_slice_update, "DynamicSliceUpdate"),
+    **_names(shared_rules.nothing, "Load NumberOfElements"),
     **_names(cpu_rules.log_sum_exp, "LogSumExp"),
     **_names(cpu_rules.quantize, "Quantize"),
     # The CPU runs them for any device (mlx distributed/ring/ring.cpp, communication_stream).

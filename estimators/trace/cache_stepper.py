@@ -1,7 +1,7 @@
 """Caches as they are at any point of mlx-lm's loop, without the calls before it.
 
 A model is run once to see what its caches hold for a token; then buffers get the lengths of
-mlx/cache_growth.py. A class of cache that is not described there is refused.
+mlx/kv_cache.py. A class of cache that is not described there is refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.cache_growth import capacity_at
+from memfit.estimators.mlx.kv_cache import capacity_at
 from memfit.estimators.trace.leaves import caches_of
 from memfit.estimators.trace.libraries import public_names
 

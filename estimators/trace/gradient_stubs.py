@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from memfit.estimators.trace.compiled_regions import depth_first, makers_of
+from memfit.estimators.trace.compiled_functions import depth_first, makers_of
 from memfit.estimators.trace.graph_format import Array, Node
 from memfit.estimators.trace.kernel_stubs import TraceTarget, map_arrays, one_node, recording_stubs
 

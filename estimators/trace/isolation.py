@@ -7,14 +7,15 @@ runs: Python collects no cycles, and a thread that another thread starts in the 
 trace starts its own reserves a stack of the same size.
 """
 
+import gc
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import RLock
-from types import MappingProxyType
+from types import CodeType, MappingProxyType
 from typing import Any
 
-from memfit.estimators.trace.gc_pause import not_collecting
 from memfit.estimators.trace.libraries import changed
 
 _LOCK = RLock()
@@ -71,3 +72,39 @@ def _by_caller(name: str, before: Callable[..., Any]) -> Callable[..., Any]:
 
 def _nested_zeros(shape: tuple[int, ...]) -> Any:
     return [_nested_zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
+
+
+@contextmanager
+def not_collecting() -> Iterator[None]:
+    """Collect no cycles inside the block: a search takes as long as recording the graph."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def is_from_signal_handler(error: BaseException) -> bool:
+    """Return whether an exception was raised in a signal handler of the process.
+
+    Python calls handlers between two instructions of the main thread, so that their exceptions
+    appear in whatever code runs there.
+    """
+    codes = set(_handler_codes())
+    traceback = error.__traceback__
+    while traceback:
+        if traceback.tb_frame.f_code in codes:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _handler_codes() -> Iterator[CodeType]:
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        handler = getattr(handler, "func", handler)  # functools.partial
+        for each in (handler, vars(type(handler)).get("__call__")):
+            if isinstance(code := getattr(each, "__code__", None), CodeType):
+                yield code

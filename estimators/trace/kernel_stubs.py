@@ -16,7 +16,7 @@ from msgspec import Struct
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.kernels import AttentionCall, Mask, fused_kernel
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.trace.compiled_regions import ANY_SHAPE, BEGINS, ENDS
+from memfit.estimators.trace.compiled_functions import ANY_SHAPE, BEGINS, ENDS
 from memfit.estimators.trace.libraries import PrivateLibrary, changed, set_attributes
 
 # MLX appends types to the name of a kernel; this marks where the name ends.
@@ -375,7 +375,7 @@ def _compile(
         if calls is None or calls.inside:
             return fun(*args, **named)  # MLX too inlines a compiled function inside another
         with calls.next() as number:
-            # Arguments and results pass through border nodes; compiled_regions.py removes these.
+            # Arguments and results pass through border nodes; compiled_functions.py removes these.
             label = f"{number}{ANY_SHAPE}" if shapeless else str(number)
             inner_args, inner_named = _bordered(f"{BEGINS}{label}", (args, named))
             return _bordered(f"{ENDS}{label}", fun(*inner_args, **inner_named))

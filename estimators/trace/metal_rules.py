@@ -5,8 +5,8 @@ scan,conv,custom_kernel}.cpp.
 """
 
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.mlx.split_products import PART_ITEM_BYTES
-from memfit.estimators.mlx.vector_attention import (
+from memfit.estimators.mlx.kernels import (
+    PART_ITEM_BYTES,
     SECOND_PASS_KERNELS,
     VECTOR_QUERIES,
     VectorCall,

@@ -14,17 +14,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from memfit.estimators.arch.registry import sanitize_of
 from memfit.estimators.base.errors import MemfitError, UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.checkpoint.adapters import MLX_WEIGHTS, Adapter
 from memfit.estimators.checkpoint.manifest import Tensor
+from memfit.estimators.trace.isolation import is_from_signal_handler
 from memfit.estimators.trace.libraries import PrivateLibrary, changed, public_names
 from memfit.estimators.trace.ranks import share
-from memfit.estimators.trace.signals import is_from_signal_handler
 from memfit.estimators.weights.conversion import conversion_type
-from memfit.estimators.weights.own_head import OWN_HEADS, ties_head
+from memfit.estimators.weights.own_head import ties_head
 
 MAX_MODULES = 20_000
 
@@ -273,7 +274,7 @@ def _made(utils: Any, config: dict[str, Any], dtype: str) -> Any:
     model_class, args_class = utils._get_classes(config)
     model = model_class(args_class.from_dict(config))
     cast = cast_parameters(model, dtype)
-    if config["model_type"] in OWN_HEADS and ties_head(config):
+    if sanitize_of(config["model_type"]).own_head and ties_head(config):
         model.sanitize({path: array for path, array in cast if "lm_head" not in path})
     return model
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from memfit.estimators.mlx.split_products import SplitProducts
-from memfit.estimators.mlx.vector_attention import VectorAttention
+from memfit.estimators.mlx.kernels import SplitProducts, VectorAttention
 from memfit.estimators.trace.layouts import Allocation, View
 from memfit.estimators.trace.memory import Allocator
 

@@ -17,17 +17,15 @@ from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.call_plan import CHUNKS, PREFILL, held_samples
-from memfit.estimators.mlx.split_products import split_products
-from memfit.estimators.mlx.vector_attention import vector_attention
+from memfit.estimators.mlx.kernels import split_products, vector_attention
 from memfit.estimators.mlx.versions import MlxVersions, Version
 from memfit.estimators.trace.buffers import rule_of
 from memfit.estimators.trace.graph_format import Array, Call, Trace
 from memfit.estimators.trace.layouts import Allocation, View
 from memfit.estimators.trace.memory import Allocator
 from memfit.estimators.trace.operation import Operation
-from memfit.estimators.trace.schedule import evaluation_order
+from memfit.estimators.trace.schedule import evaluation_order, unmerged
 from memfit.estimators.trace.streams import Stream
-from memfit.estimators.trace.undo_cse import unmerged
 
 # What a call finds in use, in place of the operation that allocated it.
 _SAMPLES = "log-probabilities"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.files import printable
-from memfit.estimators.trace.compiled_regions import without_borders
+from memfit.estimators.trace.compiled_functions import without_borders
 from memfit.estimators.trace.graph_format import Argument, Array, Node
 from memfit.estimators.trace.kernel_stubs import kernel_name
 from memfit.estimators.trace.leaves import Leaf

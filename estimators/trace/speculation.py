@@ -16,8 +16,8 @@ from memfit.estimators.trace.call_recorder import checked_tokens, drafted_token
 from memfit.estimators.trace.graph_format import Call, Trace
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.peak import Highest, Replay
+from memfit.estimators.trace.schedule import unmerged
 from memfit.estimators.trace.traced_model import TracedModel
-from memfit.estimators.trace.undo_cse import unmerged
 
 
 def speculative_peak(

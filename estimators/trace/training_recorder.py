@@ -1,7 +1,8 @@
 """mlx-lm's trainer on batches of one shape, recorded call by call.
 
 mlx_lm/tuner/trainer.py runs as it is, but for what it shows and saves. The function that it gives
-to mlx.compile is recorded whenever the trainer calls it, and MLX's fusion is applied: fusion.py.
+to mlx.compile is recorded whenever the trainer calls it, and fused as MLX fuses it
+(compiled_functions.py).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.recipe import Recipe
-from memfit.estimators.trace.fusion import fuse
+from memfit.estimators.trace.compiled_functions import fuse
 from memfit.estimators.trace.gradient_stubs import evaluated_checkpoint, resolved, training_stubs
 from memfit.estimators.trace.graph_format import Array, Call, Node
 from memfit.estimators.trace.kernel_stubs import RANDOM, TraceTarget, library_for, recorded
@@ -23,7 +24,7 @@ from memfit.estimators.trace.recording import (
     TooLargeError,
     record_call,
 )
-from memfit.estimators.trace.undo_cse import unmerged
+from memfit.estimators.trace.schedule import unmerged
 
 # Of a step whose loops over tokens are traced whole, before operations are fused: about 4 s.
 _MAX_LOOP_NODES = 90_000

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.versions import Version
-from memfit.estimators.trace.compiled_regions import depth_first, makers_of
+from memfit.estimators.trace.compiled_functions import depth_first, makers_of
 from memfit.estimators.trace.graph_format import Array, Node
 from memfit.estimators.trace.layouts import View
 from memfit.estimators.trace.peak import Highest, Replay, drop_user, highest, view_of

@@ -25,7 +25,7 @@ from memfit.estimators.trace.leaves import Leaf, Modules
 from memfit.estimators.trace.libraries import Absent, Silent, changed
 from memfit.estimators.trace.loop_guard import LoopError, few_slices
 from memfit.estimators.trace.recording import GraphError, record_call
-from memfit.estimators.trace.undo_cse import unmerged
+from memfit.estimators.trace.schedule import unmerged
 
 # The first token and the one after it: all others are equal.
 _TOKENS = 2

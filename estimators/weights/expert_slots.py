@@ -10,6 +10,7 @@ from msgspec import Struct
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.results.estimate import Basis
@@ -113,7 +114,7 @@ def inventory(
     if footprint.basis == "bound":
         raise UnsupportedError(
             f"{model.model_type}: its weights are only known as a bound; convert it with"
-            " mlx_lm.convert, or give --quantize"
+            f" mlx_lm.convert, or give {setting('quantize')}"
         )
     as_stored = footprint.nbytes - footprint.unloaded_bytes == footprint.loaded_bytes
     if tensors is not None and as_stored:

@@ -27,8 +27,7 @@ from memfit.estimators.weights.loading import (
 from memfit.estimators.weights.match_tensors import Match, match_tensors
 from memfit.estimators.weights.quantization_plan import Declared, text_class
 from memfit.estimators.weights.sanitize_conversions import repacked_awq, sanitize_conversions
-from memfit.estimators.weights.sanitize_dropped import drop_rule
-from memfit.estimators.weights.sanitize_names import sanitize_names
+from memfit.estimators.weights.sanitize_names import drop_rule, sanitize_names
 from memfit.estimators.weights.tensor_groups import TensorGroup, sizes, tensor_groups
 
 

@@ -7,15 +7,8 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part, linear
+from memfit.estimators.arch.registry import sanitize_of
 from memfit.estimators.checkpoint.manifest import Tensor
-
-OWN_HEADS = {
-    "gemma3": "language_model.lm_head",
-    "gemma3_text": "lm_head",
-    "recurrent_gemma": "lm_head",
-}
-"""The path of the head in classes that have it by the files: mlx-lm gemma3_text.py, which gemma3.py
-calls, and recurrent_gemma.py, sanitize."""
 
 
 def with_own_head(model: Model, tensors: tuple[Tensor, ...] | None) -> Model:
@@ -23,8 +16,8 @@ def with_own_head(model: Model, tensors: tuple[Tensor, ...] | None) -> Model:
 
     Without headers the config decides, and so it does for every other class.
     """
-    path = OWN_HEADS.get(model.model_type)
-    if path is None or tensors is None:
+    path = sanitize_of(model.model_type).own_head
+    if not path or tensors is None:
         return model
     has_head = any(tensor.name == f"{path}.weight" for tensor in tensors)
     if has_head != model.tied_head:

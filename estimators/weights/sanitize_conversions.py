@@ -6,36 +6,22 @@ Source: the `sanitize` methods of mlx-lm's model classes, and utils.py, _transfo
 from collections.abc import Callable, Iterable, Iterator
 from math import prod
 
+from memfit.estimators.arch.class_row import Fp8
+from memfit.estimators.arch.registry import sanitize_of
 from memfit.estimators.weights.tensor_groups import FLOATING, TensorGroup
-
-# Classes with a `sanitize` that multiplies FP8 weights with their weight_scale_inv.
-DEQUANTISES_FP8 = frozenset(
-    {
-        "deepseek_v3",
-        "deepseek_v32",
-        "glm_moe_dsa",
-        "joyai_llm_flash",
-        "kimi_k2",
-        "mimo_v2_flash",
-        "minimax",
-        "minimax_m2",
-        "ministral3",
-    }
-)
-# Classes with a `sanitize` that takes compressed-tensors' packed integers for MLX's own.
-UNPACKS_INTEGERS = frozenset({"deepseek_v3", "joyai_llm_flash", "kimi_k2"})
 
 
 def sanitize_conversions(
     tensors: tuple[TensorGroup, ...], text_class: str
 ) -> tuple[TensorGroup, ...]:
     """Return the tensors as the class of a model type converts them; names change elsewhere."""
+    rules = sanitize_of(text_class)
     # In the order of deepseek_v3.py: integers first, then FP8.
-    if text_class in UNPACKS_INTEGERS:
+    if rules.unpacks_integers:
         tensors = tuple(_unpacked_integers(tensors))
-    if text_class in DEQUANTISES_FP8:
-        tensors = tuple(_dequantised_fp8(tensors, text_class))
-    return tuple(_split_gpt_oss(tensors)) if text_class == "gpt_oss" else tensors
+    if rules.fp8:
+        tensors = tuple(_dequantised_fp8(tensors, rules.fp8))
+    return tuple(_split_gpt_oss(tensors)) if rules.splits_mxfp4 else tensors
 
 
 def repacked_awq(tensors: tuple[TensorGroup, ...]) -> Iterator[TensorGroup]:
@@ -58,17 +44,15 @@ def _named(tensors: Iterable[TensorGroup]) -> dict[str, TensorGroup]:
     return {tensor.name: tensor for tensor in tensors}
 
 
-def _dequantised_fp8(tensors: tuple[TensorGroup, ...], text_class: str) -> Iterator[TensorGroup]:
-    """Weights times their scales: bfloat16; ministral3 has one scale and takes
-    its type, and drops those of activations."""
-    # One scale for the whole matrix (ministral3.py, sanitize), not one for each block.
-    scalar = text_class == "ministral3"
+def _dequantised_fp8(tensors: tuple[TensorGroup, ...], kind: Fp8) -> Iterator[TensorGroup]:
+    """Weights times their scales: bfloat16, or the type of a single scale; ministral3.py, which has
+    these, drops those of activations."""
+    scalar = kind is Fp8.SCALAR
     names = _named(tensors)
     used = {
         f"{tensor.name}_scale_inv"
         for tensor in tensors
-        if (scale := names.get(f"{tensor.name}_scale_inv"))
-        and _is_scale_of(scale, tensor, text_class)
+        if (scale := names.get(f"{tensor.name}_scale_inv")) and _is_scale_of(scale, tensor, kind)
     }
     for tensor in tensors:
         scale_name = f"{tensor.name}_scale_inv"
@@ -79,13 +63,12 @@ def _dequantised_fp8(tensors: tuple[TensorGroup, ...], text_class: str) -> Itera
             yield tensor
 
 
-def _is_scale_of(scale: TensorGroup, weight: TensorGroup, text_class: str) -> bool:
-    """One scale per block of 128 x 128; mimo_v2_flash pads the weight to its scales."""
-    if text_class == "ministral3":
+def _is_scale_of(scale: TensorGroup, weight: TensorGroup, kind: Fp8) -> bool:
+    if kind is Fp8.SCALAR:
         return prod(scale.shape) == 1
     # Rounded up: dequant pads the last block.
     blocks = tuple(-(-extent // 128) for extent in weight.shape)
-    if text_class == "mimo_v2_flash" and len(scale.shape) == len(blocks):
+    if kind is Fp8.PADDED_BLOCKS and len(scale.shape) == len(blocks):
         return all(have >= need for have, need in zip(scale.shape, blocks, strict=True))
     return scale.shape == blocks
 

@@ -1,76 +1,87 @@
-"""Names and shapes of the Hub's layout, changed to those of the model class.
+"""A checkpoint's names and shapes changed to those of the model class, as its ``sanitize`` does.
 
-Source: the `sanitize` methods of mlx-lm's model classes.
+The rules are those of the class's row. What no rule removes or renames, the strict load refuses.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 
+from memfit.estimators.arch.class_row import Sanitize
+from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module
+from memfit.estimators.arch.registry import sanitize_of
 from memfit.estimators.base import dtypes
 from memfit.estimators.weights.tensor_groups import EXPERTS, TensorGroup
 
 Modules = Mapping[str, Module]
 
-_NESTED = (
-    (r"^model\.language_model\.", "language_model.model."),
-    (r"^(?!language_model\.)", "language_model."),
-)
-# The first pattern that is found is replaced.
-_RENAMES: dict[str, tuple[tuple[str, str], ...]] = {
-    "bailing_moe": ((r"\.mlp\.gate\.(?=weight$|bias$)", ".mlp.gate.gate_proj."),),
-    "gemma4": _NESTED[:1],
-    "gemma4_unified": _NESTED[:1],
-    "glm4v": _NESTED,
-    "glm4v_moe": _NESTED,
-    "glm_ocr": _NESTED,
-    # An original GPT-2 has no prefix (gpt2.py, sanitize).
-    "gpt2": ((r"^(?!model\.)", "model."),),
-    "gpt_neox": (
-        (r"^gpt_neox\.layers\.", "model.h."),
-        (r"^gpt_neox\.", "model."),
-        (r"^(?!model\.)", "model."),
-    ),
-    "kimi_linear": (
-        (r"\.(?=[qkv]_conv1d\.weight$)([qkv])_conv1d\.", r".\1_conv.conv."),
-        (r"\.block_sparse_moe\.gate\.e_score", ".mlp.e_score"),
-        (r"\.block_sparse_moe\.(?!experts\.)", ".mlp."),
-    ),
-    # w1, w2 and w3 are Mixtral's names for gate, down and up.
-    "lfm2_moe": (
-        (r"\.w1\.weight$", ".gate_proj.weight"),
-        (r"\.w2\.weight$", ".down_proj.weight"),
-        (r"\.w3\.weight$", ".up_proj.weight"),
-    ),
-    "llava": _NESTED,
-    "mistral3": _NESTED,
-    "qwen2_5_vl": _NESTED,
-    "qwen2_vl": _NESTED,
-    "qwen3_5": _NESTED,
-    "qwen3_5_moe": _NESTED,
-    "qwen3_vl": _NESTED,
-    "qwen3_vl_moe": _NESTED,
-    "step3p5": (
-        (r"\.moe\.(?=(gate|up|down)_proj\.)", ".mlp.switch_mlp."),
-        (r"\.moe\.gate\.", ".mlp.gate.gate."),
-        (r"\.moe\.router_bias", ".mlp.gate.router_bias"),
-        # step3p5.py replaces only where the new name is not there already.
-        (r"(?<!\.mlp)\.share_expert\.", ".mlp.share_expert."),
-    ),
-}
+
+def drop_rule(model: Model, tensors: Iterable[TensorGroup]) -> Callable[[str], bool]:
+    """Return a function that says whether the model's class removes a tensor, by its name."""
+    # One expression for all patterns: a checkpoint can have a hundred thousand names.
+    rules = sanitize_of(model.model_type)
+    patterns = list(_dropped(rules, model, tensors))
+    found = re.compile("|".join(patterns)).search if patterns else None
+    # gemma4_text.py, sanitize: layers that share keys and values have no projections for them.
+    sharing = _sharing(model)
+
+    def is_dropped(name: str) -> bool:
+        if found and found(name):
+            return True
+        if rules.drops_later_layers and _layer_of(name) >= len(model.layers):
+            return True
+        return bool(sharing) and _in_layer(name) in sharing
+
+    return is_dropped
+
+
+def _dropped(rules: Sanitize, model: Model, tensors: Iterable[TensorGroup]) -> Iterator[str]:
+    if rules.drops:
+        yield rules.drops
+    part, pattern = rules.drops_in_layout
+    if part and any(part in tensor.name for tensor in tensors):
+        yield pattern
+    if rules.drops_next_layer:
+        yield f"{rules.drops_next_layer}{len(model.layers)}"
+    if rules.drops_when_tied and model.tied_head:
+        yield rules.drops_when_tied
+
+
+def _sharing(model: Model) -> frozenset[str]:
+    """Keys and values of the layers that have no use for their own."""
+    return frozenset(
+        f"{index}.self_attn.{name}"
+        for index, layer in enumerate(model.layers)
+        if not all(module.loaded for module in layer.modules)
+        for name in ("k_proj", "v_proj", "k_norm")
+    )
+
+
+def _in_layer(name: str) -> str:
+    """What follows `layers.`, less the last word."""
+    return name.partition("layers.")[2].rpartition(".")[0]
+
+
+def _layer_of(name: str) -> int:
+    """The number after `model.layers.`, -1 where there is none."""
+    words = name.split(".", 3)
+    known = len(words) > 2 and words[1] == "layers" and words[2].isdecimal()
+    # Nine digits at most: a name is hostile input, and int() of thousands of digits is slow.
+    return int(words[2][:9]) if known else -1
 
 
 def sanitize_names(
     tensors: Iterable[TensorGroup], model_type: str, modules: Modules
 ) -> tuple[TensorGroup, ...]:
     """Return the tensors under the class's names: stacked, split and renamed."""
+    rules = sanitize_of(model_type)
     # Renamed first: the following rules look for the class's own names.
-    if rules := [(re.compile(old), new) for old, new in _RENAMES.get(model_type, ())]:
-        tensors = (tensor._replace(name=_rename(tensor.name, rules)) for tensor in tensors)
-    tensors = _stacked(_split_joined(tensors, model_type, modules), model_type, modules)
+    if renames := [(re.compile(old), new) for old, new in rules.renames]:
+        tensors = (tensor._replace(name=_rename(tensor.name, renames)) for tensor in tensors)
+    tensors = _stacked(_split_joined(tensors, rules, modules), rules, modules)
     result = tuple(_split_latent(tensors, modules))
-    return (*result, *_copied_head(result)) if model_type == "minicpm" else result
+    return (*result, *_copied_head(result)) if rules.copies_embedding else result
 
 
 def _copied_head(tensors: tuple[TensorGroup, ...]) -> Iterator[TensorGroup]:
@@ -89,39 +100,19 @@ def _rename(name: str, rules: list[tuple[re.Pattern[str], str]]) -> str:
     return name
 
 
-# How a class names the experts' matrices when it stacks them, where the checkpoint has other names.
-_W = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-_SAME = {name: name for name in _W.values()}
-# Experts of these checkpoints are one tensor already.
-_NOT_STACKED: dict[str, str] = {}
-_EXPERT_NAMES: dict[str, dict[str, str]] = {
-    "granitemoe": _NOT_STACKED,
-    "granitemoehybrid": _NOT_STACKED,
-    "kimi_linear": _W,
-    "minimax": _W,
-    "minimax_m2": _W,
-    "mixtral": _W,
-    # SwitchMLP's names (mlx-lm switch_layers.py): two matrices without a gate.
-    "nemotron_h": {"up_proj": "fc1", "down_proj": "fc2"},
-    "phimoe": _W,
-    "qwen3_5_moe": _NOT_STACKED,
-    "qwen3_vl_moe": _NOT_STACKED,
-    "step3p5": _NOT_STACKED,
-}
-
-
 def _stacked(
-    tensors: Iterable[TensorGroup], model_type: str, modules: Modules
+    tensors: Iterable[TensorGroup], rules: Sanitize, modules: Modules
 ) -> Iterator[TensorGroup]:
     """One tensor per expert becomes one of all experts, where the class stacks them."""
-    names = _EXPERT_NAMES.get(model_type, _SAME)
     for group in tensors:
         parent, found, place = group.name.partition(EXPERTS)
         matrix, _, leaf = place.partition(".")
         path = None
         # The leaves that classes stack; any other stays, and the strict load refuses it.
         if found and leaf in ("weight", "scales", "biases"):
-            path = _first_of(_parents(parent, "switch_mlp"), names.get(matrix, ""), modules)
+            path = _first_of(
+                _parents(parent, rules.stack), rules.expert_names.get(matrix, ""), modules
+            )
         if path is None:
             yield group
         else:
@@ -143,40 +134,12 @@ def _first_of(parents: Iterable[str], name: str, modules: Modules) -> str | None
     return next((path for path in paths if path in modules), None)
 
 
-_GATE_UP = (
-    (".experts.gate_up_proj", ("gate_proj", "up_proj")),
-    (".experts.down_proj", ("down_proj",)),
-)
-_INPUT_OUTPUT = (
-    (".input_linear.weight", ("gate_proj", "up_proj")),
-    (".output_linear.weight", ("down_proj",)),
-)
-# hunyuan.py zips the two halves with up_proj first.
-_HUNYUAN = (
-    (".qkv_proj.weight", ("q_proj", "k_proj", "v_proj")),
-    (".gate_and_up_proj.weight", ("up_proj", "gate_proj")),
-)
-# Matrices that are one tensor in the checkpoint and several in the class, by the end of its name.
-_JOINED: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
-    "gemma4": _GATE_UP,
-    "gemma4_text": _GATE_UP,
-    "gemma4_unified": _GATE_UP,
-    "granitemoe": _INPUT_OUTPUT,
-    "granitemoehybrid": _INPUT_OUTPUT,
-    "hunyuan": _HUNYUAN,
-    "llama4": _GATE_UP,
-    "qwen3_5_moe": _GATE_UP,
-    "qwen3_vl_moe": _GATE_UP,
-}
-
-
 def _split_joined(
-    tensors: Iterable[TensorGroup], model_type: str, modules: Modules
+    tensors: Iterable[TensorGroup], rules: Sanitize, modules: Modules
 ) -> Iterator[TensorGroup]:
     """One tensor of several matrices becomes one for each (`mx.split` in granitemoe.py)."""
-    joined = _JOINED.get(model_type, ())
     for tensor in tensors:
-        paths = _paths_in(tensor.name, joined, modules)
+        paths = _paths_in(tensor.name, rules, modules)
         # Split only when the parts fill the tensor: a packed one has another number of elements.
         if paths and sum(modules[path].elements for path in paths) == prod(tensor.shape):
             for path in paths:
@@ -186,10 +149,8 @@ def _split_joined(
             yield tensor
 
 
-def _paths_in(
-    name: str, joined: tuple[tuple[str, tuple[str, ...]], ...], modules: Modules
-) -> list[str]:
-    for suffix, names in joined:
+def _paths_in(name: str, rules: Sanitize, modules: Modules) -> list[str]:
+    for suffix, names in rules.joined:
         if name.endswith(suffix):
             # Where classes keep stacked experts; the empty name is a plain matrix (hunyuan.py).
             stacks = ("switch_mlp", "experts.switch_glu", "experts", "")

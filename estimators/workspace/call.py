@@ -4,10 +4,15 @@ from msgspec import Struct
 
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.machine.device import Backend
-from memfit.estimators.mlx.kernels import AttentionCall, FusedRule, Mask, fused_kernel
+from memfit.estimators.mlx.kernels import (
+    AttentionCall,
+    FusedRule,
+    Mask,
+    SplitProducts,
+    VectorAttention,
+    fused_kernel,
+)
 from memfit.estimators.mlx.kv_cache import KVFormat
-from memfit.estimators.mlx.split_products import SplitProducts
-from memfit.estimators.mlx.vector_attention import VectorAttention
 from memfit.estimators.mlx.versions import MlxVersions
 
 

@@ -5,8 +5,8 @@ from memfit.estimators.arch.specs import Attention, Indexer, LatentAttention
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.attention import SCORES, attend, write
 from memfit.estimators.workspace.call import CallShape
-from memfit.estimators.workspace.layer_plan import MixerPlan, Projection
 from memfit.estimators.workspace.mx_fast import norm, rope
+from memfit.estimators.workspace.prepared import MixerPlan, Projection
 from memfit.estimators.workspace.projections import project
 from memfit.estimators.workspace.tape import Tape
 

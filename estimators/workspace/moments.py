@@ -40,6 +40,8 @@ class RunMoment(Struct, frozen=True):
     """Loading, a chunk of the prompt or a decode step."""
     nbytes: int
     """Everything in use: weights, caches, states and what is in flight."""
+    workspace_bytes: int
+    """What of it is neither weights nor the caches and states as the call leaves them."""
     largest: int
     """Bytes of the largest single allocation."""
     largest_name: str
@@ -72,7 +74,7 @@ class RunMoments:
     def moments(self, *, has_decode: bool = True) -> Iterator[RunMoment]:
         """Yield the moments that can be the largest, those of the prompt or of all calls."""
         weights = self._weight_bytes
-        yield RunMoment("load", weights, 0, "", f"load = weights {weights:,}")
+        yield RunMoment("load", weights, 0, 0, "", f"load = weights {weights:,}")
         yield from self.prefill()
         if not has_decode:
             return
@@ -122,7 +124,9 @@ class RunMoments:
         )
         largest, name = max((caches.largest(call.occupancy), KV_BUFFER), followed.largest)
         text = _explain(phase, planned, parts)
-        return RunMoment(phase, sum(parts), largest, name, text, planned.phase)
+        kept = caches.bytes_during(call.occupancy, Counter()) + caches.state_bytes
+        workspace = max(0, sum(parts[1:]) - kept)
+        return RunMoment(phase, sum(parts), workspace, largest, name, text, planned.phase)
 
     def _followed(self, call: CallShape, *, decoding: bool, has_head: bool) -> _Followed:
         """Return what a call holds; the same for every workload that makes it."""
@@ -236,7 +240,8 @@ class RunMoments:
         )
         # A conversion after the first chunk is the end of that call (call_plan.py).
         is_first = phase == "prefill" and not call.position
-        yield RunMoment(phase, sum(parts), 0, "", line, "first_chunk" if is_first else None)
+        chunk: CallPhase | None = "first_chunk" if is_first else None
+        yield RunMoment(phase, sum(parts), before, 0, "", line, chunk)
 
     def _mask_bytes(self, call: CallShape) -> int:
         """One mask for all layers of a kind: a window, latent attention or a batch."""

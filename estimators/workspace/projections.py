@@ -7,8 +7,8 @@ from typing import NamedTuple
 from memfit.estimators.arch.modules import LowRank
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.mlx import operation_counts as ops
-from memfit.estimators.mlx.split_products import PART_ITEM_BYTES
-from memfit.estimators.workspace.layer_plan import Projection
+from memfit.estimators.mlx.kernels import PART_ITEM_BYTES
+from memfit.estimators.workspace.prepared import Projection
 from memfit.estimators.workspace.tape import Tape
 
 _WORD_BITS = 32

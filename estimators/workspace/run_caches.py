@@ -8,9 +8,15 @@ from memfit.estimators.arch.caches import STEP, Growth, KVBuffer
 from memfit.estimators.arch.specs import GatedDelta
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.cache_growth import capacity_at, grown
 from memfit.estimators.mlx.call_plan import PlannedCall
-from memfit.estimators.mlx.kv_cache import KVFormat, is_convertible, kv_format, limited
+from memfit.estimators.mlx.kv_cache import (
+    KVFormat,
+    capacity_at,
+    grown,
+    is_convertible,
+    kv_format,
+    limited,
+)
 from memfit.estimators.mlx.recurrent_state import view_elements
 from memfit.estimators.workspace.call import CallShape, Occupancy
 from memfit.estimators.workspace.prepared import PreparedModel

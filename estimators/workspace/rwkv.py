@@ -3,7 +3,7 @@
 from memfit.estimators.arch.specs import Recurrent
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.call import CallShape
-from memfit.estimators.workspace.layer_plan import MixerPlan, Projection
+from memfit.estimators.workspace.prepared import MixerPlan, Projection
 from memfit.estimators.workspace.projections import project
 from memfit.estimators.workspace.recurrent_steps import token_loop, token_shift
 from memfit.estimators.workspace.tape import Tape

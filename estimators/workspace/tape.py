@@ -12,8 +12,8 @@ from msgspec import Struct, field
 
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.allocator import allocated
+from memfit.estimators.mlx.kernels import SplitProducts
 from memfit.estimators.mlx.operation_counts import ELEMENTWISE, OperationCount
-from memfit.estimators.mlx.split_products import SplitProducts
 
 
 class Step(NamedTuple):

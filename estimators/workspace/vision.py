@@ -8,15 +8,16 @@ llama4, llava, mllama, pixtral (also of mistral3).
 
 import re
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from msgspec import Struct
-
+from memfit.estimators.arch.class_row import VisionTraits
 from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.registry import class_row
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import ceil_div, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -43,69 +44,13 @@ _HEAD_DIM = 64
 _PADDED_WIDTHS = (64, 80, 128)
 
 
-class Traits(Struct, frozen=True):
-    """What one class does in addition to the blocks that all have."""
-
-    rotates: bool = True
-    """Whether queries and keys are rotated."""
-    norms_heads: bool = False
-    """Whether they are normed before."""
-    pads_heads: bool = False
-    """Whether attention is padded to a width with a fused kernel."""
-    masks_patches: bool = False
-    """Whether a mask of all patches by all patches is an array."""
-    one_hot_positions: bool = False
-    """Whether positions of patches are multiplied as one-hot rows, in float32."""
-    masks_each_block: bool = False
-    """Whether every block makes such a mask, which attention writes out for all heads."""
-    joins: Literal["", "tiles", "rest", "all"] = ""
-    """What attends to each other: tiles of an image, images after the second, or all of them."""
-    patch_multiple: int = 1
-    """What the patches of a tile are padded to a multiple of."""
-    float32: bool = False
-    """Whether the tower computes in float32, as its pixels are not cast; its weights are."""
-    stacks_blocks: bool = False
-    """Whether the outputs of all blocks are stacked, and some of them are features too."""
-    crosses: bool = False
-    """Whether layers of text attend to the features, which stay, and turn float32 as these are."""
-    convolves: bool = False
-    """Whether the tower is of convolutions (MobileNetV5)."""
-    merges: int = 1
-    """How often embeddings of all tokens are replaced: where kinds have tokens of their own."""
-    tower: str = ""
-    """The one type of tower that mlx-vlm's class takes of those that are described."""
+# A class that only the trace describes.
+_PIXTRAL = VisionTraits(masks_patches=True, joins="all")
 
 
-TRAITS = {
-    "qwen2_vl": Traits(),
-    "qwen2_5_vl": Traits(),
-    "qwen3_vl": Traits(pads_heads=True),
-    "qwen3_vl_moe": Traits(pads_heads=True),
-    "qwen3_5": Traits(pads_heads=True),
-    "qwen3_5_moe": Traits(pads_heads=True),
-    "gemma3": Traits(rotates=False),
-    "gemma3n": Traits(float32=True, convolves=True, merges=3),
-    "gemma4": Traits(
-        norms_heads=True, pads_heads=True, masks_patches=True, one_hot_positions=True, joins="all"
-    ),
-    "glm4v": Traits(joins="rest"),
-    "glm4v_moe": Traits(masks_each_block=True, joins="all"),
-    "glm_ocr": Traits(norms_heads=True),
-    "internvl_chat": Traits(rotates=False),
-    "llama4": Traits(),
-    "llava": Traits(rotates=False, float32=True, tower="clip_vision_model"),
-    "mistral3": Traits(masks_patches=True, joins="all"),
-    "mllama": Traits(
-        rotates=False,
-        masks_patches=True,
-        joins="tiles",
-        patch_multiple=8,
-        float32=True,
-        stacks_blocks=True,
-        crosses=True,
-    ),
-    "pixtral": Traits(masks_patches=True, joins="all"),
-}
+def _traits_of(kind: str) -> VisionTraits | None:
+    row = class_row(kind)
+    return row.vision if row else _PIXTRAL if kind == "pixtral" else None
 
 
 class VisionWork(NamedTuple):
@@ -135,7 +80,7 @@ def embedded_bytes(model: Model, workload: Workload) -> int:
 
 def has_formula(checkpoint: Checkpoint, model: Model) -> bool:
     """Whether the operations of the checkpoint's tower are described."""
-    traits = TRAITS.get(str(checkpoint.config.get("model_type")))
+    traits = _traits_of(str(checkpoint.config.get("model_type")))
     if traits is None or not any(m.part is Part.VISION for _, m in model.all_modules()):
         return False
     section = config_fields(checkpoint.config, checkpoint.config_name).untracked("vision_config")
@@ -174,12 +119,13 @@ class _Tower:
         versions: MlxVersions,
     ) -> None:
         kind = str(checkpoint.config.get("model_type"))
-        if not has_formula(checkpoint, model):
+        traits = _traits_of(kind)
+        if traits is None or not has_formula(checkpoint, model):
             raise UnsupportedError(
                 f"{checkpoint.id}: no formula has the work of a vision tower of type {kind}; take"
-                " --method trace, with mlx-vlm installed"
+                f" {setting('method')} trace, with mlx-vlm installed"
             )
-        self._traits, self._model, self._workload = TRAITS[kind], model, workload
+        self._traits, self._model, self._workload = traits, model, workload
         self._plan, self._device, self._versions = plan, device, versions
         self._width = dtypes.nbytes(1, model.dtype)
         self._blocks, self._others = _matrices(model)
@@ -410,7 +356,7 @@ class _Tower:
         return tape.program()
 
 
-def _sequences(plan: ImagePlan, traits: Traits, batch: int) -> Iterator[tuple[int, int]]:
+def _sequences(plan: ImagePlan, traits: VisionTraits, batch: int) -> Iterator[tuple[int, int]]:
     """Yield how many sequences attend to themselves, and of how many patches; in all prompts."""
     sizes = [(image.tiles, image.patches // image.tiles) for image in plan.images] * batch
     sizes = [(tiles, round_up(patches, traits.patch_multiple)) for tiles, patches in sizes]

@@ -23,7 +23,7 @@ from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.offload.cache_tiers import Tiers
 from memfit.estimators.plans.offload.plan import MAX_CONVERSATIONS, usable_disk
-from memfit.estimators.runtimes.budget import COMFORTABLE, Need
+from memfit.estimators.runtimes.budget import Need, comfortable_bytes
 from memfit.estimators.runtimes.measurement import Loaded, MeasuredCache, MeasuredRestore, Way
 from memfit.probes.disk import require_free, usable_bytes
 from memfit.probes.experiments.base import Experiment, RunRequest, Start, sized_here
@@ -216,13 +216,13 @@ class _CacheExperiment(Experiment[CacheRequest], kw_only=True):
 
     def _room(self, device: Device, loaded: Loaded) -> Room:
         """Return what is left for conversations, as ``memfit plan offload`` counts it."""
-        request, (share, whole) = self.request, COMFORTABLE
+        request, whole = self.request, comfortable_bytes(device.working_set_bytes)
         used, disk = loaded.active_bytes, request.disk_bytes
         if self.plan and request.requests:
             used = max(used, self._serving(self.plan).peak_bytes)
         return Room(
-            memory=device.working_set_bytes * share // whole - loaded.active_bytes,
-            left=device.working_set_bytes * share // whole - used,
+            memory=whole - loaded.active_bytes,
+            left=whole - used,
             budget=request.hot_bytes,
             disk=usable_bytes(self.directory) if disk is None else usable_disk(disk),
             conversations=request.conversations

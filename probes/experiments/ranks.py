@@ -11,6 +11,7 @@ from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.machine.hosts import require_addresses
+from memfit.estimators.questions.machine import Ranks
 from memfit.estimators.results.estimate import ModelSummary, RankFigures, RankPlan
 from memfit.estimators.results.result import Result
 from memfit.estimators.runtimes.budget import Need
@@ -18,7 +19,7 @@ from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.estimators.runtimes.registry import as_installed
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import model_summary
-from memfit.estimators.sizing.ranks import RankedModel, Ranks, ranked
+from memfit.estimators.sizing.ranks import RankedModel, ranked
 from memfit.probes.experiments.base import RunRequest
 from memfit.probes.preflight import require_memory
 from memfit.probes.rank_run import RankRequest, RankRun, measure_ranks

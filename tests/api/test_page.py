@@ -5,29 +5,27 @@
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, get_type_hints
-
-from msgspec.structs import fields
+from typing import Any
 
 import memfit
 from memfit import settings
+from memfit.cli.options import questions
+from memfit.cli.options.groups import Options
 from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.results.result import Result
 from tests.test_schemas import described
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 HEADING = "## Reference\n"
+GROUPS = [each for each in vars(questions).values() if isinstance(each, Options)]
 OPTIONS = {
-    name: (hint.__metadata__[0].help, field.default)
-    for group in settings.GROUPS
-    for name, hint in get_type_hints(group, include_extras=True).items()
-    for field in fields(group)
-    if field.name == name
+    parameter.name: parameter.default for group in GROUPS for parameter in group.parameters(())
 }
-"""The help and the default of each option, by its name."""
+"""The option of each setting, by its name."""
 
 
 def reference() -> str:
@@ -62,7 +60,7 @@ def _callable(name: str, function: Callable[..., Any]) -> Iterator[str]:
 
 def _settings(group: type) -> str:
     rows = (
-        (f"`{name}`", _code(kind), settings.as_keywords(OPTIONS[name][0]), _default(name))
+        (f"`{name}`", _code(kind), _meaning(name), _default(name))
         for name, kind in _annotated(group)
     )
     return _table(("Setting", "Type", "Meaning", "Default"), rows)
@@ -107,8 +105,16 @@ def _code(annotation: ast.expr) -> str:
     return f"`{text.removesuffix(' | None')}`".replace("|", r"\|")
 
 
+def _meaning(name: str) -> str:
+    """The help of the option, with keywords in place of options."""
+    text: str = OPTIONS[name].help
+    for other in OPTIONS:
+        text = re.sub(rf"{questions.option_name(other)}\b(?!-)", other, text)
+    return text
+
+
 def _default(name: str) -> str:
-    default = OPTIONS[name][1]
+    default = OPTIONS[name].default
     return "" if default is None else f"`{getattr(default, 'value', default)}`"
 
 

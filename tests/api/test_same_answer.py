@@ -15,13 +15,15 @@ import memfit as library
 from memfit.cli.commands.estimate import EstimateOutput, EstimateReport
 from memfit.cli.commands.estimate import estimate as command
 from memfit.cli.exits import exit_of
-from memfit.cli.options.estimate import EstimatedModel, EstimateRuntime
-from memfit.cli.options.groups import OptionGroup
-from memfit.cli.options.ranks import RankedMachine
-from memfit.cli.options.workload import WorkloadOptions
+from memfit.cli.options import questions as options
+from memfit.cli.options.groups import Options
+from memfit.estimators.questions.machine import MachineQuestion
+from memfit.estimators.questions.model import ModelQuestion
+from memfit.estimators.questions.question import Question
+from memfit.estimators.questions.runtime import RuntimeQuestion
+from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.results.error import error_report
 from memfit.settings import (
-    GROUPS,
     EstimateSettings,
     MachineSettings,
     OpenSettings,
@@ -128,21 +130,27 @@ def test_every_option_is_a_keyword() -> None:
     offered = set(signature(command).parameters)
     shown = {field.name for group in (EstimateReport, EstimateOutput) for field in fields(group)}
     positional = {"model", "device", "context"}
-    pasted = {name for group in GROUPS for name in group.pasted}
-    assert EstimateSettings.__annotations__.keys() | positional == offered - shown - pasted
+    groups = [each for each in vars(options).values() if isinstance(each, Options)]
+    of_others = {
+        name
+        for group in groups
+        for name in group.declared.keys() - set(group.question.__struct_fields__)
+    }
+    assert EstimateSettings.__annotations__.keys() | positional == offered - shown - of_others
 
 
 @pytest.mark.parametrize(
-    ("settings", "groups"),
+    ("settings", "questions"),
     [
-        (OpenSettings, (EstimatedModel, EstimateRuntime)),
-        (MachineSettings, (RankedMachine,)),
-        (WorkloadSettings, (WorkloadOptions,)),
+        (OpenSettings, (ModelQuestion, RuntimeQuestion)),
+        (MachineSettings, (MachineQuestion,)),
+        (WorkloadSettings, (WorkloadQuestion,)),
     ],
 )
-def test_each_method_takes_the_options_of_its_groups(
-    settings: type, groups: tuple[type[OptionGroup], ...]
+def test_each_method_takes_the_settings_of_its_questions(
+    settings: type, questions: tuple[type[Question], ...]
 ) -> None:
-    options = {field.name for group in groups for field in fields(group)}
-    options -= {name for group in groups for name in group.pasted}
-    assert settings.__annotations__.keys() == options - {"model", "device", "context"}
+    named = {name for question in questions for name in question.__struct_fields__}
+    assert settings.__annotations__.keys() == named - {"model", "device", "context"}
+    for question in questions:
+        assert question.readers.keys() == set(question.__struct_fields__)

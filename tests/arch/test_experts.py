@@ -12,8 +12,7 @@ from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.errors import ConfigError, MemfitError, UnsupportedError
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.cache_growth import grown
-from memfit.estimators.mlx.kv_cache import buffer_counts, kv_cache
+from memfit.estimators.mlx.kv_cache import buffer_counts, grown, kv_cache
 from memfit.estimators.weights import QuantizationPlan, derive
 from tests.models import sample_config
 

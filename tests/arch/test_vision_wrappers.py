@@ -19,7 +19,7 @@ from memfit.estimators.weights import derive
 from tests.trace.vision_cases import WIDE, Case
 
 CASES = {case.config["model_type"]: case for case in WIDE}
-ONLY_MLX_VLM = [kind for kind, module in FAMILIES.items() if module == "vision_wrappers"]
+ONLY_MLX_VLM = [kind for kind, file in FAMILIES.items() if file == "vision_wrappers"]
 # Of the Hub, for those that the class renames.
 PUBLISHED = (
     ("language_model.model.", "model.language_model."),

@@ -271,6 +271,11 @@ def test_a_header_may_list_tensors_in_any_order(tmp_path: Path) -> None:
     assert [tensor.name for tensor in read_header(path).tensors] == ["b", "empty", "a"]
 
 
+def test_an_empty_tensor_may_be_listed_after_the_data_that_it_lies_before(tmp_path: Path) -> None:
+    header = {"a": entry(), "empty": entry(shape=[0], offsets=(0, 0))}
+    assert len(read_header(write_json(tmp_path / "m", header, 8)).tensors) == 2
+
+
 def test_a_scalar_has_one_element_and_no_dimension(tmp_path: Path) -> None:
     path = write_json(tmp_path / "m", {"a": entry(shape=[], offsets=(0, 4))}, 4)
     assert read_header(path).tensors == (("a", "F32", (), 4),)

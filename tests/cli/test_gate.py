@@ -234,7 +234,7 @@ def test_a_workload_beyond_the_models_context_does_not_pass(memfit: Memfit, fold
     write_policy(folder, chat=one)
     run = memfit("gate", "--format", "json")
     (check,) = [c for c in run.json["targets"][0]["checks"] if not c["passed"]]
-    assert (run.code, check["limit"], check["missed_by"]) == (1, "model_context", 1)
+    assert (run.code, check["limit"], check["excess"]) == (1, "model_context", 1)
     assert "allow_beyond_context" in memfit("gate").out
     write_policy(folder, chat={**one, "allow_beyond_context": True})
     run = memfit("gate", "--format", "json")

@@ -138,7 +138,7 @@ def test_json_is_the_whole_report(memfit: Memfit, folder: Path) -> None:
     data = memfit("gate", "--format", "json").json
     assert [report["name"] for report in data["targets"]] == ["good", "bad", "gone"]
     check = data["targets"][1]["checks"][0]
-    assert check["missed_by"] == check["figure"] - check["allowed"]
+    assert check["excess"] == check["figure"] - check["allowed"]
 
 
 def test_several_files_are_written_in_addition_to_the_output(memfit: Memfit, folder: Path) -> None:

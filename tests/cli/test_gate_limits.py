@@ -11,7 +11,12 @@ from tests.cli.gating import SAMPLES, target, write_plain_config, write_policy, 
 from tests.cli.running import Memfit
 from tests.models import QWEN3_4B, QWEN3_NEXT_80B, sample_config, write_config
 
-AT_MOST = {"peak": "peak_bytes", "load_peak": "load_peak_bytes", "wired_limit": "wired_limit_bytes"}
+AT_MOST = {
+    "peak": "peak_bytes",
+    "workspace": "workspace_bytes",
+    "load_peak": "load_peak_bytes",
+    "wired_limit": "wired_limit_bytes",
+}
 GROWN = {"weights": "weights_bytes", "kv_per_token": "kv_bytes_per_token", "peak": "peak_bytes"}
 CASE = SAMPLES.parent / "tests" / "arch" / "cases" / "qwen3.json"
 FOUR_BIT = {"group_size": 64, "bits": 4}
@@ -47,7 +52,7 @@ def test_a_size_passes_at_its_limit_and_not_a_byte_below(
     code, report = ask(memfit, folder, {limit: f"{nbytes - 1}B"})
     assert code == 1
     (check,) = report["checks"]
-    assert (check["figure"], check["allowed"], check["missed_by"]) == (nbytes, nbytes - 1, 1)
+    assert (check["figure"], check["allowed"], check["excess"]) == (nbytes, nbytes - 1, 1)
 
 
 @pytest.mark.parametrize("limit", AT_MOST)
@@ -133,9 +138,9 @@ def test_a_recipe_is_held_to_the_peak_of_plan_train(memfit: Memfit, folder: Path
     assert (code, report["figures"]["training_peak_bytes"]) == (0, nbytes)
     code, report = ask(memfit, folder, {"training_peak": f"{nbytes - 1}B"}, **small)
     (check,) = report["checks"]
-    assert (code, check["missed_by"]) == (1, 1)
+    assert (code, check["excess"]) == (1, 1)
     # One layer, one sequence and 33 tokens cannot be fewer; of 16-bit weights 8 bits are enough.
-    assert check["mends"] == [{"setting": "quantize", "value": 8}]
+    assert check["remedies"] == [{"setting": "quantize", "value": 8}]
 
 
 @pytest.mark.exhaustive
@@ -153,7 +158,7 @@ def test_growth_of_the_training_peak_is_held_and_what_makes_it_pass_passes(
     result = memfit("gate", "old", "model", "--policy", "memfit.yaml", "--format", "json")
     (check,) = result.json["targets"][0]["checks"]
     assert (result.code, check["limit"]) == (1, "growth.training_peak")
-    remedies = {remedy["setting"]: remedy["value"] for remedy in check["mends"]}
+    remedies = {remedy["setting"]: remedy["value"] for remedy in check["remedies"]}
     assert remedies["batch_size"] in (1, 2)
     batch = {
         "batch_size": remedies["batch_size"],
@@ -224,7 +229,7 @@ def test_every_remedy_passes_and_the_next_value_does_not(
     keys: dict[str, Any] = {"working_set": "8GB", "workload": work}
     code, report = ask(memfit, folder, limits, **keys)
     assert code == 1
-    remedies = {remedy["setting"]: remedy["value"] for remedy in report["checks"][0]["mends"]}
+    remedies = {remedy["setting"]: remedy["value"] for remedy in report["checks"][0]["remedies"]}
     assert remedies.keys() == {"context", "prefill_step", "quantize"}
     for setting, value in remedies.items():
         assert (setting, _with(memfit, folder, limits, keys, setting, value)) == (setting, 0)
@@ -246,7 +251,7 @@ def _with(
 def test_fewer_bits_are_suggested_for_weights_that_have_more(memfit: Memfit, folder: Path) -> None:
     write_plain_config(folder / "model", sample_config("qwen3-8b-4bit"))
     code, report = ask(memfit, folder, {"load_peak": "9GB"})
-    assert (code, report["checks"][0]["mends"]) == (1, [{"setting": "quantize", "value": 8}])
+    assert (code, report["checks"][0]["remedies"]) == (1, [{"setting": "quantize", "value": 8}])
     assert ask(memfit, folder, {"load_peak": "9GB"}, quantize=8)[0] == 0
 
 
@@ -332,11 +337,11 @@ def test_a_remedy_is_named_only_where_the_whole_target_passes_with_it(
     """Fewer bits mend the peak; a context that no setting reaches stays broken."""
     keys: dict[str, Any] = {"working_set": "4GB", "workload": {"prompt_tokens": 4096}}
     alone = ask(memfit, folder, {"peak": "70%"}, **keys)[1]["checks"][0]
-    assert "quantize" in {remedy["setting"] for remedy in alone["mends"]}
+    assert "quantize" in {remedy["setting"] for remedy in alone["remedies"]}
     limits: Any = {"peak": "70%", "context": 40960}
     both = ask(memfit, folder, limits, **keys)[1]["checks"]
     assert [check["passed"] for check in both] == [False, False]
     for check in both:
-        for remedy in check["mends"]:
+        for remedy in check["remedies"]:
             setting, value = remedy["setting"], remedy["value"]
             assert _with(memfit, folder, limits, keys, setting, value) == 0

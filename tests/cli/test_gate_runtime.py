@@ -47,7 +47,7 @@ def test_a_workload_beyond_the_share_that_vllm_takes_does_not_pass(
     (budget,) = [check for check in default["checks"] if check["limit"] == "runtime_budget"]
     assert (alone["exceeded"], alone["peak_bytes"]) == (["runtime_budget"], budget["figure"])
     # Nobody converts weights for vllm with mlx-lm.
-    assert "quantize" not in str(larger["checks"][0]["mends"])
+    assert "quantize" not in str(larger["checks"][0]["remedies"])
 
 
 def test_the_load_peak_of_mlx_moe_is_its_start_up(memfit: Memfit, folder: Path) -> None:

@@ -58,7 +58,7 @@ def test_each_remedy_passes_with_its_smaller_workloads(
     monkeypatch.chdir(tmp_path)
     policy(tmp_path, {"peak": "18GB"})
     (check,) = memfit("gate", "--format", "json").json["targets"][0]["checks"]
-    remedies = {remedy["setting"]: remedy["value"] for remedy in check["mends"]}
+    remedies = {remedy["setting"]: remedy["value"] for remedy in check["remedies"]}
     assert {"context", "prefill_step"} <= remedies.keys()
     for change in (
         {"prompt_tokens": remedies["context"]},

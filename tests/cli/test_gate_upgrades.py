@@ -47,7 +47,7 @@ def test_a_larger_dense_model_exceeds_growth_with_a_remedy(memfit: Memfit, folde
         "growth.weights",
         "growth.peak",
     ]
-    (remedy,) = checks["growth.weights"]["mends"]
+    (remedy,) = checks["growth.weights"]["remedies"]
     assert remedy["setting"] == "quantize"
     write_quantised(folder / "new", sample_config("qwen3-8b-4bit"), bits=remedy["value"])
     assert between(memfit, folder, limits)[1]["growth.weights"]["passed"]
@@ -69,7 +69,7 @@ def test_an_upgrade_from_four_to_eight_bits_has_the_remedy_four_bits(
     write_quantised(folder / "new", QWEN3_4B, bits=8)
     code, checks, _ = between(memfit, folder, {"growth": {"weights": "1%"}})
     assert code == 1
-    assert checks["growth.weights"]["mends"] == [{"setting": "quantize", "value": 4}]
+    assert checks["growth.weights"]["remedies"] == [{"setting": "quantize", "value": 4}]
 
 
 def test_a_longer_vocabulary_under_the_same_name_is_reported(memfit: Memfit, folder: Path) -> None:

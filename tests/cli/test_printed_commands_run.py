@@ -24,19 +24,19 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec import structs
 
-from memfit.estimators.base.images import Images, ImageSize
+from memfit.estimators.base.images import ImageSize
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.arrivals import Request
 from memfit.estimators.plans.train.plan import TrainQuestion, plan_train
+from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.results.estimate import Action
 from memfit.estimators.sizing.catalog import Catalog, Draft
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.prompted import prompted
+from memfit.estimators.sizing.resolved import resolved
 from memfit.estimators.sizing.server_bound import server_need
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.estimators.sizing.workload import PartialWorkload
 from memfit.probes.training_data import read_training_data
 from tests.checkpoints import RECIPES, save_checkpoint
 from tests.plans.test_real_server import Server
@@ -101,23 +101,13 @@ QUESTIONS = [
 ]
 
 
-UNDERESTIMATED = "dense-8-dense-4bit"
-
-
-def marks(question: Question) -> tuple[pytest.MarkDecorator, ...]:
-    """Run the first question always; one is known to take more than is printed."""
-    if question == QUESTIONS[0]:
-        return ()
-    if question.name != UNDERESTIMATED:
-        return (pytest.mark.exhaustive,)
-    # 7,501,786 bytes; 6,905,348 and an error of 548,865 are printed.
-    why = "a run with a draft model takes 9 % more, of which its workspace has too little error"
-    return (pytest.mark.exhaustive, pytest.mark.xfail(reason=why, strict=True))
-
-
 @pytest.mark.parametrize(
     "question",
-    [pytest.param(question, id=question.name, marks=marks(question)) for question in QUESTIONS],
+    [
+        # The first one always runs.
+        pytest.param(each, id=each.name, marks=[pytest.mark.exhaustive] if number else [])
+        for number, each in enumerate(QUESTIONS)
+    ],
 )
 def test_the_commands_of_an_answer_take_no_more_than_printed(
     question: Question, checkpoints: Path, tmp_path: Path
@@ -301,10 +291,11 @@ def test_a_prompt_with_an_image_takes_no_more_than_printed(
     image = draw_image(tmp_path / "image.png", width)
     asked = sized(Question("seeing", 200, text(1)), model, None)
     written = "Every byte has a reason."
-    workload = text(len(written), 5, images=Images((ImageSize(width, width),)), **settings)
-    asked, run = prompted(
-        asked, PartialWorkload(workload, frozenset(settings)), keeps_runtime=False
+    workload = WorkloadQuestion(
+        prompt_tokens=len(written), max_tokens=5, image=(ImageSize(width, width),), **settings
     )
+    target = resolved(asked, workload, keeps_runtime=False)
+    asked, run = target.sized, target.workload
     answer = estimate(asked, run)
     action = answer.actions[0]
     [command] = action.commands

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.base.quantization import FLOAT_MODES, Quantization
 from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.gate.limits import LIMITS
 from memfit.estimators.gate.policy import Policy, read_policy
 from memfit.estimators.gate.policy_file import LimitKeys, TargetKeys, WorkloadKeys
-from memfit.estimators.gate.verdict import RULES
 from memfit.estimators.runtimes.registry import get_runtime
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "policy.schema.json"
@@ -46,16 +46,22 @@ def mistakes(directory: Path, text: str) -> list[tuple[int, str, str]]:
 
 def test_a_target_has_its_own_values_and_the_defaults_of_its_runtime(tmp_path: Path) -> None:
     target = read(tmp_path, HEAD + TARGET).targets[0]
-    assert (target.name, target.line, target.model) == ("chat", 3, "models/chat")
+    assert (target.name, target.line, target.question.reference) == ("chat", 3, "models/chat")
     assert target.device.name == "m4-pro-24"
-    assert target.workload.values.prompt_tokens == 4096
-    assert target.runtime is None
+    assert target.question.workload.prompt_tokens == 4096
+    assert target.question.runtime is None
     assert [
         (work.prefill_step, work.kv_group_size, work.quantized_kv_start, work.kv_bits)
-        for work in map(target.workload.under, map(get_runtime, ("mlx-lm", "llama.cpp")))
+        for work in map(target.question.workload.under, map(get_runtime, ("mlx-lm", "llama.cpp")))
     ] == [(2048, 64, 5000, None), (512, 32, 0, None)]
-    assert [(limit.name, limit.line) for limit in target.limits] == [("peak", 8)]
-    assert not target.needs_baseline
+    assert [(limit.rule.key, limit.line) for limit in target.limits] == [("peak", 8)]
+
+
+def named(of_growth: bool) -> str:
+    """Return every limit with an amount of its unit, as YAML."""
+    amounts = {"bytes": "12.5%", "tokens": "32k", "experts": "50%"}
+    rules = [rule for rule in LIMITS.values() if rule.kind.is_growth is of_growth]
+    return ", ".join(f"{rule.key.split('.')[-1]}: {amounts[rule.kind.unit]}" for rule in rules)
 
 
 def test_every_key_is_read(tmp_path: Path) -> None:
@@ -72,12 +78,11 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     training: {fine_tune_type: dora, batch_size: 2, keys: [self_attn.q_proj]}
     workload: {prompt_tokens: 1k, max_tokens: 64, batch: 2, prefill_step: 512, kv_bits: 8,
                kv_group_size: 32, quantized_kv_start: 0, max_kv_size: 8k}
-    limits: {peak: 90%, load_peak: 16GB, wired_limit: 20GiB, context: 32k, expert_capacity: 50%,
-             training_peak: 90%, basis: exact,
-             growth: {weights: 12.5%, kv_per_token: 0, peak: 1GB, training_peak: 0}}
-""",
+    limits: {basis: exact,
+"""
+        + f"             {named(False)}, growth: {{{named(True)}}}}}\n",
     ).targets[0]
-    work = target.workload.values
+    work = target.question.workload
     assert (work.prompt_tokens, work.max_tokens, work.batch, work.prefill_step) == (
         1024,
         64,
@@ -87,11 +92,10 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     assert (work.kv_bits, work.kv_group_size) == (8, 32)
     assert (work.quantized_kv_start, work.max_kv_size) == (0, 8192)
     assert target.device.working_set_bytes != 26_800_603_136  # macOS 26's
-    assert {limit.name for limit in target.limits} == set(RULES)
+    assert {limit.rule.key for limit in target.limits} == set(LIMITS)
     assert target.basis is not None
-    assert (target.basis.least, target.model) == ("exact", None)
-    assert (target.quantize, target.margin_bytes) == (Quantization(4, 64), 2 * 10**9)
-    assert target.needs_baseline
+    assert (target.basis.least, target.question.reference) == ("exact", "")
+    assert (target.question.quantize, target.margin_bytes) == (Quantization(4, 64), 2 * 10**9)
     assert target.training == Recipe(
         fine_tune_type="dora", batch_size=2, keys=("self_attn.q_proj",)
     )
@@ -100,7 +104,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", FLOAT_MODES)
 def test_a_mode_of_floating_point_numbers_is_a_format(mode: str, tmp_path: Path) -> None:
     target = read(tmp_path, f"{HEAD}{TARGET}    quantize: {mode}\n").targets[0]
-    assert target.quantize == Quantization(*FLOAT_MODES[mode], mode)
+    assert target.question.quantize == Quantization(*FLOAT_MODES[mode], mode)
 
 
 def test_eight_mistakes_are_reported_together_in_file_order(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_states_equal_llama_cpps_allocations(name: str) -> None:
 
 # A result of Jamba lies higher in llama.cpp's buffer than here. On a partly filled GPU the splits
 # of a graph follow from small operations that are not described, most of all those of recurrences.
-_UNDER = {"jamba": 20, "deepseek32": 6}
+_UNDER = {"jamba": 20}
 
 
 def percent_off(name: str, run: Allocation) -> float:
@@ -124,14 +124,14 @@ def test_compute_buffers_are_llama_cpps(name: str) -> None:
     blocks = MODELS[name].metadata[f"{name}.block_count"]
     placed = [run for run in MODELS[name].runs if not run.host_experts]
     whole = [run for run in placed if run.gpu_layers in (None, blocks + 1)]
-    assert len(whole) == 18
+    assert len(whole) >= 18
     for run in whole:
         assert -_UNDER.get(name, 5) <= percent_off(name, run) <= 8, run
 
 
 def test_most_compute_buffers_are_llama_cpps_to_the_hundredth_of_a_mebibyte() -> None:
     off = [percent_off(name, run) for name in MODELS for run in MODELS[name].runs]
-    assert (len(off), sum(abs(percent) < 0.02 for percent in off)) == (526, 318)
+    assert (len(off), sum(abs(percent) < 0.02 for percent in off)) == (601, 389)
 
 
 @pytest.mark.parametrize(

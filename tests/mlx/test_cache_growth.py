@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memfit.estimators.arch.caches import STEP, Growth, KVBuffer
 from memfit.estimators.base.workload import MAX_TOKENS, Workload
-from memfit.estimators.mlx.cache_growth import capacity_at, grown, grown_singly
+from memfit.estimators.mlx.kv_cache import capacity_at, grown, grown_singly
 
 BUFFERS = st.builds(
     KVBuffer, st.just(1), st.just(1), st.just(1), growth=st.just(Growth.STEPS)

@@ -19,9 +19,9 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.mlx import operation_counts
+from memfit.estimators.mlx.kernels import split_products
 from memfit.estimators.mlx.kv_cache import KVFormat
 from memfit.estimators.mlx.operation_counts import MATMUL, QUANTIZED_MATMUL, OperationCount
-from memfit.estimators.mlx.split_products import split_products
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.trace.graph_format import Call, Trace
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
@@ -34,9 +34,8 @@ from memfit.estimators.weights import QuantizationPlan
 from memfit.estimators.workspace.attention import attend
 from memfit.estimators.workspace.call import BackendTraits, CallShape, Occupancy
 from memfit.estimators.workspace.layer import record_layer
-from memfit.estimators.workspace.layer_plan import Projection
 from memfit.estimators.workspace.mx_fast import norm, rope
-from memfit.estimators.workspace.prepared import prepare
+from memfit.estimators.workspace.prepared import Projection, prepare
 from memfit.estimators.workspace.projections import project
 from memfit.estimators.workspace.tape import Tape
 

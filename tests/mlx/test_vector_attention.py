@@ -3,7 +3,7 @@
 import pytest
 
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.mlx.vector_attention import VectorAttention, VectorCall, vector_attention
+from memfit.estimators.mlx.kernels import VectorAttention, VectorCall, vector_attention
 from memfit.estimators.mlx.versions import MlxVersions
 
 CALL = VectorCall(rows=32, queries=1, keys=4096, group=4, value_dim=128, item_bytes=2)

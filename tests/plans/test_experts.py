@@ -23,9 +23,10 @@ from memfit.estimators.plans.experts.plan import (
 )
 from memfit.estimators.plans.experts.routing import RoutingProfile
 from memfit.estimators.results.experts import ExpertsPlan, MeasuredCapacity
+from memfit.estimators.runtimes.expert_capacity import capacity_of_inventory
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.sizing.expert_rules import worth
-from memfit.estimators.sizing.partial_experts import RunMemory, device_capacity
+from memfit.estimators.sizing.partial_experts import RunMemory
 from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.weights.expert_slots import Inventory, inventory, startup_bytes
 from tests.models import QWEN3_NEXT_80B, quantised_tensors, write_checkpoint, write_config
@@ -140,7 +141,7 @@ def test_a_chip_newer_than_macos_15_has_one_regime(next_80b: Inventory) -> None:
 
 
 def test_more_memory_never_means_fewer_experts(next_80b: Inventory) -> None:
-    found = [device_capacity(next_80b, gigabytes * 10**9) for gigabytes in range(80)]
+    found = [capacity_of_inventory(next_80b, gigabytes * 10**9) for gigabytes in range(80)]
     assert found == sorted(found)
     assert (found[0], found[-1]) == (0, 512)
     assert all(capacity % 8 == 0 for capacity in found if capacity >= 16)

@@ -8,17 +8,16 @@ from msgspec.structs import replace
 from memfit.estimators.base.progress import FinishedRequest
 from memfit.estimators.base.quantization import converted
 from memfit.estimators.base.units import Units
-from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.local.kept_models import KeptModel
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import GIB
+from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.results.fits import Fit, Fits
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.fits import fits
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.estimators.sizing.workload import PartialWorkload
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 KEPT = [KeptModel(path.stem, "sample", str(path)) for path in sorted(SAMPLES.glob("*.yaml"))]
@@ -31,8 +30,8 @@ QUESTIONS = [("m4-pro-24", 4096), ("m4-max-64", 32768), ("32GB", 100), ("8GB", 4
 CATALOG = Catalog()
 
 
-def asked(tokens: int) -> PartialWorkload:
-    return PartialWorkload(Workload(prompt_tokens=tokens), frozenset())
+def asked(tokens: int) -> WorkloadQuestion:
+    return WorkloadQuestion(prompt_tokens=tokens)
 
 
 def answer(machine: str, tokens: int) -> Fits:

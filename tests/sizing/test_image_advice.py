@@ -3,21 +3,21 @@
 from pathlib import Path
 
 from memfit.estimators.base.images import Images, ImageSize
-from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.devices import memory_device
+from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.image_advice import image_advice, with_images
-from memfit.estimators.sizing.prompted import prompted
+from memfit.estimators.sizing.resolved import resolved
 from memfit.estimators.sizing.search import fits_comfortably
-from memfit.estimators.sizing.workload import PartialWorkload
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 
 
 def test_the_largest_image_and_the_most_images_are_at_the_limit() -> None:
     sized = Catalog().sized(str(SAMPLES / "qwen3-vl-4b.yaml"), device=memory_device(2**34))
-    asked = Workload(prompt_tokens=2048, images=Images((ImageSize(1024, 768),)))
-    sized, run = prompted(sized, PartialWorkload(asked, frozenset()), keeps_runtime=False)
+    question = WorkloadQuestion(prompt_tokens=2048, image=(ImageSize(1024, 768),))
+    target = resolved(sized, question, keeps_runtime=False)
+    sized, run = target.sized, target.workload
     advice = image_advice(sized, run)
     assert advice is not None
     assert advice.largest is not None

@@ -12,26 +12,26 @@ from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError, MemfitError, PolicyError, UnsupportedError
 from memfit.estimators.base.quantization import converted
-from memfit.estimators.base.workload import Workload
 from memfit.estimators.compare.axes import Scenario, parse_axis
 from memfit.estimators.compare.compare import ComparedModel, compare
 from memfit.estimators.gate.evaluate import run_gate
 from memfit.estimators.gate.policy import read_policy
+from memfit.estimators.gate.report import TargetReport
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
 from memfit.estimators.mlx.versions import parse_version
 from memfit.estimators.plans.context.plan import ContextQuestion, plan_context
+from memfit.estimators.questions.runtime import MARGIN_BYTES
+from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.results.comparison import Comparison
 from memfit.estimators.results.context import ContextPlan
 from memfit.estimators.results.estimate import Estimate
-from memfit.estimators.results.gate import TargetReport
 from memfit.estimators.runtimes.registry import get_runtime, list_runtimes, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.sized_model import Method, SizedModel
-from memfit.estimators.sizing.workload import MARGIN_BYTES, PartialWorkload
 from tests.cli.running import Memfit
 from tests.gguf.writing import recorded, write
 from tests.sparse import write_adapter
@@ -72,8 +72,8 @@ class Question(NamedTuple):
         return memory_device(int(self.machine.removesuffix("GB")) * 2**30)
 
     @property
-    def partial(self) -> PartialWorkload:
-        return PartialWorkload(Workload(**self.workload), frozenset(self.workload))
+    def partial(self) -> WorkloadQuestion:
+        return WorkloadQuestion(**self.workload)
 
 
 questions = st.builds(
@@ -200,7 +200,7 @@ def compared(question: Question, path: str) -> Comparison:
         catalog(),
         [ComparedModel("it", path)],
         Scenario(
-            PartialWorkload(Workload(**work), frozenset(work)),
+            WorkloadQuestion(**work),
             question.device,
             converted(question.quantize) if question.quantize else None,
             question.margin_bytes,

@@ -6,10 +6,11 @@ import pytest
 
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.devices import find_device, working_set_device
+from memfit.estimators.questions.machine import Ranks
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.ranks import RankedModel, Ranks, ranked, room
+from memfit.estimators.sizing.ranks import RankedModel, ranked, room
 from memfit.estimators.sizing.sized_model import SizedModel
 
 MODEL = str(Path(__file__).parents[1] / "arch" / "cases" / "qwen3_moe.json")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.arch.registry import build_model
+from memfit.estimators.arch.registry import FAMILIES, build_model, class_row
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.workload import Workload
@@ -15,7 +15,7 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.as_of import as_of
 from memfit.estimators.mlx.call_plan import planned_calls
-from memfit.estimators.mlx.data.changes import ADDED, CHANGES, OLDEST_MLX_LM, REWRITTEN
+from memfit.estimators.mlx.data.changes import ADDED, CHANGES, OLDEST_MLX_LM
 from memfit.estimators.mlx.data.kernels import KERNELS
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import (
@@ -184,7 +184,10 @@ def test_gemma4_loaded_projections_that_it_never_used() -> None:
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "kimi_linear"])
 def test_a_class_that_was_rewritten_is_not_guessed(model_type: str) -> None:
     config = json.loads((CASES / f"{model_type}.json").read_text())
-    first, commit = REWRITTEN[model_type]
+    row = class_row(model_type)
+    assert row is not None
+    assert row.rewritten is not None
+    first, commit = row.rewritten
     sized(config, "m4-max-64", MlxVersions(mlx_lm=first))
     with pytest.raises(UnsupportedError, match=commit):
         sized(config, "m4-max-64", MlxVersions(mlx_lm=(0, 30, 4)))
@@ -272,5 +275,8 @@ def test_a_version_from_before_a_class_is_rejected() -> None:
 def test_classes_that_were_added_are_those_of_mlx_lm() -> None:
     utils = pytest.importorskip("mlx_lm.utils")
     files = {path.stem for path in (Path(utils.__file__).parent / "models").glob("*.py")}
-    assert ADDED.keys() <= files | utils.MODEL_REMAPPING.keys()
-    assert all(OLDEST_MLX_LM < version <= MlxVersions().mlx_lm for version in ADDED.values())
+    rows = {model_type: class_row(model_type) for model_type in FAMILIES}
+    added = ADDED | {model_type: row.since for model_type, row in rows.items() if row and row.since}
+    assert not ADDED.keys() & rows.keys()
+    assert added.keys() <= files | utils.MODEL_REMAPPING.keys()
+    assert all(OLDEST_MLX_LM < version <= MlxVersions().mlx_lm for version in added.values())

@@ -5,9 +5,8 @@ from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.layouts import View
 from memfit.estimators.trace.memory import Allocator
 from memfit.estimators.trace.operation import Operation
-from memfit.estimators.trace.schedule import WIDTH, evaluation_order
+from memfit.estimators.trace.schedule import WIDTH, evaluation_order, unmerged
 from memfit.estimators.trace.streams import Stream
-from memfit.estimators.trace.undo_cse import unmerged
 from tests.trace.calls import Sketch
 
 MAX = Device("a Max", "metal", 0, 0, None, "flag", "s", 16)

@@ -22,10 +22,9 @@ from memfit.estimators.trace.leaves import leaves_of
 from memfit.estimators.trace.libraries import changed
 from memfit.estimators.trace.peak import Replay
 from memfit.estimators.trace.recording import record_call
-from memfit.estimators.trace.training_loop import LoopGrowth
-from memfit.estimators.trace.training_peak import TrainingPeak, training_peak
+from memfit.estimators.trace.schedule import unmerged
+from memfit.estimators.trace.training_peak import LoopGrowth, TrainingPeak, training_peak
 from memfit.estimators.trace.training_recorder import Training
-from memfit.estimators.trace.undo_cse import unmerged
 
 pytest.importorskip("mlx_lm")
 from memfit.estimators.trace.traced_model import TracedModel

@@ -78,6 +78,10 @@ def _by_w(tensors: Tensors) -> Tensors:
     return unstacked(tensors, _W)
 
 
+def _dots1(tensors: Tensors) -> Tensors:
+    return unstacked(renamed((r"\.mlp\.experts\.", ".mlp.switch_mlp."))(tensors))
+
+
 _NESTED = renamed(
     (r"^language_model\.lm_head\.", "lm_head."),
     (r"^language_model\.model\.", "model.language_model."),
@@ -142,6 +146,7 @@ _LAYOUTS: dict[str, Callable[[Tensors], Tensors]] = {
     **dict.fromkeys(("gemma4", "gemma4_unified"), _gemma4),
     **dict.fromkeys(("granitemoe", "granitemoehybrid"), _granite),
     "bailing_moe": lambda t: renamed((r"\.gate\.gate_proj\.", ".gate."))(unstacked(t)),
+    "dots1": _dots1,
     "gpt2": _gpt2,
     "gpt_neox": renamed(
         (r"^model\.h\.", "gpt_neox.layers."),

@@ -3,13 +3,16 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
+from memfit.estimators.sizing.catalog import Catalog, Draft
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.speculation import speculative_peak
 from memfit.estimators.trace.traced_model import TracedModel
@@ -91,3 +94,17 @@ def test_the_peak_is_that_of_mlx_lms_own_loop(workload: Workload, tokens: int) -
     for predicted in (by_formula, top.nbytes):
         # A run holds more or less with how far the CPU is behind Python.
         assert 0.93 < (predicted - weights) / (int(child.stdout) - weights) < 1.12
+
+
+def test_the_stated_error_is_of_the_largest_moment_of_both_models(tmp_path: Path) -> None:
+    small = {**DRAFT, "hidden_size": 64, "num_attention_heads": 1, "num_key_value_heads": 1}
+    for name, config in (("target", small), ("draft", TARGET)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(config))
+    catalog, workload = Catalog(), Workload(prompt_tokens=1200, max_tokens=4, prefill_step=512)
+    draft = catalog.sized(str(tmp_path / "draft.json"), device=HOST)
+    both = catalog.sized(
+        str(tmp_path / "target.json"), device=HOST, draft=Draft(str(tmp_path / "draft.json"))
+    )
+    # The draft's chunks are the largest: its error is that of the answer.
+    assert both.error_bytes(workload) >= draft.error_bytes(workload) > 0
+    assert replace(both, draft=None).error_bytes(workload) < draft.error_bytes(workload)

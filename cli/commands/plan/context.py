@@ -4,16 +4,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import AssumablePlanModel, Traffic
+from memfit.cli.commands.plan.subject import Traffic, sized_model
 from memfit.cli.exits import exit_of_verdict
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.output import PlanOutput
-from memfit.cli.options.ranks import RankedMachine
-from memfit.cli.options.runtime import ServedRuntime, named_runtime
-from memfit.cli.options.workload import BATCH, CONTEXT, IMAGES, WorkloadOptions
+from memfit.cli.options.questions import (
+    BATCH,
+    CONTEXT,
+    IMAGES,
+    AssumableModel,
+    RankedMachine,
+    ServedRuntime,
+    WorkloadOptions,
+)
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_count
-from memfit.estimators.sizing.workload import RUNTIME_DEFAULTS
+from memfit.estimators.questions.runtime import named_runtime
+from memfit.estimators.questions.workload import RUNTIME_DEFAULTS
 
 if TYPE_CHECKING:
     from memfit.estimators.plans.context.plan import ContextQuestion
@@ -67,7 +74,7 @@ class ContextOptions(OptionGroup, frozen=True, kw_only=True):
 
 @grouped
 def context(
-    model: AssumablePlanModel,
+    model: AssumableModel,
     asked: ContextOptions,
     workload: Annotated[WorkloadOptions, Only(*CONTEXT, *BATCH, *RUNTIME_DEFAULTS, *IMAGES)],
     machine: RankedMachine,
@@ -79,29 +86,35 @@ def context(
     The context that the runtime itself would choose is shown too.
     """
     # The library is imported here so that --help stays fast.
+    from memfit.cli.render.view import Answer
+    from memfit.cli.render.views.assumed import marked
     from memfit.cli.render.views.context import to_document
     from memfit.estimators.plans.context.plan import plan_context
     from memfit.estimators.sizing.estimate import curve
-    from memfit.estimators.sizing.prompted import prompted
+    from memfit.estimators.sizing.ranks import RankedModel
+    from memfit.estimators.sizing.resolved import resolved
 
     question = asked.question()
     rules = runtime.chosen()
-    sized = model.sized(
-        machine.chosen(),
+    sized = sized_model(
+        model,
+        machine.machine(),
+        runtime,
         verbose=output.verbose,
-        margin_bytes=runtime.margin_bytes(),
-        versions=runtime,
+        margin_bytes=runtime.margin,
     )
     if runtime.runtime is None:
         rules = runtime.with_settings(runtime.versioned(named_runtime(sized.runtime)))
     named = runtime.runtime is not None
     sized = sized.with_runtime(rules).loaded()
-    sized, run = prompted(sized, workload.partial(), keeps_runtime=named)
+    target = resolved(
+        sized, workload, machine.over(), keeps_runtime=named, deciding=RankedModel.full_first
+    )
     # Hundreds of workloads are sized: a trace of each takes too long.
-    sized = machine.full_first(sized, run).formula_view().settled(run)
+    sized, run = target.sized.formula_view(), target.workload
     result = plan_context(sized, run, question, units=output.units)
     points = curve(sized, run) if output.draws(asked.plot) else ()
-    output.write(model.answer(result, to_document(result, output.units, points)))
+    output.write(Answer(result, marked(to_document(result, output.units, points), model.as_type)))
     raise typer.Exit(exit_of_verdict(result.verdict, is_asked=result.device is not None))
 
 

@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace
 
-from memfit.cli.commands.plan.subject import AdaptedPlanModel
+from memfit.cli.commands.plan.subject import sized_for_mlx_lm
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
-from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
-from memfit.cli.options.runtime import VersionOptions
-from memfit.cli.options.workload import CONTEXT, WorkloadOptions
+from memfit.cli.options.questions import (
+    CONTEXT,
+    AdaptedModel,
+    MachineOptions,
+    VersionOptions,
+    WorkloadOptions,
+)
 from memfit.estimators.base.units import parse_counts, parse_rate
 from memfit.estimators.base.workload import Workload
 
@@ -56,7 +60,7 @@ class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
 
 @grouped
 def experts(
-    model: AdaptedPlanModel,
+    model: AdaptedModel,
     asked: ExpertOptions,
     workload: Annotated[WorkloadOptions, Only(*CONTEXT, "kv_bits")],
     machine: MachineOptions,
@@ -76,8 +80,8 @@ def experts(
     capacities, speed = asked.values()
     tokens, _ = workload.tokens()
     run = Workload(prompt_tokens=tokens, kv_bits=workload.kv_bits or None, quantized_kv_start=0)
-    device = machine.chosen()
-    sized = model.sized_for_mlx_lm(device, verbose=output.verbose, versions=versions)
+    device = machine.machine()
+    sized = sized_for_mlx_lm(model, device, versions, verbose=output.verbose)
     kept = experts_of(sized)
     profile = _profile(asked.profile, sized, kept.layers)
     result = plan_experts(

@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import AdaptedPlanModel
+from memfit.cli.commands.plan.subject import sized_model
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
-from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
-from memfit.cli.options.runtime import RuntimeOptions, named_runtime
+from memfit.cli.options.questions import AdaptedModel, MachineOptions, RuntimeOptions
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_count, parse_size
+from memfit.estimators.questions.runtime import RuntimeQuestion, named_runtime
 
 if TYPE_CHECKING:
     from memfit.estimators.results.growth import Sessions
@@ -73,7 +73,7 @@ class GrowthOptions(OptionGroup, frozen=True, kw_only=True):
         each = parsed("--turn-tokens", parse_count, self.turn_tokens) or 0
         return {"prefix_tokens": start, "turns": self.turns, "turn_tokens": each}
 
-    def chosen(self, options: RuntimeOptions) -> "list[Runtime]":
+    def chosen(self, options: RuntimeQuestion) -> "list[Runtime]":
         """Return the runtimes to show, each with the options that it has.
 
         Raises:
@@ -89,7 +89,7 @@ class GrowthOptions(OptionGroup, frozen=True, kw_only=True):
 
 @grouped
 def growth(
-    model: AdaptedPlanModel,
+    model: AdaptedModel,
     asked: GrowthOptions,
     machine: MachineOptions,
     runtime: Annotated[
@@ -109,7 +109,7 @@ def growth(
     sessions, rules = asked.sessions_asked(), asked.chosen(runtime)
     budget = parsed("--budget", parse_size, asked.budget)
     context = parsed("--context", parse_count, asked.context)
-    sized = model.sized(machine.chosen(), verbose=output.verbose, versions=runtime)
+    sized = sized_model(model, machine.machine(), runtime, verbose=output.verbose)
     result = plan_growth(sized, sessions, rules, budget_bytes=budget, context=context)
     output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
     if not result.rules:

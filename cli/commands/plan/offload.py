@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace
 
-from memfit.cli.commands.plan.subject import AdaptedPlanModel
+from memfit.cli.commands.plan.subject import CacheBudget, sized_for_mlx_lm
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import OptionGroup, grouped, parsed
-from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
-from memfit.cli.options.runtime import VersionOptions
-from memfit.cli.options.workload import DEFAULT_CONTEXT, CacheBudget
+from memfit.cli.options.questions import AdaptedModel, MachineOptions, VersionOptions
 from memfit.estimators.base.units import parse_count, parse_rate, parse_size
+from memfit.estimators.questions.workload import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
     from memfit.estimators.arch.model import Model
@@ -106,7 +105,7 @@ class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
 
 @grouped
 def offload(
-    model: AdaptedPlanModel,
+    model: AdaptedModel,
     asked: OffloadOptions,
     machine: MachineOptions,
     versions: VersionOptions,
@@ -122,8 +121,8 @@ def offload(
     from memfit.estimators.plans.offload.plan import plan_offload
 
     question = asked.question()
-    device = machine.chosen()
-    sized = model.sized_for_mlx_lm(device, verbose=output.verbose, versions=versions)
+    device = machine.machine()
+    sized = sized_for_mlx_lm(model, device, versions, verbose=output.verbose)
     storage = asked.storage(sized.model)
     if not model.quantization():
         question = _with_measured(question, sized, storage, device)

@@ -5,15 +5,20 @@ from typing import Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import PlanModel
+from memfit.cli.commands.plan.subject import sized_for_mlx_lm
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, grouped
-from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
-from memfit.cli.options.runtime import VersionOptions
-from memfit.cli.options.workload import CONTEXT, WorkloadOptions
+from memfit.cli.options.questions import (
+    CONTEXT,
+    MachineOptions,
+    NamedModel,
+    VersionOptions,
+    WorkloadOptions,
+)
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.questions.runtime import RuntimeQuestion
 
 
 class FleetOptions(OptionGroup, frozen=True, kw_only=True):
@@ -27,7 +32,7 @@ class FleetOptions(OptionGroup, frozen=True, kw_only=True):
 
 @grouped
 def ranks(
-    model: PlanModel,
+    model: NamedModel,
     asked: FleetOptions,
     workload: Annotated[WorkloadOptions, Only(*CONTEXT, "prompt_tokens", "max_tokens", "kv_bits")],
     machine: MachineOptions,
@@ -41,18 +46,18 @@ def ranks(
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.plan_ranks import to_document
     from memfit.estimators.plans.ranks.plan import plan_named, plan_ranks
-    from memfit.estimators.sizing.workload import MARGIN_BYTES
+    from memfit.estimators.questions.runtime import MARGIN_BYTES
 
     if asked.fleet is not None:
         _fleet(asked.fleet, versions, output)
-    devices = machine.listed()
-    device = devices[0] if devices else machine.chosen()
+    devices = machine.machines()
+    device = devices[0] if devices else machine.machine()
     if device is None:
         raise InputError("name a machine: --device m4-max-128, or --memory 128GB")
-    sized = model.sized_for_mlx_lm(
-        device, verbose=output.verbose, versions=versions, margin_bytes=MARGIN_BYTES
+    sized = sized_for_mlx_lm(
+        model, device, versions, verbose=output.verbose, margin_bytes=MARGIN_BYTES
     )
-    run = workload.partial().under(sized.runtime_model.runtime)
+    run = workload.under(sized.runtime_model.runtime)
     if devices:
         result = plan_named(sized, devices, run, output.units)
     else:
@@ -61,7 +66,7 @@ def ranks(
     raise typer.Exit(Exit.YES if result.least_machines else Exit.NO)
 
 
-def _fleet(path: Path, versions: VersionOptions, output: PlanOutput) -> None:
+def _fleet(path: Path, versions: RuntimeQuestion, output: PlanOutput) -> None:
     """Place a fleet, and exit."""
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.plan_ranks import fleet_document

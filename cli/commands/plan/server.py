@@ -4,14 +4,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import AssumablePlanModel, Traffic
+from memfit.cli.commands.plan.subject import Traffic, sized_for_mlx_lm, sized_model
 from memfit.cli.exits import exit_of_verdict
-from memfit.cli.options.estimate import MethodOption
 from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
 from memfit.cli.options.output import PlanOutput
-from memfit.cli.options.ranks import RankedMachine
-from memfit.cli.options.runtime import VersionOptions
-from memfit.cli.options.workload import CONTEXT, IMAGES, WorkloadOptions
+from memfit.cli.options.questions import (
+    CONTEXT,
+    IMAGES,
+    AssumableModel,
+    EstimateRuntime,
+    RankedMachine,
+    WorkloadOptions,
+)
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units, parse_count, parse_server_size
 
@@ -56,7 +60,6 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
         ),
     ] = None
     traffic: Traffic = None
-    method: MethodOption = "auto"
 
     def settings(self, *, images: bool) -> "ServerSettings":
         """Return the flags of the server for prompts with images, or without.
@@ -112,13 +115,13 @@ def _option(name: str) -> str:
 
 @grouped
 def server(
-    model: AssumablePlanModel,
+    model: AssumableModel,
     asked: ServerOptions,
     workload: Annotated[
         WorkloadOptions, Only(*CONTEXT, "kv_bits", "kv_group_size", "quantized_kv_start", *IMAGES)
     ],
     machine: RankedMachine,
-    versions: VersionOptions,
+    runtime: Annotated[EstimateRuntime, Only("mlx_version", "mlx_lm_version", "method")],
     output: PlanOutput,
 ) -> None:
     """Show the most that mlx_lm.server takes, and the flags that fit.
@@ -128,26 +131,31 @@ def server(
     # The library is imported here so that --help stays fast.
     from msgspec.structs import replace
 
+    from memfit.cli.render.view import Answer
+    from memfit.cli.render.views.assumed import marked
     from memfit.cli.render.views.server import to_document
-    from memfit.estimators.sizing.prompted import prompted
-    from memfit.estimators.sizing.workload import MARGIN_BYTES
+    from memfit.estimators.questions.runtime import MARGIN_BYTES
+    from memfit.estimators.sizing.ranks import RankedModel
+    from memfit.estimators.sizing.resolved import resolved
 
-    partial = workload.partial()
-    images = bool(partial.values.images)
+    images = workload.has_images
     question = (asked.settings(images=images), asked.recorded(), asked.clients)
-    sizes = model.sized if images else model.sized_for_mlx_lm
+    sizes = sized_model if images else sized_for_mlx_lm
     sized = sizes(
-        machine.chosen(),
-        verbose=output.verbose,
-        method=asked.method,
-        versions=versions,
-        margin_bytes=MARGIN_BYTES,
+        model, machine.machine(), runtime, verbose=output.verbose, margin_bytes=MARGIN_BYTES
     )
-    sized, run = prompted(sized.loaded(), partial, keeps_runtime=False)
-    sized = machine.full_first(sized, run)
-    run = replace(run, max_tokens=parsed("--max-tokens", parse_count, asked.max_tokens))
-    result = _planned(sized, run, *question, output.units)
-    output.write(model.answer(result, to_document(result, output.units, plot=output.draws(False))))
+    target = resolved(
+        sized.loaded(),
+        workload,
+        machine.over(),
+        keeps_runtime=False,
+        deciding=RankedModel.full_first,
+    )
+    most = parsed("--max-tokens", parse_count, asked.max_tokens)
+    run = replace(target.workload, max_tokens=most)
+    result = _planned(target.sized, run, *question, output.units)
+    document = to_document(result, output.units, plot=output.draws(False))
+    output.write(Answer(result, marked(document, model.as_type)))
     raise typer.Exit(exit_of_verdict(result.verdict, is_asked=result.device is not None))
 
 

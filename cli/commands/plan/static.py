@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import AdaptedPlanModel
+from memfit.cli.commands.plan.subject import sized_for_mlx_lm
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, grouped
 from memfit.cli.options.output import PlanOutput
-from memfit.cli.options.runtime import VersionOptions
-from memfit.cli.options.workload import CONTEXT, WorkloadOptions
+from memfit.cli.options.questions import CONTEXT, AdaptedModel, VersionOptions, WorkloadOptions
 from memfit.cli.render.output import write_whole
 from memfit.estimators.base.quantization import Quantization
 
@@ -42,7 +41,7 @@ class TraceOptions(OptionGroup, frozen=True, kw_only=True):
 
 @grouped
 def static(
-    model: AdaptedPlanModel,
+    model: AdaptedModel,
     asked: TraceOptions,
     workload: Annotated[WorkloadOptions, Only(*CONTEXT)],
     versions: VersionOptions,
@@ -61,7 +60,7 @@ def static(
     tokens, _ = workload.tokens()
     conversion = model.quantization()
     kept = _read(asked.trace) if asked.trace else None
-    sized = model.sized_for_mlx_lm(None, verbose=output.verbose, versions=versions)
+    sized = sized_for_mlx_lm(model, None, versions, verbose=output.verbose)
     recorded = kept or _record(sized, tokens, asked.prefill_step, conversion)
     if asked.save_trace:
         write_whole(asked.save_trace, to_json(recorded))

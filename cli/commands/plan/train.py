@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from memfit.cli.commands.plan.subject import PlanModel
+from memfit.cli.commands.plan.subject import sized_for_mlx_lm
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import grouped
-from memfit.cli.options.machine import MachineOptions
 from memfit.cli.options.output import PlanOutput
-from memfit.cli.options.runtime import VersionOptions
+from memfit.cli.options.questions import MachineOptions, NamedModel, VersionOptions
 from memfit.cli.options.training import TrainingOptions
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 @grouped
 def train(
-    model: PlanModel,
+    model: NamedModel,
     asked: TrainingOptions,
     machine: MachineOptions,
     versions: VersionOptions,
@@ -36,13 +35,13 @@ def train(
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.train import to_document
     from memfit.estimators.plans.train.plan import TrainQuestion, plan_train, with_measured
-    from memfit.estimators.sizing.workload import MARGIN_BYTES
+    from memfit.estimators.questions.runtime import MARGIN_BYTES
     from memfit.probes.saved import saved_phases
     from memfit.probes.store import user_store
 
     recipe, model, directory = asked.recipe(), asked.of_file(model), asked.data_directory()
-    sized = model.sized_for_mlx_lm(
-        machine.chosen(), verbose=output.verbose, versions=versions, margin_bytes=MARGIN_BYTES
+    sized = sized_for_mlx_lm(
+        model, machine.machine(), versions, verbose=output.verbose, margin_bytes=MARGIN_BYTES
     )
     data = None if directory is None else _data(directory, model.reference(), sized, recipe)
     question = TrainQuestion(

@@ -9,7 +9,7 @@ import typer
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, grouped
 from memfit.cli.options.output import PlanOutput
-from memfit.cli.options.runtime import VersionOptions
+from memfit.cli.options.questions import VersionOptions
 
 
 @grouped
@@ -32,7 +32,6 @@ def wired(
     from memfit.estimators.plans.wired.scenario import read_scenario
     from memfit.probes.store import user_store
 
-    versions.require_versions()
     read = read_scenario(scenario, user_store().get, partial(versions.versioned, strict=False))
     result = plan_wired(read, output.units)
     output.write(Answer(result, to_document(result, output.units, plot=output.draws(plot))))

@@ -26,6 +26,7 @@ from memfit.estimators.results.estimate import (
     Recommended,
     RuntimeSummary,
 )
+from memfit.estimators.runtimes.budget import comfortable_bytes
 
 _FILE_WORDS = {**VERDICT_WORDS, "unknown": ""}
 _WORDS = {"fits": "", "tight": "tight", "exceeds": "no", "unknown": "-"}
@@ -46,7 +47,7 @@ def _tightness(result: Estimate, units: Units) -> str:
     working_set = result.device.working_set_bytes if result.device else 0
     reasons = [limit.reason for limit in result.limits if limit.verdict == "tight"]
     # Within nine tenths it is tight because of its error alone.
-    if 10 * result.needed_bytes > 9 * working_set:
+    if result.needed_bytes > comfortable_bytes(working_set):
         reasons.append("above nine tenths it can be slow")
     elif most > working_set:
         reasons.append(f"with its stated error up to {size(most, units)}")

@@ -20,9 +20,12 @@ Part = TypeVar("Part")
 MARK = "assumed: "
 
 
-def marked(document: Document, model_type: str) -> Document:
-    """Return the document with a mark on every line, but not in commands to paste."""
-    return tuple(_marked(part, model_type) for part in document)
+def marked(document: Document, model_type: str | None) -> Document:
+    """Return the document with a mark on every line, but not in commands to paste.
+
+    None: nothing is assumed.
+    """
+    return tuple(_marked(part, model_type) for part in document) if model_type else document
 
 
 def _marked(part: Part, model_type: str) -> Part:

@@ -9,7 +9,8 @@ from memfit.cli.render.writers.github import Annotation
 from memfit.cli.render.writers.junit import Case, Suite
 from memfit.estimators.base.errors import PolicyError
 from memfit.estimators.base.units import Units
-from memfit.estimators.results.gate import GateReport, LimitCheck, TargetReport
+from memfit.estimators.gate.limits import LimitCheck
+from memfit.estimators.gate.report import GateReport, TargetReport
 
 _COLOURS = {
     "passed": "green",

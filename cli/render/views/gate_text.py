@@ -1,56 +1,11 @@
 """Texts for a gate's report, shared by every format that people read."""
 
 from memfit.estimators.base.units import format_bytes
+from memfit.estimators.gate.figures import COMPARED, FigureChange, GateFigures, SmallerRun
+from memfit.estimators.gate.limits import IMPLIED, LIMITS, LimitCheck
 from memfit.estimators.gate.remedies import SETTINGS
-from memfit.estimators.results.gate import (
-    FigureChange,
-    GateFigures,
-    GateReport,
-    LimitCheck,
-    Remedy,
-    RemedySetting,
-    SmallerRun,
-    TargetReport,
-    TargetStatus,
-)
+from memfit.estimators.gate.report import GateReport, TargetReport, TargetStatus
 
-_LIMITS = {
-    "peak": "peak",
-    "load_peak": "load peak",
-    "wired_limit": "wired limit",
-    "training_peak": "training peak",
-    "context": "context",
-    "expert_capacity": "expert capacity",
-    "basis": "basis of the weights",
-    "model_context": "workload",
-    "runtime_budget": "memory that the runtime gives itself",
-    "memory": "GPU and host together",
-    "host_memory": "memory of the host",
-    "growth.weights": "growth of the weights",
-    "growth.kv_per_token": "growth of KV per token",
-    "growth.peak": "growth of the peak",
-    "growth.training_peak": "growth of the training peak",
-}
-_FIGURES = {
-    "weights_bytes": "weights",
-    "kv_bytes_per_token": "KV per token",
-    "state_bytes": "recurrent state",
-    "workspace_bytes": "workspace",
-    "peak_bytes": "peak",
-    "training_peak_bytes": "training peak",
-    "context_tokens": "longest context",
-    "expert_capacity": "expert capacity",
-}
-_SETTINGS: dict[RemedySetting, str] = {
-    "context": "shorter prompts",
-    "kv_bits": "KV bits",
-    "prefill_step": "a smaller prefill step",
-    "quantize": "fewer bits of the weights",
-    "grad_checkpoint": "checkpointing",
-    "batch_size": "smaller batches",
-    "num_layers": "fewer layers",
-    "max_seq_length": "shorter sequences",
-}
 _STATUSES: dict[TargetStatus, str] = {
     "passed": "passed",
     "broken": "beyond its limits",
@@ -98,11 +53,12 @@ def footer(report: GateReport) -> str:
 
 
 def limit_name(check: LimitCheck) -> str:
-    return _LIMITS[check.limit]
+    rule = LIMITS.get(check.limit)
+    return rule.label if rule else IMPLIED[check.limit]
 
 
 def figure_name(change: FigureChange) -> str:
-    return _FIGURES[change.figure]
+    return COMPARED[change.figure]
 
 
 def figure(check: LimitCheck) -> str:
@@ -125,9 +81,9 @@ def smaller_run(figures: GateFigures | None) -> str | None:
 
 def allowed(check: LimitCheck) -> str:
     """The allowed amount, and the text of the policy."""
-    share = f" ({check.written} of {check.whole})" if "%" in check.written else ""
+    share = f" ({check.limit_text} of {check.relative_to})" if "%" in check.limit_text else ""
     if check.limit.startswith("growth.") and not share:
-        share = f" (+{check.written})"
+        share = f" (+{check.limit_text})"
     return f"{check.sense} {_amount(check.allowed, check.unit)}{share}"
 
 
@@ -135,9 +91,9 @@ def broken(check: LimitCheck) -> str:
     """A broken limit in one line: its numbers, and the excess."""
     at = f" {_at(check.peak_of)}" if check.peak_of else ""
     text = f"{limit_name(check)}: {figure(check)}{at}, allowed {allowed(check)}"
-    if check.missed_by is not None:
+    if check.excess is not None:
         word = "too much" if check.sense == "at most" else "too few"
-        text += f", {_amount(check.missed_by, check.unit)} {word}"
+        text += f", {_amount(check.excess, check.unit)} {word}"
     return text
 
 
@@ -151,9 +107,10 @@ def remedy(check: LimitCheck) -> str:
         return "it does not run the workload; shorter prompts or fewer requests take less"
     if check.limit == "expert_capacity" and check.figure is None:
         return "the model has no routed experts, or only a bound is known: remove the limit"
-    text = "passes with " + ", or ".join(_remedy(each) for each in check.mends)
-    if not check.mends:
-        tried = ", ".join(_SETTINGS[setting] for setting in SETTINGS[check.limit])
+    texts = (SETTINGS[each.setting].text.format(each.value) for each in check.remedies)
+    text = "passes with " + ", or ".join(texts)
+    if not check.remedies:
+        tried = ", ".join(SETTINGS[name].tried for name in LIMITS[check.limit].settings)
         text = f"nothing tried alone makes it pass ({tried})"
     if check.limit.startswith("growth."):
         text += "; if the growth is meant, raise the limit or make it the baseline"
@@ -184,19 +141,6 @@ def _percent(part: int, whole: int) -> str:
     # In tenths, rounded up, so that a difference never looks smaller.
     tenths = -(-1000 * part // whole)
     return f"{tenths // 10}.{tenths % 10} %"
-
-
-def _remedy(remedy: Remedy) -> str:
-    return {
-        "context": f"prompts of at most {remedy.value} tokens",
-        "kv_bits": f"kv_bits {remedy.value} from the first token on",
-        "prefill_step": f"prefill_step {remedy.value}",
-        "quantize": f"weights of {remedy.value} bits",
-        "grad_checkpoint": "grad_checkpoint",
-        "batch_size": f"batch_size {remedy.value} and more accumulated steps",
-        "num_layers": f"num_layers {remedy.value}",
-        "max_seq_length": f"max_seq_length {remedy.value}",
-    }[remedy.setting]
 
 
 def _amount(value: int | str, unit: str) -> str:

@@ -4,13 +4,14 @@ Source: mlx-lm models/bailing_moe.py.
 """
 
 from memfit.estimators.arch import blocks
+from memfit.estimators.arch.class_row import HEAD, Irregular, Sanitize
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Modules, Part, array, linear, norm, under
 from memfit.estimators.arch.specs import Attention
 
 
-def build(fields: Fields) -> Model:
+def _build(fields: Fields) -> Model:
     """Return the model of a ``bailing_moe`` config."""
     hidden = fields.count("hidden_size")
     spec = blocks.grouped_attention(
@@ -59,3 +60,16 @@ def _experts(fields: Fields, hidden: int, *, bias: bool) -> blocks.FeedForwardBl
         router += (array("gate.expert_bias", (spec.experts,), Part.ROUTER, float32=True),)
     modules = under("mlp", blocks.expert_modules(spec, hidden, router, bias=bias))
     return spec, blocks.at_8_bits(modules, ("mlp.gate.gate_proj",))
+
+
+CLASSES = {
+    "bailing_moe": Irregular(
+        builder=_build,
+        sanitize=Sanitize(
+            renames=((r"\.mlp\.gate\.(?=weight$|bias$)", ".mlp.gate.gate_proj."),),
+            drops_when_tied=HEAD,
+            normalises_head=True,
+        ),
+        since=(0, 26, 4),
+    )
+}

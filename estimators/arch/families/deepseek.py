@@ -1,14 +1,26 @@
-"""DeepSeek V2, V3 and V3.2, Kimi K2 and GLM-5: latent attention over experts.
+"""DeepSeek V2, V3 and V3.2, Kimi K2, GLM-5: latent attention over experts; MiniCPM3 without them.
 
-Source: mlx-lm models/deepseek_v2.py, deepseek_v3.py, deepseek_v32.py and glm_moe_dsa.py.
+Source: mlx-lm models/deepseek_v2.py, deepseek_v3.py, deepseek_v32.py, glm_moe_dsa.py and
+minicpm3.py.
 """
 
 from collections.abc import Mapping
 
-from msgspec import Struct, field
+from msgspec import field
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
+from memfit.estimators.arch.class_row import (
+    EXPERTS,
+    SHARED_EXPERTS,
+    ClassRow,
+    Cut,
+    Cuts,
+    Fp8,
+    Irregular,
+    Sanitize,
+    projections,
+)
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Modules, Part, array, linear, multi_linear, norm, under
@@ -31,8 +43,8 @@ _SIZES = {
 }
 
 
-class Traits(Struct, frozen=True, kw_only=True):
-    """How one class differs from the others."""
+class DeepSeek(ClassRow, frozen=True, kw_only=True):
+    """A class with latent attention over experts, by how it differs from the others."""
 
     absorbed: bool = True
     """Whether it keeps the latent, with kv_b_proj split into one matrix per head; otherwise keys
@@ -44,34 +56,15 @@ class Traits(Struct, frozen=True, kw_only=True):
     defaults: Mapping[str, int] = field(default_factory=dict)
     """The class's own values for absent keys."""
 
-
-_V3 = Traits(defaults={**_SIZES, "num_experts_per_tok": 1})
-MODELS = {
-    "deepseek_v2": Traits(absorbed=False, corrected=False, defaults=_SIZES),
-    "deepseek_v3": _V3,
-    "kimi_k2": _V3,
-    "joyai_llm_flash": _V3,
-    "deepseek_v32": Traits(
-        indexed=True,
-        defaults={
-            **_SIZES,
-            "num_experts_per_tok": 1,
-            "index_n_heads": 64,
-            "index_head_dim": 128,
-            "index_topk": 2048,
-        },
-    ),
-    "glm_moe_dsa": Traits(indexed=True),
-}
+    def build(self, fields: Fields) -> Model:
+        """Return the model of a config."""
+        return _describe(fields.with_overrides({}, self.defaults), self)
 
 
-def build(fields: Fields) -> Model:
-    """Return the model of a config of one of these types."""
-    traits = MODELS[fields.text("model_type")]
-    fields = fields.with_overrides({}, traits.defaults)
+def _describe(fields: Fields, traits: DeepSeek) -> Model:
     hidden = fields.count("hidden_size")
-    mixer = latent_attention(fields, fields.count("v_head_dim"), expanded=not traits.absorbed)
-    mixer_modules = latent_modules(fields, mixer, hidden)
+    mixer = _latent_attention(fields, fields.count("v_head_dim"), expanded=not traits.absorbed)
+    mixer_modules = _latent_modules(fields, mixer, hidden)
     if traits.indexed:
         indexer = _indexer(fields)
         mixer = replace(mixer, indexer=indexer)
@@ -98,7 +91,7 @@ def build(fields: Fields) -> Model:
     )
 
 
-def latent_attention(fields: Fields, value_dim: int, *, expanded: bool) -> LatentAttention:
+def _latent_attention(fields: Fields, value_dim: int, *, expanded: bool) -> LatentAttention:
     """Return latent attention by DeepSeek's keys."""
     return LatentAttention(
         heads=fields.count("num_attention_heads"),
@@ -111,7 +104,7 @@ def latent_attention(fields: Fields, value_dim: int, *, expanded: bool) -> Laten
     )
 
 
-def latent_modules(fields: Fields, spec: LatentAttention, hidden: int) -> Modules:
+def _latent_modules(fields: Fields, spec: LatentAttention, hidden: int) -> Modules:
     """Parameters of latent attention; a null ``q_lora_rank`` leaves queries uncompressed."""
     bias = not fields.null("attention_bias") and fields.flag("attention_bias", False)
     values = spec.heads * spec.value_dim
@@ -179,7 +172,7 @@ def _layer_kinds(fields: Fields, count: int, *, indexed: bool) -> list[str]:
     return kinds
 
 
-def _experts(fields: Fields, traits: Traits, hidden: int) -> blocks.FeedForwardBlock:
+def _experts(fields: Fields, traits: DeepSeek, hidden: int) -> blocks.FeedForwardBlock:
     width = fields.count("moe_intermediate_size")
     shared = fields.optional_count("n_shared_experts") or 0
     spec = blocks.mixture(
@@ -193,3 +186,81 @@ def _experts(fields: Fields, traits: Traits, hidden: int) -> blocks.FeedForwardB
     if not traits.corrected:
         router = (array("gate", (spec.experts, hidden), Part.ROUTER),)
     return spec, under("mlp", blocks.expert_modules(spec, hidden, router))
+
+
+def _build_minicpm3(fields: Fields) -> Model:
+    """Return the model of a ``minicpm3`` config; it caches keys and values of every head."""
+    hidden = fields.count("hidden_size")
+    # Newer configs give the width of the rope under head_dim.
+    fields.ignore("head_dim", "qk_head_dim", "num_key_value_heads", "dim_model_base", "scale_depth")
+    spec = _latent_attention(
+        fields, blocks.derived_head_dim(fields, given="v_head_dim"), expanded=True
+    )
+    fields.count("q_lora_rank")
+    mixer = spec, under("self_attn", _latent_modules(fields, spec, hidden))
+    layer = blocks.decoder_layer(
+        mixer, blocks.dense_mlp(hidden, fields.count("intermediate_size")), hidden
+    )
+    tied = fields.flag("tie_word_embeddings", False)
+    return blocks.decoder(fields, (layer,) * fields.layers(), blocks.ends(fields, tied=tied))
+
+
+_CUTS: Cuts = {
+    "self_attn.q_proj": Cut.OUTPUTS,
+    "self_attn.q_b_proj": Cut.OUTPUTS,
+    "self_attn.embed_q": Cut.SLICE,
+    "self_attn.unembed_out": Cut.SLICE,
+    "self_attn.o_proj": Cut.INPUTS,
+    **projections("mlp"),
+    **EXPERTS,
+    **SHARED_EXPERTS,
+}
+# Classes that kept keys and values of every head, where newer ones keep a latent: too different to
+# describe.
+_REWRITTEN = (0, 30, 6), "f18526f8"
+_V2 = DeepSeek(
+    absorbed=False,
+    corrected=False,
+    defaults=_SIZES,
+    tensor={**_CUTS, "self_attn.kv_b_proj": Cut.OUTPUTS},
+    pipeline=True,
+)
+_V3 = DeepSeek(
+    defaults={**_SIZES, "num_experts_per_tok": 1},
+    sanitize=Sanitize(
+        # By number, as the class does: layer 61 is the prediction layer of DeepSeek-V3.
+        drops=r"^model\.layers\.61|rotary_emb\.inv_freq",
+        fp8=Fp8.BLOCKS,
+        unpacks_integers=True,
+    ),
+    tensor=_CUTS,
+    pipeline=True,
+    rewritten=_REWRITTEN,
+)
+_GLM5 = DeepSeek(
+    indexed=True,
+    sanitize=Sanitize(drops_later_layers=True, fp8=Fp8.BLOCKS),
+    tensor=_CUTS,
+    pipeline=True,
+    since=(0, 30, 7),
+    rewritten=_REWRITTEN,
+)
+CLASSES: dict[str, ClassRow] = {
+    "deepseek_v2": _V2,
+    "deepseek_v3": _V3,
+    "deepseek_v32": replace(
+        _GLM5,
+        defaults={
+            **_SIZES,
+            "num_experts_per_tok": 1,
+            "index_n_heads": 64,
+            "index_head_dim": 128,
+            "index_topk": 2048,
+        },
+        since=(0, 28, 4),
+    ),
+    "glm_moe_dsa": _GLM5,
+    "joyai_llm_flash": replace(_V3, since=(0, 31, 1)),
+    "kimi_k2": replace(_V3, since=(0, 26, 1)),
+    "minicpm3": Irregular(builder=_build_minicpm3),
+}

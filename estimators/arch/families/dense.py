@@ -1,13 +1,17 @@
-"""Dense transformers: one description for all, each model type is an entry of dense_models.
+"""Dense transformers: one description for all, by the traits in which their classes differ.
 
-Source: the mlx-lm module of the model type's name.
+Source: the mlx-lm module of the model type's name. The defaults are what most of them share.
 """
 
-from msgspec import Struct
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from memfit.estimators.arch.blocks import FeedForwardBlock, at_8_bits
 from memfit.estimators.arch.caches import Growth
-from memfit.estimators.arch.families.dense_models import MODELS
-from memfit.estimators.arch.families.dense_traits import Dense, Flag, HeadDim, QKNorm, Width
+from memfit.estimators.arch.class_row import ClassRow
 from memfit.estimators.arch.families.windows import SLIDING
 from memfit.estimators.arch.fields import MAX_LAYERS, Fields
 from memfit.estimators.arch.model import Layer, Model
@@ -22,7 +26,6 @@ from memfit.estimators.arch.modules import (
     under,
 )
 from memfit.estimators.arch.specs import Attention, DenseMLP
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.reading.section import MAX_VALUE
 
 # A norm for each head is a module for each head; no published model comes near this many.
@@ -37,7 +40,125 @@ _WINDOW_KEYS = (
 )
 
 
-class _Sizes(Struct, frozen=True):
+# The window in tokens of each layer, None for full attention.
+Windows = Callable[[Fields, int], tuple[int | None, ...]]
+
+
+class Key(Struct, frozen=True):
+    """A flag that the config gives; without a default the key must be there."""
+
+    name: str
+    default: bool | None = None
+    inverted: bool = False
+
+
+Flag = bool | Key
+TIED, UNTIED = Key("tie_word_embeddings", True), Key("tie_word_embeddings", False)
+ATTENTION_BIAS, MLP_BIAS = Key("attention_bias", False), Key("mlp_bias", False)
+
+
+class HeadDim(Enum):
+    """Where the width of a head comes from."""
+
+    GIVEN = auto()
+    OPTIONAL = auto()  # given, else hidden_size / heads
+    DERIVED = auto()  # always hidden_size / heads: a key that says otherwise cannot be loaded
+
+
+class Width(Enum):
+    """Where the width of the MLP comes from."""
+
+    GIVEN = auto()
+    HALF = auto()  # the key counts both input projections
+    FOUR_HIDDEN = auto()  # always 4 * hidden_size: a key that says otherwise cannot be loaded
+
+
+class QKNorm(Enum):
+    """How queries and keys are normed before attention."""
+
+    NONE = auto()
+    HEAD = auto()  # one norm of head_dim for all heads
+    ALL_HEADS = auto()  # one norm over all heads side by side
+    TABLE = auto()  # one matrix (heads, head_dim)
+    EACH_HEAD = auto()  # a list of norms, one per head
+
+
+class Dense(ClassRow, frozen=True, kw_only=True):
+    """A class with dense layers that are all alike; every path and key as the class has it."""
+
+    hidden_key: str = "hidden_size"
+    layers_key: str = "num_hidden_layers"
+    heads_key: str = "num_attention_heads"
+    kv_heads_key: str | None = "num_key_value_heads"
+    kv_optional: bool = False
+    """Whether absent KV heads are as many as heads."""
+    head_dim_key: str = "head_dim"
+    head_dim: HeadDim = HeadDim.DERIVED
+    heads_match_hidden: bool = False
+    """Whether the class runs only where the heads together are as wide as the model."""
+    width_key: str = "intermediate_size"
+    width: Width = Width.GIVEN
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    """The class's own values for absent keys."""
+    ignored: tuple[str, ...] = ()
+    """Keys that change no byte."""
+
+    attention: str = "self_attn"
+    projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    """q, k, v, o; or fused qkv, o."""
+    input_bias: Flag = False
+    output_bias: Flag = False
+    qk_norm: QKNorm = QKNorm.NONE
+    qk_norm_on: Flag = True
+    qk_norms: tuple[str, str] = ("q_norm", "k_norm")
+    mlp: str = "mlp"
+    mlp_projections: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    """gate, up, down; or fused gate_up, down; or, where not ``gated``, up, down."""
+    mlp_scalars: tuple[str, ...] = ()
+    mlp_bias: Flag = False
+    gated: bool = True
+    activation_arrays: int = 0
+    """As `DenseMLP.activation_arrays`."""
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    norms_after: bool = False
+    """As `Layer.norms_after`."""
+    norm_bias: Flag = False
+    parallel: Flag = False
+    """Whether a layer has only the first of its ``norms``."""
+    eight_bit: tuple[str, ...] = ()
+    """Path endings of what the class's ``quant_predicate`` keeps at 8 bits."""
+
+    layers_path: str = "model.layers"
+    embedding: str = "model.embed_tokens"
+    positions: tuple[str, str] | None = None
+    """The path and the key of learned positions."""
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
+    head_bias: Flag = False
+    tied: Flag
+
+    windows: Windows | None = None
+    rotating: bool = True
+    """False where the class masks the window but keeps every token."""
+    fused: bool = True
+    """As `Attention.fused`."""
+    float32: bool = False
+    """As `Attention.float32`."""
+    makes_own_cache: bool = False
+    kv_quantizable: bool = True
+
+    def build(self, fields: Fields) -> Model:
+        """Return the model of a config, or of a section of one."""
+        sizes = sizes_of(fields, self)
+        count = _size(fields, self, self.layers_key, most=MAX_LAYERS)
+        windows = self.windows(fields, count) if self.windows else (None,) * count
+        notes = _notes(fields, windows)
+        fields.ignore(*self.ignored, *_WINDOW_KEYS)
+        mlp = dense_mlp(fields, self, sizes)
+        return replace(decoder(fields, self, sizes, windows, [mlp] * count), notes=notes)
+
+
+class Sizes(Struct, frozen=True):
     """The sizes that shape a layer."""
 
     hidden: int
@@ -47,42 +168,44 @@ class _Sizes(Struct, frozen=True):
     width: int
 
 
-def build(fields: Fields) -> Model:
-    """Return the model of a config with a ``model_type`` of dense_models."""
-    model_type = fields.text("model_type")
-    return describe(fields, MODELS[model_type], model_type)
-
-
-def describe(fields: Fields, traits: Dense, model_type: str) -> Model:
-    """Return the model of a config, or of a section of one, read by its traits."""
-    sizes = _sizes(fields, traits)
-    count = _size(fields, traits, traits.layers_key, most=MAX_LAYERS)
-    vocabulary = _size(fields, traits, "vocab_size")
-    windows = traits.windows(fields, count) if traits.windows else (None,) * count
-    notes = _notes(fields, windows)
-    fields.ignore(*traits.ignored, *_WINDOW_KEYS)
-    modules = _layer_modules(fields, traits, sizes)
-    mlp = DenseMLP(
-        intermediate=sizes.width, gated=traits.gated, activation_arrays=traits.activation_arrays
-    )
+def decoder(
+    fields: Fields,
+    traits: Dense,
+    sizes: Sizes,
+    windows: Sequence[int | None],
+    feed_forwards: Sequence[FeedForwardBlock],
+) -> Model:
+    """Return the model of layers with one of the windows and feed-forward blocks each."""
     mixers = {window: _mixer(fields, traits, sizes, window) for window in set(windows)}
+    attention = (*_attention(fields, traits, sizes), *_qk_norms(fields, traits, sizes))
+    names = traits.norms[:1] if is_on(fields, traits.parallel) else traits.norms
+    bias = is_on(fields, traits.norm_bias)
+    norms = tuple(norm(name, sizes.hidden, bias=bias) for name in names)
+    # Most layers have the same block, and then one tuple of modules.
+    modules = {
+        id(block): at_8_bits(
+            (*under(traits.attention, attention), *block[1], *norms), traits.eight_bit
+        )
+        for block in feed_forwards
+    }
+    vocabulary = _size(fields, traits, "vocab_size")
+    outside = _outside(fields, traits, sizes.hidden, vocabulary)
     return Model(
-        model_type=model_type,
         hidden_size=sizes.hidden,
         vocab_size=vocabulary,
         layers=tuple(
-            Layer((mixers[window],), mlp, modules, norms_after=traits.norms_after)
-            for window in windows
+            Layer((mixers[window],), block[0], modules[id(block)], norms_after=traits.norms_after)
+            for window, block in zip(windows, feed_forwards, strict=True)
         ),
-        modules=_outside(fields, traits, sizes.hidden, vocabulary),
+        modules=at_8_bits(outside, traits.eight_bit),
         layers_path=traits.layers_path,
         makes_own_cache=traits.makes_own_cache,
         kv_quantizable=traits.kv_quantizable,
-        notes=notes,
     )
 
 
-def _sizes(fields: Fields, traits: Dense) -> _Sizes:
+def sizes_of(fields: Fields, traits: Dense) -> Sizes:
+    """Return the sizes that shape a layer of a class."""
     hidden = _size(fields, traits, traits.hidden_key)
     most = MAX_NORMED_HEADS if traits.qk_norm is QKNorm.EACH_HEAD else MAX_VALUE
     heads = _size(fields, traits, traits.heads_key, most=most)
@@ -94,7 +217,7 @@ def _sizes(fields: Fields, traits: Dense) -> _Sizes:
             " the model class needs them to be",
         )
     kv_heads = _kv_heads(fields, traits, heads)
-    return _Sizes(hidden, heads, kv_heads, head_dim, _width(fields, traits, hidden))
+    return Sizes(hidden, heads, kv_heads, head_dim, _width(fields, traits, hidden))
 
 
 def _size(fields: Fields, traits: Dense, key: str, *, most: int = MAX_VALUE) -> int:
@@ -135,7 +258,7 @@ def _width(fields: Fields, traits: Dense, hidden: int) -> int:
     return width // 2 if traits.width is Width.HALF else width
 
 
-def _mixer(fields: Fields, traits: Dense, sizes: _Sizes, window: int | None) -> Attention:
+def _mixer(fields: Fields, traits: Dense, sizes: Sizes, window: int | None) -> Attention:
     return Attention(
         heads=sizes.heads,
         kv_heads=sizes.kv_heads,
@@ -149,41 +272,23 @@ def _mixer(fields: Fields, traits: Dense, sizes: _Sizes, window: int | None) -> 
     )
 
 
-def _layer_modules(fields: Fields, traits: Dense, sizes: _Sizes) -> Modules:
-    bias = _on(fields, traits.norm_bias)
-    norms = traits.norms[:1] if _on(fields, traits.parallel) else traits.norms
-    return (
-        *under(
-            traits.attention, _attention(fields, traits, sizes) + _qk_norms(fields, traits, sizes)
-        ),
-        *under(traits.mlp, _mlp(fields, traits, sizes)),
-        *(norm(name, sizes.hidden, bias=bias) for name in norms),
-    )
-
-
-def _attention(fields: Fields, traits: Dense, sizes: _Sizes) -> Modules:
+def _attention(fields: Fields, traits: Dense, sizes: Sizes) -> Modules:
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     fused = len(traits.projections) == 2
     outputs = [queries + 2 * keys] if fused else [queries, keys, keys]
-    bias, output_bias = _on(fields, traits.input_bias), _on(fields, traits.output_bias)
+    bias, output_bias = is_on(fields, traits.input_bias), is_on(fields, traits.output_bias)
     inputs = (
         linear(name, sizes.hidden, width, bias=bias)
         for name, width in zip(traits.projections[:-1], outputs, strict=True)
     )
-    predicate = _residual_predicate(traits)
-    return (
-        *inputs,
-        linear(
-            traits.projections[-1], queries, sizes.hidden, bias=output_bias, predicate=predicate
-        ),
-    )
+    return (*inputs, linear(traits.projections[-1], queries, sizes.hidden, bias=output_bias))
 
 
 def _has_qk_norm(fields: Fields, traits: Dense) -> bool:
-    return traits.qk_norm is not QKNorm.NONE and _on(fields, traits.qk_norm_on)
+    return traits.qk_norm is not QKNorm.NONE and is_on(fields, traits.qk_norm_on)
 
 
-def _qk_norms(fields: Fields, traits: Dense, sizes: _Sizes) -> Modules:
+def _qk_norms(fields: Fields, traits: Dense, sizes: Sizes) -> Modules:
     if not _has_qk_norm(fields, traits):
         return ()
     dim = sizes.head_dim
@@ -200,17 +305,21 @@ def _qk_norms(fields: Fields, traits: Dense, sizes: _Sizes) -> Modules:
     return tuple(modules)
 
 
-def _mlp(fields: Fields, traits: Dense, sizes: _Sizes) -> Modules:
+def dense_mlp(fields: Fields, traits: Dense, sizes: Sizes) -> FeedForwardBlock:
+    """Return the MLP of the dense layers of a class."""
     *names, last = traits.mlp_projections
-    bias = _on(fields, traits.mlp_bias)
+    bias = is_on(fields, traits.mlp_bias)
     fused = traits.gated and len(names) == 1
     width = 2 * sizes.width if fused else sizes.width
-    predicate = _residual_predicate(traits)
-    return (
+    spec = DenseMLP(
+        intermediate=sizes.width, gated=traits.gated, activation_arrays=traits.activation_arrays
+    )
+    modules = (
         *(linear(name, sizes.hidden, width, Part.MLP, bias=bias) for name in names),
-        linear(last, sizes.width, sizes.hidden, Part.MLP, bias=bias, predicate=predicate),
+        linear(last, sizes.width, sizes.hidden, Part.MLP, bias=bias),
         *(array(name, (), Part.MLP) for name in traits.mlp_scalars),
     )
+    return spec, under(traits.mlp, modules)
 
 
 def _outside(fields: Fields, traits: Dense, hidden: int, vocabulary: int) -> Modules:
@@ -218,20 +327,15 @@ def _outside(fields: Fields, traits: Dense, hidden: int, vocabulary: int) -> Mod
     if traits.positions:
         path, key = traits.positions
         modules.append(embedding(path, fields.count(key), hidden))
-    modules.append(norm(traits.final_norm, hidden, bias=_on(fields, traits.norm_bias)))
-    if not _on(fields, traits.tied):
-        bias, predicate = _on(fields, traits.head_bias), _residual_predicate(traits)
-        modules.append(
-            linear(traits.head, hidden, vocabulary, Part.HEAD, bias=bias, predicate=predicate)
-        )
+    modules.append(norm(traits.final_norm, hidden, bias=is_on(fields, traits.norm_bias)))
+    if not is_on(fields, traits.tied):
+        bias = is_on(fields, traits.head_bias)
+        modules.append(linear(traits.head, hidden, vocabulary, Part.HEAD, bias=bias))
     return tuple(modules)
 
 
-def _residual_predicate(traits: Dense) -> Quantization | bool:
-    return Quantization(8, 64) if traits.outputs_8bit else True
-
-
-def _on(fields: Fields, flag: Flag) -> bool:
+def is_on(fields: Fields, flag: Flag) -> bool:
+    """Return whether a config turns something on."""
     if isinstance(flag, bool):
         return flag
     if fields.null(flag.name):

@@ -2,47 +2,74 @@
 
 from msgspec.structs import replace
 
+from memfit.estimators.arch.class_row import DENSE, HEAD, ROPE, ROTARY, ClassRow, Fp8, Sanitize
 from memfit.estimators.arch.families import windows
-from memfit.estimators.arch.families.dense_traits import Dense, HeadDim, Key, QKNorm, Width
+from memfit.estimators.arch.families.dense import (
+    ATTENTION_BIAS,
+    MLP_BIAS,
+    TIED,
+    UNTIED,
+    Dense,
+    HeadDim,
+    Key,
+    QKNorm,
+)
+from memfit.estimators.arch.fields import Fields
 
-_TIED_BY_DEFAULT = Key("tie_word_embeddings", True)
-_UNTIED_BY_DEFAULT = Key("tie_word_embeddings", False)
+
+def _gemma3_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
+    """The pattern alone counts, whatever layer_types says."""
+    fields.texts("layer_types", layers)
+    return windows.by_interval(fields, layers, interval=6, window=512)
+
+
 _TIED_AS_GIVEN = Key("tie_word_embeddings")
-_ATTENTION_BIAS = Key("attention_bias", False)
-_MLP_BIAS = Key("mlp_bias", False)
+_DROPS_HEAD = Sanitize(drops_when_tied=HEAD)
+_DROPS_ROTARY = Sanitize(drops=ROTARY)
+_DROPS_BOTH = Sanitize(drops=ROTARY, drops_when_tied=HEAD)
 
 _LLAMA = Dense(
     kv_optional=True,
     head_dim=HeadDim.OPTIONAL,
-    input_bias=_ATTENTION_BIAS,
-    output_bias=_ATTENTION_BIAS,
-    mlp_bias=_MLP_BIAS,
-    tied=_TIED_BY_DEFAULT,
+    input_bias=ATTENTION_BIAS,
+    output_bias=ATTENTION_BIAS,
+    mlp_bias=MLP_BIAS,
+    tied=TIED,
     windows=windows.by_layer_types,
     makes_own_cache=True,
+    sanitize=_DROPS_BOTH,
+    tensor=DENSE,
 )
+# Classes of their own that lay their layers out as llama.py does.
+_LIKE_LLAMA = replace(_LLAMA, sanitize=Sanitize(), tensor=None)
 _POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
-_SANDWICH_NORMS = (
-    "input_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-    "post_attention_layernorm",
-)
 _OLMO2 = replace(
-    _LLAMA,
+    _LIKE_LLAMA,
     qk_norm=QKNorm.ALL_HEADS,
     norms=_POST_NORMS,
     norms_after=True,
     windows=None,
     makes_own_cache=False,
 )
-_QWEN2 = Dense(ignored=("attention_bias",), input_bias=True, tied=_TIED_BY_DEFAULT)
+_QWEN2 = Dense(ignored=("attention_bias",), input_bias=True, tied=TIED, sanitize=_DROPS_BOTH)
 _GEMMA = Dense(head_dim=HeadDim.GIVEN, tied=True)
 _GLM = Dense(
     head_dim=HeadDim.OPTIONAL,
-    input_bias=_ATTENTION_BIAS,
+    input_bias=ATTENTION_BIAS,
     mlp_projections=("gate_up_proj", "down_proj"),
-    tied=_TIED_BY_DEFAULT,
+    tied=TIED,
+)
+GLM4 = replace(
+    _GLM,
+    head_dim=HeadDim.GIVEN,
+    input_bias=Key("attention_bias"),
+    norms=(
+        "input_layernorm",
+        "post_attention_layernorm",
+        "post_self_attn_layernorm",
+        "post_mlp_layernorm",
+    ),
+    tied=False,
 )
 _COHERE = Dense(
     defaults={
@@ -53,19 +80,16 @@ _COHERE = Dense(
         "num_key_value_heads": 64,
         "vocab_size": 256000,
     },
-    input_bias=_ATTENTION_BIAS,
-    output_bias=_ATTENTION_BIAS,
+    input_bias=ATTENTION_BIAS,
+    output_bias=ATTENTION_BIAS,
     qk_norm=QKNorm.TABLE,
     qk_norm_on=Key("use_qk_norm", False),
     norms=("input_layernorm",),
     norm_bias=Key("layer_norm_bias", False),
     tied=True,
 )
-_NORM_AND_BIASES = Dense(
-    input_bias=True, output_bias=True, mlp_bias=True, gated=False, norm_bias=True, tied=True
-)
 
-MODELS: dict[str, Dense] = {
+CLASSES: dict[str, ClassRow] = {
     "apertus": Dense(
         qk_norm=QKNorm.HEAD,
         mlp_projections=("up_proj", "down_proj"),
@@ -74,6 +98,8 @@ MODELS: dict[str, Dense] = {
         gated=False,
         norms=("attention_layernorm", "feedforward_layernorm"),
         tied=_TIED_AS_GIVEN,
+        sanitize=_DROPS_HEAD,
+        since=(0, 27, 1),
     ),
     "cohere": _COHERE,
     "cohere2": replace(
@@ -101,23 +127,6 @@ MODELS: dict[str, Dense] = {
         mlp_bias=Key("use_bias"),
         tied=_TIED_AS_GIVEN,
     ),
-    "exaone": Dense(
-        layers_key="num_layers",
-        ignored=("num_hidden_layers",),
-        head_dim=HeadDim.OPTIONAL,
-        heads_match_hidden=True,
-        attention="attn.attention",
-        projections=("q_proj", "k_proj", "v_proj", "out_proj"),
-        input_bias=_ATTENTION_BIAS,
-        output_bias=_ATTENTION_BIAS,
-        mlp_projections=("c_fc_0", "c_fc_1", "c_proj"),
-        mlp_bias=_MLP_BIAS,
-        norms=("ln_1", "ln_2"),
-        layers_path="transformer.h",
-        embedding="transformer.wte",
-        final_norm="transformer.ln_f",
-        tied=_TIED_BY_DEFAULT,
-    ),
     "exaone4": Dense(
         head_dim=HeadDim.GIVEN,
         qk_norm=QKNorm.HEAD,
@@ -126,71 +135,57 @@ MODELS: dict[str, Dense] = {
         tied=_TIED_AS_GIVEN,
         windows=windows.by_letters,
         makes_own_cache=True,
+        since=(0, 26, 1),
     ),
     "gemma": _GEMMA,
     "gemma2": replace(
         _GEMMA,
         ignored=("query_pre_attn_scalar", "sliding_window_size"),
         activation_arrays=1,
-        norms=_SANDWICH_NORMS,
+        norms=(
+            "input_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+            "post_attention_layernorm",
+        ),
         fused=False,
         kv_quantizable=False,
     ),
-    "glm": _GLM,
-    "glm4": replace(
-        _GLM,
+    "gemma3_text": Dense(
+        defaults={
+            "hidden_size": 1152,
+            "num_hidden_layers": 26,
+            "intermediate_size": 6912,
+            "num_attention_heads": 4,
+            "head_dim": 256,
+            "vocab_size": 262144,
+            "num_key_value_heads": 1,
+        },
         head_dim=HeadDim.GIVEN,
-        input_bias=Key("attention_bias"),
+        qk_norm=QKNorm.HEAD,
+        activation_arrays=1,
         norms=(
             "input_layernorm",
             "post_attention_layernorm",
-            "post_self_attn_layernorm",
-            "post_mlp_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
         ),
-        tied=False,
+        tied=TIED,
+        windows=_gemma3_windows,
+        makes_own_cache=True,
+        ignored=("query_pre_attn_scalar", "use_bidirectional_attention"),
+        sanitize=Sanitize(own_head="lm_head"),
     ),
-    "gpt2": replace(
-        _NORM_AND_BIASES,
-        hidden_key="n_embd",
-        layers_key="n_layer",
-        heads_key="n_head",
-        kv_heads_key=None,
-        ignored=("num_key_value_heads",),
-        heads_match_hidden=True,
-        width_key="n_inner",
-        width=Width.FOUR_HIDDEN,
-        attention="attn",
-        projections=("c_attn", "c_proj"),
-        mlp_projections=("c_fc", "c_proj"),
-        activation_arrays=1,
-        norms=("ln_1", "ln_2"),
-        layers_path="model.h",
-        embedding="model.wte",
-        positions=("model.wpe", "n_positions"),
-        final_norm="model.ln_f",
-    ),
-    "gpt_neox": replace(
-        _NORM_AND_BIASES,
-        kv_heads_key=None,
-        ignored=("num_key_value_heads", "attention_bias"),
-        heads_match_hidden=True,
-        width=Width.FOUR_HIDDEN,
-        attention="attention",
-        projections=("query_key_value", "dense"),
-        mlp_projections=("dense_h_to_4h", "dense_4h_to_h"),
-        activation_arrays=1,
-        layers_path="model.h",
-        embedding="model.embed_in",
-        final_norm="model.final_layer_norm",
-        head="model.embed_out",
-        tied=False,
-    ),
+    "glm": replace(_GLM, sanitize=_DROPS_BOTH, since=(0, 28, 0)),
+    "glm4": GLM4,
     "granite": Dense(
         input_bias=Key("attention_bias"),
         output_bias=Key("attention_bias"),
         mlp_bias=Key("mlp_bias"),
-        outputs_8bit=True,
-        tied=_TIED_BY_DEFAULT,
+        # What writes to the residual stream, and the head.
+        eight_bit=("self_attn.o_proj", "mlp.down_proj", "lm_head"),
+        tied=TIED,
+        sanitize=_DROPS_HEAD,
     ),
     # The class builds the head whether tied or not.
     "helium": Dense(input_bias=Key("attention_bias"), mlp_bias=Key("mlp_bias"), tied=False),
@@ -204,129 +199,96 @@ MODELS: dict[str, Dense] = {
             "org_vocab_size",
         ),
         head_dim=HeadDim.OPTIONAL,
-        input_bias=_ATTENTION_BIAS,
-        output_bias=_ATTENTION_BIAS,
+        input_bias=ATTENTION_BIAS,
+        output_bias=ATTENTION_BIAS,
         qk_norm=QKNorm.HEAD,
         qk_norm_on=Key("use_qk_norm", True),
         qk_norms=("query_layernorm", "key_layernorm"),
-        tied=_UNTIED_BY_DEFAULT,
-    ),
-    "internlm2": Dense(
-        kv_optional=True,
-        attention="attention",
-        projections=("wqkv", "wo"),
-        input_bias=Key("bias", True),
-        output_bias=Key("bias", True),
-        mlp="feed_forward",
-        mlp_projections=("w1", "w3", "w2"),
-        norms=("attention_norm", "ffn_norm"),
-        embedding="model.tok_embeddings",
-        head="output",
-        tied=_UNTIED_BY_DEFAULT,
+        tied=UNTIED,
+        sanitize=_DROPS_HEAD,
+        since=(0, 26, 3),
     ),
     "internlm3": Dense(
         kv_optional=True,
         input_bias=Key("qkv_bias", False),
         output_bias=Key("qkv_bias", False),
         mlp_bias=Key("bias", False),
-        tied=_UNTIED_BY_DEFAULT,
+        tied=UNTIED,
+        sanitize=Sanitize(drops=ROPE),
     ),
-    "iquestcoder": _LLAMA,
+    "iquestcoder": replace(_LLAMA, since=(0, 30, 2)),
     "llama": _LLAMA,
-    "mimo": replace(_QWEN2, tied=_UNTIED_BY_DEFAULT),
-    "minicpm": Dense(ignored=("sparse_config",), tied=_UNTIED_BY_DEFAULT),
-    "ministral3": replace(_LLAMA, input_bias=False, output_bias=False, mlp_bias=False),
+    "mimo": replace(
+        _QWEN2,
+        tied=UNTIED,
+        # Multi-token prediction, which mlx-lm does not run.
+        sanitize=Sanitize(drops=rf"{ROTARY}|^model\.mtp_layers\.", drops_when_tied=HEAD),
+    ),
+    "minicpm": Dense(
+        ignored=("sparse_config",),
+        tied=UNTIED,
+        sanitize=Sanitize(copies_embedding=True),
+    ),
+    "ministral3": replace(
+        _LLAMA,
+        input_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        sanitize=Sanitize(drops=ROTARY, drops_when_tied=HEAD, fp8=Fp8.SCALAR),
+        pipeline=True,
+        since=(0, 28, 4),
+    ),
     "mistral": _LLAMA,
     "nemotron": replace(
-        _LLAMA,
+        _LIKE_LLAMA,
         kv_optional=False,
         mlp_projections=("up_proj", "down_proj"),
         gated=False,
         norm_bias=True,
-        tied=_UNTIED_BY_DEFAULT,
+        tied=UNTIED,
         windows=None,
         makes_own_cache=False,
     ),
-    "olmo2": _OLMO2,
+    "olmo2": replace(_OLMO2, sanitize=_DROPS_ROTARY),
     "olmo3": replace(
         _OLMO2,
         mlp_bias=False,
-        tied=_UNTIED_BY_DEFAULT,
+        tied=UNTIED,
         windows=windows.by_layer_types_every_fourth_full,
         makes_own_cache=True,
-    ),
-    "phi": replace(
-        _NORM_AND_BIASES,
-        defaults={
-            "hidden_size": 2560,
-            "num_hidden_layers": 32,
-            "intermediate_size": 10240,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "vocab_size": 51200,
-        },
-        kv_optional=True,
-        heads_match_hidden=True,
-        projections=("q_proj", "k_proj", "v_proj", "dense"),
-        mlp_projections=("fc1", "fc2"),
-        activation_arrays=1,
-        norms=("input_layernorm",),
-        final_norm="model.final_layernorm",
-        head_bias=True,
-        tied=False,
-        float32=True,
-        kv_quantizable=False,
+        since=(0, 28, 2),
     ),
     "phi3": Dense(
         kv_optional=True,
         ignored=("full_attn_mod",),
         projections=("qkv_proj", "o_proj"),
         mlp_projections=("gate_up_proj", "down_proj"),
-        tied=_UNTIED_BY_DEFAULT,
+        tied=UNTIED,
     ),
-    "qwen": Dense(
-        defaults={
-            "hidden_size": 2048,
-            "num_hidden_layers": 24,
-            "intermediate_size": 11008,
-            "num_attention_heads": 16,
-            "kv_channels": 128,
-            "vocab_size": 151936,
-        },
-        kv_heads_key=None,
-        ignored=("num_key_value_heads", "use_flash_attn", "use_logn_attn"),
-        head_dim_key="kv_channels",
+    "qwen2": replace(_QWEN2, tensor=DENSE, pipeline=True),
+    "qwen3": Dense(
         head_dim=HeadDim.GIVEN,
-        heads_match_hidden=True,
-        width=Width.HALF,
-        attention="attn",
-        projections=("c_attn", "c_proj"),
-        input_bias=True,
-        output_bias=Key("no_bias", True, inverted=True),
-        mlp_projections=("w1", "w2", "c_proj"),
-        mlp_bias=Key("no_bias", True, inverted=True),
-        norms=("ln_1", "ln_2"),
-        layers_path="transformer.h",
-        embedding="transformer.wte",
-        final_norm="transformer.ln_f",
-        head_bias=Key("no_bias", True, inverted=True),
-        tied=False,
+        qk_norm=QKNorm.HEAD,
+        tied=_TIED_AS_GIVEN,
+        sanitize=_DROPS_HEAD,
+        tensor=DENSE,
     ),
-    "qwen2": _QWEN2,
-    "qwen3": Dense(head_dim=HeadDim.GIVEN, qk_norm=QKNorm.HEAD, tied=_TIED_AS_GIVEN),
     "seed_oss": Dense(
         head_dim=HeadDim.GIVEN,
-        input_bias=_ATTENTION_BIAS,
+        input_bias=ATTENTION_BIAS,
         output_bias=Key("attention_out_bias", False),
-        mlp_bias=_MLP_BIAS,
-        tied=_TIED_BY_DEFAULT,
+        mlp_bias=MLP_BIAS,
+        tied=TIED,
+        sanitize=_DROPS_HEAD,
+        since=(0, 26, 4),
     ),
     # Without make_cache of its own the class masks the window and keeps every token.
     "smollm3": replace(
-        _LLAMA,
+        _LIKE_LLAMA,
         ignored=("no_rope_layers", "no_rope_layer_interval"),
         rotating=False,
         makes_own_cache=False,
+        sanitize=_DROPS_BOTH,
     ),
     "stablelm": Dense(
         heads_match_hidden=True,
@@ -340,15 +302,13 @@ MODELS: dict[str, Dense] = {
         float32=True,
         kv_quantizable=False,
     ),
-    "starcoder2": replace(
-        _NORM_AND_BIASES,
-        defaults={"vocab_size": 49152},
-        ignored=("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
-        mlp_projections=("c_fc", "c_proj"),
-        tied=_TIED_BY_DEFAULT,
-    ),
     "telechat3": replace(
-        _LLAMA, kv_optional=False, tied=_UNTIED_BY_DEFAULT, windows=None, makes_own_cache=False
+        _LIKE_LLAMA,
+        kv_optional=False,
+        tied=UNTIED,
+        windows=None,
+        makes_own_cache=False,
+        since=(0, 30, 5),
     ),
-    "xverse": _LLAMA,
+    "xverse": replace(_LLAMA, since=(0, 32, 0)),
 }

@@ -6,6 +6,7 @@ Source: mlx-lm models/falcon_h1.py.
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
+from memfit.estimators.arch.class_row import Irregular
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import norm, under
@@ -30,7 +31,7 @@ _DEFAULTS = {
 }
 
 
-def build(fields: Fields) -> Model:
+def _build(fields: Fields) -> Model:
     """Return the model of a ``falcon_h1`` config."""
     fields = fields.with_overrides({}, _DEFAULTS)
     fields.ignore(
@@ -89,3 +90,6 @@ def _mamba(fields: Fields) -> blocks.MixerBlock:
         normed=fields.flag("mamba_rms_norm", False),
     )
     return spec, under("mamba", modules)
+
+
+CLASSES = {"falcon_h1": Irregular(builder=_build, since=(0, 28, 1))}

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from memfit.estimators.arch.blocks import attention, dense_mlp, grouped_attention
+from memfit.estimators.arch.class_row import Irregular, Sanitize, VisionTraits
+from memfit.estimators.arch.families import towers_gemma3n
 from memfit.estimators.arch.families.vision import with_towers
 from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
@@ -27,7 +29,7 @@ from memfit.estimators.arch.specs import Attention, DenseMLP
 _LANGUAGE_MODEL = "model.language_model"
 
 
-def build(fields: Fields) -> Model:
+def _build(fields: Fields) -> Model:
     """Return the model of a ``gemma3n`` config."""
     if not fields.has("text_config"):
         raise fields.fail("text_config", "missing; the model class needs it")
@@ -51,7 +53,6 @@ def build(fields: Fields) -> Model:
         norm("norm", hidden),
     )
     model = Model(
-        model_type="gemma3n",
         hidden_size=hidden,
         vocab_size=vocabulary,
         layers=tuple(_layers(text, hidden, modules)),
@@ -59,7 +60,9 @@ def build(fields: Fields) -> Model:
         layers_path=f"{_LANGUAGE_MODEL}.layers",
         makes_own_cache=True,
     )
-    return with_towers(model, fields)
+    return with_towers(
+        model, fields, {"gemma3n": towers_gemma3n.mobilenet}, {"gemma3n": towers_gemma3n.audio}
+    )
 
 
 def per_layer_embeddings(text: Fields, hidden: int, width: int, layer_width: int) -> Modules:
@@ -146,3 +149,12 @@ def _stream_projections(hidden: int, inputs: int) -> Modules:
         for name in ("altup_projections", "altup_unembed_projections")
         for index in range(inputs - 1)
     )
+
+
+CLASSES = {
+    "gemma3n": Irregular(
+        builder=_build,
+        sanitize=Sanitize(drops=r"^model\.(vision_tower|audio_tower|embed_audio|embed_vision)\."),
+        vision=VisionTraits(float32=True, convolves=True, merges=3),
+    )
+}

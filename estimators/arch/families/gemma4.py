@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from memfit.estimators.arch.blocks import grouped_attention, mixture, router_8bit
+from memfit.estimators.arch.class_row import GATE_UP, Irregular, Sanitize
 from memfit.estimators.arch.families.gemma3n import (
     layers_with_cache,
     per_layer_embeddings,
@@ -49,9 +50,14 @@ _DEFAULTS = {
     "use_double_wide_mlp": True,
     "tie_word_embeddings": True,
 }
+SANITIZE = Sanitize(
+    # Rotary frequencies, and limits of activations.
+    drops=r"self_attn\.rotary_emb|(in|out)put_(max|min)",
+    joined=GATE_UP,
+)
 
 
-def build(fields: Fields) -> Model:
+def _build(fields: Fields) -> Model:
     """Return the model of a ``gemma4_text`` config."""
     fields = fields.with_overrides({}, _DEFAULTS)
     hidden, count = fields.count("hidden_size"), fields.layers()
@@ -70,7 +76,6 @@ def build(fields: Fields) -> Model:
     _check_overrides(fields, layers)
     fields.ignore("use_bidirectional_attention", "vocab_size_per_layer_input")
     return Model(
-        model_type="gemma4_text",
         hidden_size=hidden,
         vocab_size=vocabulary,
         layers=layers,
@@ -179,3 +184,6 @@ def _unless_null(fields: Fields, key: str) -> int:
 
 def _switch(fields: Fields, key: str) -> bool:
     return not fields.null(key) and fields.flag(key)
+
+
+CLASSES = {"gemma4_text": Irregular(builder=_build, sanitize=SANITIZE, since=(0, 31, 2))}

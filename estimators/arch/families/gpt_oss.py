@@ -6,6 +6,7 @@ Source: mlx-lm models/gpt_oss.py.
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
+from memfit.estimators.arch.class_row import HEADS, Cut, Irregular, Sanitize, projections
 from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
@@ -26,7 +27,7 @@ _DEFAULTS = {
 }
 
 
-def build(fields: Fields) -> Model:
+def _build(fields: Fields) -> Model:
     """Return the model of a ``gpt_oss`` config; absent keys take the class's defaults."""
     fields = fields.with_overrides({}, _DEFAULTS)
     fields.expect("attention_bias", True)
@@ -66,3 +67,13 @@ def _layer(fields: Fields, mixer: Attention) -> Layer:
     )
     block = spec, blocks.at_8_bits(under("mlp", experts), ("router",))
     return blocks.decoder_layer((mixer, under("self_attn", modules)), block, hidden)
+
+
+CLASSES = {
+    "gpt_oss": Irregular(
+        builder=_build,
+        sanitize=Sanitize(splits_mxfp4=True),
+        tensor={**HEADS, **projections("mlp.experts"), "self_attn.sinks": Cut.SLICE},
+        since=(0, 26, 3),
+    )
+}

@@ -4,6 +4,7 @@ Source: mlx-lm models/granitemoehybrid.py.
 """
 
 from memfit.estimators.arch import blocks
+from memfit.estimators.arch.class_row import HEAD, INPUT_OUTPUT, Irregular, Sanitize
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part, linear, switch_glu, under
@@ -21,7 +22,7 @@ _MAMBA_KEYS = (
 )
 
 
-def build(fields: Fields) -> Model:
+def _build(fields: Fields) -> Model:
     """Return the model of a ``granitemoehybrid`` config."""
     fields = fields.with_overrides({}, {"tie_word_embeddings": True})
     fields.ignore(*_MAMBA_KEYS)
@@ -85,3 +86,12 @@ def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
         *blocks.router_8bit("block_sparse_moe.router.layer", hidden, spec.experts),
         *under("block_sparse_moe.switch_mlp", switch_glu(hidden, spec.intermediate, spec.experts)),
     )
+
+
+CLASSES = {
+    "granitemoehybrid": Irregular(
+        builder=_build,
+        sanitize=Sanitize(expert_names={}, joined=INPUT_OUTPUT, drops_when_tied=HEAD),
+        since=(0, 28, 0),
+    )
+}

@@ -4,13 +4,14 @@ Source: mlx-lm models/hunyuan.py.
 """
 
 from memfit.estimators.arch import blocks
+from memfit.estimators.arch.class_row import Irregular, Sanitize
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Modules, Part, linear, under
 from memfit.estimators.arch.specs import Attention, MixtureOfExperts
 
 
-def build(fields: Fields) -> Model:
+def _build(fields: Fields) -> Model:
     """Return the model of a ``hunyuan`` config; the class always ties the head."""
     head_dim = blocks.derived_head_dim(fields)
     fields.expect("attention_head_dim", head_dim)
@@ -77,3 +78,17 @@ def _experts(fields: Fields, hidden: int, spec: MixtureOfExperts) -> blocks.Feed
         raise fields.fail("moe_topk", f"{spec.top_k} is more than num_experts {spec.experts}")
     router = (linear("gate.wg", hidden, spec.experts, Part.ROUTER),)
     return spec, under("mlp", blocks.expert_modules(spec, hidden, router, shared="shared_mlp"))
+
+
+CLASSES = {
+    "hunyuan": Irregular(
+        builder=_build,
+        sanitize=Sanitize(
+            joined=(
+                (".qkv_proj.weight", ("q_proj", "k_proj", "v_proj")),
+                # The class zips the two halves with up_proj first.
+                (".gate_and_up_proj.weight", ("up_proj", "gate_proj")),
+            )
+        ),
+    )
+}

@@ -6,6 +6,7 @@ Source: mlx-lm models/jamba.py.
 from collections.abc import Callable
 
 from memfit.estimators.arch import blocks
+from memfit.estimators.arch.class_row import HEAD, Irregular, Sanitize
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import norm, under
@@ -16,7 +17,7 @@ _DEFAULTS = {"mamba_dt_rank": "auto", "mamba_conv_bias": True, "tie_word_embeddi
 _KINDS = ("attention", "mamba")
 
 
-def build(fields: Fields) -> Model:
+def _build(fields: Fields) -> Model:
     """Return the model of a ``jamba`` config."""
     fields = fields.with_overrides({}, _DEFAULTS)
     fields.ignore("use_mamba_kernels", "use_mambapy", "use_associative_scan")
@@ -94,3 +95,8 @@ def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
     spec = blocks.mixture(fields, "num_experts", width=fields.count("intermediate_size"))
     router = blocks.router_8bit("router", hidden, spec.experts)
     return spec, under("feed_forward", blocks.expert_modules(spec, hidden, router))
+
+
+CLASSES = {
+    "jamba": Irregular(builder=_build, sanitize=Sanitize(drops_when_tied=HEAD), since=(0, 28, 3))
+}

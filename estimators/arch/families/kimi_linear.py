@@ -4,6 +4,7 @@ Source: mlx-lm models/kimi_linear.py.
 """
 
 from memfit.estimators.arch import blocks
+from memfit.estimators.arch.class_row import HEAD, W_NAMES, Irregular, Sanitize
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import (
@@ -18,7 +19,7 @@ from memfit.estimators.arch.modules import (
 from memfit.estimators.arch.specs import GatedDelta, LatentAttention
 
 
-def build(fields: Fields) -> Model:
+def _build(fields: Fields) -> Model:
     """Return the model of a ``kimi_linear`` config."""
     hidden = fields.count("hidden_size")
     fields.ignore("num_key_value_heads", "use_grouped_topk", "num_expert_group", "topk_group")
@@ -125,3 +126,22 @@ def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
         array("e_score_correction_bias", (spec.experts,), Part.ROUTER, float32=True),
     )
     return spec, under("mlp", blocks.expert_modules(spec, hidden, router))
+
+
+CLASSES = {
+    "kimi_linear": Irregular(
+        builder=_build,
+        sanitize=Sanitize(
+            drops=r"^model\.mtp",
+            drops_when_tied=HEAD,
+            renames=(
+                (r"\.(?=[qkv]_conv1d\.weight$)([qkv])_conv1d\.", r".\1_conv.conv."),
+                (r"\.block_sparse_moe\.gate\.e_score", ".mlp.e_score"),
+                (r"\.block_sparse_moe\.(?!experts\.)", ".mlp."),
+            ),
+            expert_names=W_NAMES,
+        ),
+        since=(0, 28, 4),
+        rewritten=((0, 30, 7), "fd6959dc"),
+    )
+}

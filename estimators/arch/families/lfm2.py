@@ -3,7 +3,10 @@
 Source: mlx-lm models/lfm2.py and lfm2_moe.py; the head is always the embedding.
 """
 
+from collections.abc import Callable
+
 from memfit.estimators.arch import blocks
+from memfit.estimators.arch.class_row import W_NAMES, Irregular, Sanitize
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part, array, linear, under
@@ -11,14 +14,12 @@ from memfit.estimators.arch.specs import DenseMLP
 from memfit.estimators.base.units import round_up
 
 _KINDS = ("full_attention", "conv")
+FeedForwards = Callable[[Fields, int], list[blocks.FeedForwardBlock]]
 
 
-def build(fields: Fields) -> Model:
-    """Return the model of an ``lfm2`` or ``lfm2_moe`` config."""
-    model_type = fields.text("model_type")
+def _build(fields: Fields, feed_forwards: FeedForwards) -> Model:
     hidden = fields.count("hidden_size")
     kinds = _kinds(fields)
-    make = _sparse_feed_forwards if model_type == "lfm2_moe" else _dense_feed_forwards
     convolution, convolution_modules = blocks.short_convolution(fields)
     mixers = {
         "full_attention": _attention(fields, hidden),
@@ -28,7 +29,7 @@ def build(fields: Fields) -> Model:
         blocks.decoder_layer(
             mixers[kind], feed_forward, hidden, norms=("operator_norm", "ffn_norm")
         )
-        for kind, feed_forward in zip(kinds, make(fields, len(kinds)), strict=True)
+        for kind, feed_forward in zip(kinds, feed_forwards(fields, len(kinds)), strict=True)
     )
     return blocks.decoder(
         fields,
@@ -105,3 +106,17 @@ def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
     if fields.required_flag("use_expert_bias"):
         router += (array("expert_bias", (spec.experts,), Part.ROUTER, float32=True),)
     return spec, under("feed_forward", blocks.expert_modules(spec, hidden, router))
+
+
+CLASSES = {
+    "lfm2": Irregular(
+        builder=lambda fields: _build(fields, _dense_feed_forwards), since=(0, 26, 1)
+    ),
+    "lfm2_moe": Irregular(
+        builder=lambda fields: _build(fields, _sparse_feed_forwards),
+        sanitize=Sanitize(
+            renames=tuple((rf"\.{w}\.weight$", f".{name}.weight") for w, name in W_NAMES.items())
+        ),
+        since=(0, 28, 3),
+    ),
+}

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
 from memfit.estimators.arch.caches import Growth
-from memfit.estimators.arch.families.dense import describe
-from memfit.estimators.arch.families.dense_traits import Dense, HeadDim, Key
+from memfit.estimators.arch.class_row import Irregular
+from memfit.estimators.arch.families.dense import Dense, HeadDim, Key
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Part, gated_mlp, linear, switch_glu, under
@@ -37,17 +37,18 @@ _TEXT_CLASS = Dense(
 )
 
 
-def build(fields: Fields) -> Model:
+def _build_text_class(fields: Fields) -> Model:
     """Return the model of a ``llama4_text`` config: dense, with full attention only."""
     count = fields.layers()
     fields.texts("layer_types", count)
     if fields.items("no_rope_layers", count) is None:
         raise fields.fail("no_rope_layers", "missing; the model class needs it")
-    return describe(fields, _TEXT_CLASS, "llama4_text")
+    return _TEXT_CLASS.build(fields)
 
 
 def build_language_model(fields: Fields) -> Model:
     """Return the language model inside a ``llama4`` config, which has a head of its own."""
+    fields.text("model_type")  # the class has no default for it
     hidden, count = fields.count("hidden_size"), fields.layers()
     if count < _FULL_INTERVAL:
         # The class looks at the cache of the first full layer for its mask.
@@ -97,3 +98,6 @@ def _experts(fields: Fields, hidden: int, *, used: bool) -> blocks.FeedForwardBl
         *under("shared_expert", gated_mlp(hidden, intermediate, part=Part.SHARED_EXPERTS)),
     )
     return spec, under("feed_forward", modules)
+
+
+CLASSES = {"llama4_text": Irregular(builder=_build_text_class, since=(0, 28, 0))}

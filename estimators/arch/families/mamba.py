@@ -1,9 +1,10 @@
-"""Mamba and Falcon-Mamba; the extra norms of the latter have no parameters.
+"""Mamba, Mamba-2, and Falcon-Mamba, whose extra norms have no parameters.
 
-Source: mlx-lm models/mamba.py.
+Source: mlx-lm models/mamba.py and mamba2.py.
 """
 
-from memfit.estimators.arch.blocks import decoder, ends, mamba
+from memfit.estimators.arch.blocks import decoder, ends, mamba, mamba2
+from memfit.estimators.arch.class_row import Irregular
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Modules, norm, under
@@ -11,7 +12,7 @@ from memfit.estimators.arch.specs import Mixer
 from memfit.estimators.base.units import ceil_div
 
 
-def build(fields: Fields) -> Model:
+def _build_mamba(fields: Fields) -> Model:
     """Return the model of a ``mamba`` or ``falcon_mamba`` config."""
     fields = fields.with_overrides({}, {"tie_word_embeddings": True})
     # Older names of sizes; the class takes the newer ones only.
@@ -27,10 +28,31 @@ def build(fields: Fields) -> Model:
         conv_bias=fields.required_flag("use_conv_bias"),
         bias=fields.required_flag("use_bias"),
     )
-    return backbone(fields, mixer, mixer_modules, tied=fields.flag("tie_word_embeddings", False))
+    return _backbone(fields, mixer, mixer_modules, tied=fields.flag("tie_word_embeddings", False))
 
 
-def backbone(fields: Fields, mixer: Mixer, modules: Modules, *, tied: bool) -> Model:
+def _build_mamba2(fields: Fields) -> Model:
+    """Return the model of a ``mamba2`` config."""
+    # The class multiplies heads by their width and leaves these unread.
+    fields.ignore("intermediate_size", "expand", "chunk_size", "time_step_rank")
+    bias = fields.required_flag("use_bias")
+    mixer, mixer_modules = mamba2(
+        fields,
+        heads_key="num_heads",
+        head_dim_key="head_dim",
+        groups_key="n_groups",
+        state_key="ssm_state_size" if fields.has("ssm_state_size") else "state_size",
+        kernel_key="conv_kernel",
+        conv_bias=fields.required_flag("use_conv_bias"),
+        input_bias=bias,
+        output_bias=bias,
+    )
+    fields.ignore("state_size")
+    tied = fields.required_flag("tie_word_embeddings")
+    return _backbone(fields, mixer, mixer_modules, tied=tied)
+
+
+def _backbone(fields: Fields, mixer: Mixer, modules: Modules, *, tied: bool) -> Model:
     """Return the model of equal layers with a mixer and no feed-forward block."""
     norm_module = norm("norm", fields.count("hidden_size"))
     layer = Layer((mixer,), None, (*under("mixer", modules), norm_module))
@@ -41,3 +63,10 @@ def backbone(fields: Fields, mixer: Mixer, modules: Modules, *, tied: bool) -> M
         layers_path="backbone.layers",
         makes_own_cache=True,
     )
+
+
+CLASSES = {
+    "falcon_mamba": Irregular(builder=_build_mamba),
+    "mamba": Irregular(builder=_build_mamba),
+    "mamba2": Irregular(builder=_build_mamba2, since=(0, 28, 0)),
+}

@@ -1,26 +1,47 @@
-"""Decoders with experts by model type: what each mlx-lm class has that the others have not.
+"""Decoders with experts by model type: what each mlx-lm class has that the others have not."""
 
-Source: mlx-lm models/mixtral.py, phimoe.py, qwen2_moe.py, qwen3_moe.py, olmoe.py,
-granitemoe.py, minimax.py, glm4_moe.py, solar_open.py and ernie4_5_moe.py.
-"""
-
-from collections.abc import Callable, Mapping
-
-from msgspec import Struct, field
 from msgspec.structs import replace
 
-from memfit.estimators.arch.families.dense_traits import HeadDim, QKNorm
+from memfit.estimators.arch.class_row import (
+    DENSE,
+    EXPERTS,
+    HEAD,
+    HEADS,
+    INPUT_OUTPUT,
+    SHARED_EXPERTS,
+    W_NAMES,
+    ClassRow,
+    Cut,
+    Fp8,
+    Sanitize,
+    projections,
+)
+from memfit.estimators.arch.families.dense import (
+    ATTENTION_BIAS,
+    MLP_BIAS,
+    TIED,
+    UNTIED,
+    HeadDim,
+    Key,
+    QKNorm,
+)
+from memfit.estimators.arch.families.moe import MoE
 from memfit.estimators.arch.fields import Fields
-
-
-def _none(fields: Fields, count: int) -> frozenset[int]:
-    return frozenset()
 
 
 def _first(fields: Fields, count: int) -> frozenset[int]:
     if fields.null("n_routed_experts"):
         return frozenset(range(count))
     return frozenset(range(min(count, fields.count("first_k_dense_replace", least=0))))
+
+
+def _first_before_experts(fields: Fields, count: int) -> frozenset[int]:
+    """As `_first`, of a class that cannot do without experts and shared ones."""
+    dense = min(count, fields.count("first_k_dense_replace", least=0))
+    if dense < count:
+        fields.count("n_routed_experts")
+        fields.count("n_shared_experts")
+    return frozenset(range(dense))
 
 
 def _unless_sparse_step(fields: Fields, count: int) -> frozenset[int]:
@@ -39,57 +60,6 @@ def _outside_span(fields: Fields, count: int) -> frozenset[int]:
     return frozenset(index for index in range(count) if index not in span or (index + 1) % step)
 
 
-class MoE(Struct, frozen=True, kw_only=True):
-    """The traits of one model class; every path and every key as that class has it."""
-
-    experts: str
-    """The key of their number."""
-    top_k: str = "num_experts_per_tok"
-    width: str = "intermediate_size"
-    """The key of the width of one expert."""
-    shared_width: str | None = None
-    """The key of the width of the shared expert."""
-    shared_count: str | None = None
-    """The key of how many shared experts there are, each as wide as a routed one."""
-    head_dim: HeadDim = HeadDim.DERIVED
-    qk_norm: QKNorm = QKNorm.NONE
-    qk_norm_key: str | None = None
-    """The key that turns the norm on."""
-    kv_optional: bool = False
-    """Whether absent KV heads are as many as heads."""
-    bias: bool | str = False
-    """Of queries, keys and values: whether there is one, or the key that says it."""
-    output_bias: bool = True
-    """Whether the output has it too."""
-    expert_bias: str | None = None
-    """The key of a bias in MLPs and experts."""
-    block: str = "mlp"
-    router: str = "gate"
-    router_is_linear: bool = True
-    correction: str | None = None
-    """The path of the router's correction of its scores."""
-    float32_scores: bool = False
-    """As `MixtureOfExperts.float32_scores`."""
-    float32_router: bool = False
-    """As `MixtureOfExperts.float32_router`."""
-    dense: Callable[[Fields, int], frozenset[int]] = _none
-    """Which layers are dense."""
-    tied: bool = False
-    """Whether the class reads ``tie_word_embeddings``."""
-    biased_ends: bool = False
-    """Whether norms are LayerNorms and they and the head have biases."""
-    eight_bit: tuple[str, ...] = ()
-    """Path endings of the class's ``quant_predicate``."""
-    defaults: Mapping[str, int | bool] = field(default_factory=dict)
-    """The class's own values for absent keys."""
-    forced_values: Mapping[str, int | bool] = field(default_factory=dict)
-    """What it takes for any value in the config."""
-    zero_is_absent: tuple[str, ...] = ()
-    """Keys where a 0 is no size."""
-    ignored: tuple[str, ...] = ()
-    """Keys that change no byte."""
-
-
 _MIXTRAL_SIZES = {
     "hidden_size": 4096,
     "num_hidden_layers": 32,
@@ -101,49 +71,81 @@ _MINIMAX = MoE(
     experts="num_local_experts",
     head_dim=HeadDim.OPTIONAL,
     qk_norm=QKNorm.ALL_HEADS,
-    qk_norm_key="use_qk_norm",
+    qk_norm_on=Key("use_qk_norm", True),
     block="block_sparse_moe",
     correction="e_score_correction_bias",
     float32_router=True,
-    tied=True,
+    tied=UNTIED,
     eight_bit=("block_sparse_moe.gate",),
-    defaults={"use_qk_norm": True, "tie_word_embeddings": False},
     forced_values={"shared_intermediate_size": 0},
+    sanitize=Sanitize(expert_names=W_NAMES, fp8=Fp8.BLOCKS),
+    tensor={
+        **HEADS,
+        **projections("block_sparse_moe.switch_mlp"),
+        "self_attn.q_norm": Cut.FIRST,
+        "self_attn.k_norm": Cut.FIRST,
+    },
+    since=(0, 28, 4),
 )
-_GLM4_MOE = MoE(
+GLM4_MOE = MoE(
     experts="n_routed_experts",
-    width="moe_intermediate_size",
+    expert_width="moe_intermediate_size",
     shared_count="n_shared_experts",
     head_dim=HeadDim.GIVEN,
     qk_norm=QKNorm.HEAD,
-    qk_norm_key="use_qk_norm",
-    bias="attention_bias",
-    output_bias=False,
+    qk_norm_on=Key("use_qk_norm"),
+    input_bias=Key("attention_bias"),
     router_is_linear=False,
     correction="gate.e_score_correction_bias",
     float32_scores=True,
     dense=_first,
     ignored=("n_group", "topk_group"),
+    # A prefix without an end, as in the class: startswith finds 460 where the layer is 46.
+    sanitize=Sanitize(drops_next_layer=r"^model\.layers\."),
+    tensor={**DENSE, **EXPERTS, **SHARED_EXPERTS},
+    pipeline=True,
+    since=(0, 26, 2),
 )
-MODELS = {
+CLASSES: dict[str, ClassRow] = {
+    "dots1": MoE(
+        experts="n_routed_experts",
+        expert_width="moe_intermediate_size",
+        shared_count="n_shared_experts",
+        head_dim=HeadDim.OPTIONAL,
+        qk_norm=QKNorm.HEAD,
+        mlp_bias=MLP_BIAS,
+        routed_bias=False,
+        stack="experts",
+        router_is_linear=False,
+        correction="gate.e_score_correction_bias",
+        float32_correction=False,
+        float32_scores=True,
+        dense=_first_before_experts,
+        tied=UNTIED,
+        forced_values={"attention_bias": False, "moe_layer_freq": 1},
+        ignored=("n_group", "topk_group", "layer_types", "max_window_layers", "use_sliding_window"),
+        sanitize=Sanitize(drops=r"rotary_emb\.inv_freq", drops_when_tied=HEAD, stack="experts"),
+    ),
     "mixtral": MoE(
         experts="num_local_experts",
         kv_optional=True,
         block="block_sparse_moe",
-        tied=True,
+        tied=UNTIED,
         defaults={
             **_MIXTRAL_SIZES,
             "vocab_size": 32000,
             "intermediate_size": 14336,
             "num_local_experts": 8,
-            "tie_word_embeddings": False,
         },
+        sanitize=Sanitize(expert_names=W_NAMES, drops_when_tied=HEAD),
     ),
     "phimoe": MoE(
         experts="num_local_experts",
-        bias=True,
+        input_bias=True,
+        output_bias=True,
         block="block_sparse_moe",
-        biased_ends=True,
+        norm_bias=True,
+        head_bias=True,
         defaults={
             **_MIXTRAL_SIZES,
             "vocab_size": 32064,
@@ -151,64 +153,75 @@ MODELS = {
             "num_local_experts": 16,
         },
         forced_values={"attention_bias": True, "lm_head_bias": True},
+        sanitize=Sanitize(expert_names=W_NAMES),
     ),
     "qwen2_moe": MoE(
         experts="num_experts",
-        width="moe_intermediate_size",
+        expert_width="moe_intermediate_size",
         shared_width="shared_expert_intermediate_size",
         kv_optional=True,
-        bias=True,
-        output_bias=False,
+        input_bias=True,
         forced_values={"decoder_sparse_step": 1},
         ignored=("max_window_layers", "use_sliding_window", "layer_types"),
     ),
     "qwen3_moe": MoE(
         experts="num_experts",
-        width="moe_intermediate_size",
+        expert_width="moe_intermediate_size",
         head_dim=HeadDim.GIVEN,
         qk_norm=QKNorm.HEAD,
         dense=_unless_sparse_step,
-        tied=True,
+        tied=Key("tie_word_embeddings"),
         eight_bit=("mlp.gate",),
         ignored=("max_window_layers", "use_sliding_window"),
+        sanitize=Sanitize(drops_when_tied=HEAD),
+        tensor={**DENSE, **EXPERTS},
+        pipeline=True,
     ),
     "olmoe": MoE(
         experts="num_experts",
         head_dim=HeadDim.OPTIONAL,
         qk_norm=QKNorm.ALL_HEADS,
         kv_optional=True,
-        bias="attention_bias",
-        expert_bias="mlp_bias",
-        tied=True,
-        defaults={"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True},
+        input_bias=ATTENTION_BIAS,
+        output_bias=ATTENTION_BIAS,
+        mlp_bias=MLP_BIAS,
+        tied=TIED,
     ),
     "granitemoe": MoE(
         experts="num_local_experts",
-        bias="attention_bias",
+        input_bias=Key("attention_bias"),
+        output_bias=Key("attention_bias"),
         block="block_sparse_moe",
         router="router.layer",
         float32_scores=True,
-        tied=True,
+        tied=TIED,
         # "mlp.down_proj" also ends the path of the experts' switch_mlp.
         eight_bit=("block_sparse_moe.router.layer", "self_attn.o_proj", "mlp.down_proj", "lm_head"),
-        defaults={"tie_word_embeddings": True},
+        sanitize=Sanitize(expert_names={}, joined=INPUT_OUTPUT, drops_when_tied=HEAD),
+        since=(0, 27, 1),
     ),
     "minimax": _MINIMAX,
-    "minimax_m2": _MINIMAX,
-    "glm4_moe": _GLM4_MOE,
+    "minimax_m2": replace(_MINIMAX, since=(0, 30, 2)),
+    "glm4_moe": GLM4_MOE,
     # The class is glm4_moe's, with defaults of its own.
-    "solar_open": replace(_GLM4_MOE, defaults={"attention_bias": False, "use_qk_norm": False}),
+    "solar_open": replace(
+        GLM4_MOE,
+        input_bias=ATTENTION_BIAS,
+        qk_norm_on=Key("use_qk_norm", False),
+        since=(0, 30, 2),
+    ),
     "ernie4_5_moe": MoE(
         experts="moe_num_experts",
         top_k="moe_k",
-        width="moe_intermediate_size",
+        expert_width="moe_intermediate_size",
         shared_count="moe_num_shared_experts",
         head_dim=HeadDim.OPTIONAL,
-        bias="use_bias",
-        expert_bias="use_bias",
+        input_bias=Key("use_bias"),
+        output_bias=Key("use_bias"),
+        mlp_bias=Key("use_bias"),
         float32_scores=True,
         dense=_outside_span,
-        tied=True,
+        tied=Key("tie_word_embeddings"),
         defaults={
             "moe_k": 1,
             "moe_intermediate_size": 0,
@@ -218,5 +231,10 @@ MODELS = {
         },
         zero_is_absent=("moe_intermediate_size", "moe_num_shared_experts"),
         ignored=("moe_capacity", "moe_use_aux_free"),
+        sanitize=Sanitize(
+            # Multi-token prediction, which mlx-lm does not run.
+            drops=r"mtp_block\.|mtp_linear_proj\.|mtp_hidden_norm\.|mtp_emb_norm\."
+            r"|e_score_correction_bias"
+        ),
     ),
 }

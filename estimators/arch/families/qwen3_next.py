@@ -1,46 +1,85 @@
-"""Qwen3-Next: gated delta nets with a gated full attention every few layers, over experts.
+"""Qwen3-Next and Qwen3.5: gated delta nets with a gated full attention every few layers.
 
-Source: mlx-lm models/qwen3_next.py.
+Source: mlx-lm models/qwen3_next.py; qwen3_5.py, which imports its attention and experts; and
+qwen3_5_moe.py, which adds only a renaming of weights.
 """
 
-from memfit.estimators.arch.blocks import FeedForwardBlock, decoder, ends
-from memfit.estimators.arch.families.qwen_delta import (
-    delta_layers,
-    delta_spec,
-    dense_block,
-    experts_block,
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from memfit.estimators.arch import blocks
+from memfit.estimators.arch.class_row import (
+    DENSE,
+    EXPERTS,
+    GATE_UP,
+    HEAD,
+    NESTED,
+    Cut,
+    Irregular,
+    Sanitize,
+    VisionTraits,
+    projections,
 )
+from memfit.estimators.arch.families import towers_qwen
+from memfit.estimators.arch.families.vision import with_towers
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Modules, array, convolution, linear, norm
+from memfit.estimators.arch.model import Layer, Model
+from memfit.estimators.arch.modules import (
+    ROUTER_8BIT,
+    Modules,
+    Part,
+    array,
+    convolution,
+    linear,
+    norm,
+    under,
+)
 from memfit.estimators.arch.specs import GatedDelta
 
+# mlx-lm TextModelArgs: what the class takes for keys the config lacks.
+_DEFAULTS = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 151936,
+    "linear_num_value_heads": 64,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 192,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "num_experts": 0,
+}
 
-def build(fields: Fields) -> Model:
+
+def _build_next(fields: Fields) -> Model:
     """Return the model of a ``qwen3_next`` config."""
     hidden = fields.count("hidden_size")
-    delta = delta_spec(fields)
-    return decoder(
+    delta = _delta_spec(fields)
+    return blocks.decoder(
         fields,
-        delta_layers(fields, delta, _delta_modules(delta, hidden), _feed_forwards(fields)),
-        ends(fields, tied=fields.flag("tie_word_embeddings", False)),
+        _delta_layers(fields, delta, _fused_modules(delta, hidden), _feed_forwards(fields)),
+        blocks.ends(fields, tied=fields.flag("tie_word_embeddings", False)),
         makes_own_cache=True,
     )
 
 
-def _feed_forwards(fields: Fields) -> list[FeedForwardBlock]:
+def _feed_forwards(fields: Fields) -> list[blocks.FeedForwardBlock]:
     """Experts every ``decoder_sparse_step`` layers, but for the layers named dense."""
     step = fields.count("decoder_sparse_step")
     dense_layers = set(fields.counts("mlp_only_layers", least=0) or ())
-    dense = dense_block(fields)
-    sparse = experts_block(fields) if fields.count("num_experts", least=0) else dense
+    dense = _dense_block(fields)
+    sparse = _experts_block(fields) if fields.count("num_experts", least=0) else dense
     return [
         dense if index in dense_layers or (index + 1) % step else sparse
         for index in range(fields.layers())
     ]
 
 
-def _delta_modules(spec: GatedDelta, hidden: int) -> Modules:
+def _fused_modules(spec: GatedDelta, hidden: int) -> Modules:
     """Parameters of a gated delta net with its projections fused."""
     values = spec.value_heads * spec.value_dim
     return (
@@ -52,3 +91,172 @@ def _delta_modules(spec: GatedDelta, hidden: int) -> Modules:
         array("A_log", (spec.value_heads,)),
         norm("norm", spec.value_dim),
     )
+
+
+def _build_qwen3_5(fields: Fields) -> Model:
+    """Return the model of a ``qwen3_5`` or ``qwen3_5_moe`` config, with or without its wrapper."""
+    text = _text_section(fields)
+    delta = _delta_spec(text)
+    feed_forward = (
+        _experts_block(text) if text.count("num_experts", least=0) else _dense_block(text)
+    )
+    # Every layer is sparse or none is; the class ignores these two.
+    text.ignore("decoder_sparse_step", "intermediate_size", "attn_output_gate")
+    layers = _delta_layers(
+        text,
+        delta,
+        _split_modules(delta, text.count("hidden_size")),
+        [feed_forward] * text.layers(),
+    )
+    outside = blocks.ends(text, tied=text.flag("tie_word_embeddings", False))
+    model = blocks.decoder(
+        text,
+        layers,
+        under("language_model", outside),
+        layers_path="language_model.model.layers",
+        makes_own_cache=True,
+    )
+    towers = {fields.text("model_type"): towers_qwen.qwen3_vl}
+    return with_towers(model, fields, towers, {})
+
+
+def _text_section(fields: Fields) -> Fields:
+    if fields.null("text_config"):
+        raise fields.fail("text_config", "expected an object, got null")
+    text = fields
+    if fields.has("text_config"):
+        text = fields.section("text_config")
+        if not text.has("tie_word_embeddings"):
+            fields.expect("tie_word_embeddings", False)
+    text = text.with_overrides({}, _DEFAULTS)
+    if text.has("head_dim"):
+        return text
+    head_dim = text.count("hidden_size") // text.count("num_attention_heads")
+    return text.with_overrides({"head_dim": head_dim})
+
+
+def _split_modules(spec: GatedDelta, hidden: int) -> Modules:
+    """Parameters of a gated delta net with its projections split; the decay stays float32."""
+    values = spec.value_heads * spec.value_dim
+    return (
+        linear("in_proj_qkv", hidden, spec.conv_dim),
+        linear("in_proj_z", hidden, values),
+        linear("in_proj_b", hidden, spec.value_heads),
+        linear("in_proj_a", hidden, spec.value_heads),
+        linear("out_proj", values, hidden),
+        convolution("conv1d", spec.conv_dim, spec.kernel),
+        array("dt_bias", (spec.value_heads,)),
+        array("A_log", (spec.value_heads,), float32=True),
+        norm("norm", spec.value_dim),
+    )
+
+
+def _delta_layers(
+    fields: Fields,
+    delta: GatedDelta,
+    delta_modules: Modules,
+    feed_forwards: Sequence[blocks.FeedForwardBlock],
+) -> tuple[Layer, ...]:
+    """Layers with the given feed-forward blocks; each ``full_attention_interval``-th attends."""
+    hidden = fields.count("hidden_size")
+    spec = blocks.grouped_attention(fields, fields.count("head_dim"), qk_norm=True)
+    # The doubled query projection holds the output gate.
+    spec = replace(spec, output_gate=True)
+    bias = fields.flag("attention_bias", False)
+    full = spec, under("self_attn", blocks.attention(hidden, spec, bias=bias))
+    linear_mixer = delta, under("linear_attn", delta_modules)
+    return tuple(
+        blocks.decoder_layer(full if is_full else linear_mixer, feed_forward, hidden)
+        for is_full, feed_forward in zip(
+            _full_attention(fields, len(feed_forwards)), feed_forwards, strict=True
+        )
+    )
+
+
+def _full_attention(fields: Fields, count: int) -> list[bool]:
+    """Whether each layer attends fully; mlx-lm reads the interval only, never the list.
+
+    For its masks the class looks at a layer of each kind, so that there must be both.
+    """
+    interval = fields.count("full_attention_interval", 4, least=2, most=count)
+    full = [index % interval == interval - 1 for index in range(count)]
+    for index, kind in enumerate(fields.texts("layer_types", count) or ()):
+        if kind != ("full_attention" if full[index] else "linear_attention"):
+            raise fields.fail(
+                f"layer_types[{index}]",
+                f"{kind[:40]!r}, but mlx-lm goes by full_attention_interval {interval}",
+            )
+    return full
+
+
+def _delta_spec(fields: Fields) -> GatedDelta:
+    """The gated delta net layers."""
+    spec = GatedDelta(
+        key_heads=fields.count("linear_num_key_heads"),
+        value_heads=fields.count("linear_num_value_heads"),
+        key_dim=fields.count("linear_key_head_dim"),
+        value_dim=fields.count("linear_value_head_dim"),
+        kernel=fields.count("linear_conv_kernel_dim", least=2),
+    )
+    if spec.value_heads % spec.key_heads:
+        raise fields.fail(
+            "linear_num_value_heads",
+            f"{spec.value_heads} is not a multiple of linear_num_key_heads {spec.key_heads}",
+        )
+    return spec
+
+
+def _experts_block(fields: Fields) -> blocks.FeedForwardBlock:
+    """Routed experts with one gated shared expert."""
+    hidden = fields.count("hidden_size")
+    spec = blocks.mixture(
+        fields,
+        "num_experts",
+        width=fields.count("moe_intermediate_size"),
+        shared_width=fields.count("shared_expert_intermediate_size"),
+    )
+    modules = blocks.expert_modules(
+        spec, hidden, blocks.router_8bit("gate", hidden, spec.experts), shared="shared_expert"
+    )
+    gate = linear("shared_expert_gate", hidden, 1, Part.SHARED_EXPERTS, predicate=ROUTER_8BIT)
+    return spec, under("mlp", (*modules, gate))
+
+
+def _dense_block(fields: Fields) -> blocks.FeedForwardBlock:
+    """The dense MLP of layers without experts."""
+    return blocks.dense_mlp(fields.count("hidden_size"), fields.count("intermediate_size"))
+
+
+_QWEN3_5 = Irregular(
+    builder=_build_qwen3_5,
+    sanitize=Sanitize(drops=r"^vision_tower|^model\.visual|mtp\.", renames=NESTED),
+    tensor={
+        **DENSE,
+        "self_attn.k_proj": Cut.KV_HEADS,
+        "self_attn.v_proj": Cut.KV_HEADS,
+        **{f"linear_attn.in_proj_{name}": Cut.OUTPUTS for name in ("qkv", "z", "b", "a")},
+        **{f"linear_attn.{name}": Cut.FIRST for name in ("conv1d", "dt_bias", "A_log")},
+        "linear_attn.out_proj": Cut.INPUTS,
+        **EXPERTS,
+        **projections("mlp.shared_expert"),
+        "language_model.lm_head": Cut.OUTPUTS,
+    },
+    pipeline=True,
+    since=(0, 30, 7),
+    vision=VisionTraits(pads_heads=True),
+)
+CLASSES = {
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_moe": replace(
+        _QWEN3_5, sanitize=replace(_QWEN3_5.sanitize, expert_names={}, joined=GATE_UP)
+    ),
+    "qwen3_next": Irregular(
+        builder=_build_next,
+        # The class returns early, and drops nothing, when no experts are to be stacked.
+        sanitize=Sanitize(
+            drops_in_layout=(".mlp.experts.*.up_proj.weight", r"mtp\."), drops_when_tied=HEAD
+        ),
+        pipeline=True,
+        since=(0, 28, 0),
+    ),
+}

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.blocks import decoder, ends
 from memfit.estimators.arch.caches import StateBuffer
+from memfit.estimators.arch.class_row import Irregular
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Module, Modules, Part, array, linear, norm, under
@@ -17,7 +18,7 @@ from memfit.estimators.base.quantization import Quantization
 _EIGHT_BITS = Quantization(8, 64)
 
 
-def build(fields: Fields) -> Model:
+def _build(fields: Fields) -> Model:
     """Return the model of an ``rwkv7`` config."""
     # The class derives heads from head_dim and always norms with a bias.
     fields.ignore("num_heads", "value_dim", "key_dim", "hidden_ratio", "norm_first")
@@ -90,3 +91,6 @@ def _low_rank(path: str, hidden: int, rank: int, *, bias: bool = True) -> Module
         linear(f"{path}.lora.0", hidden, rank),
         linear(f"{path}.lora.2", rank, hidden, bias=bias, predicate=_EIGHT_BITS),
     )
+
+
+CLASSES = {"rwkv7": Irregular(builder=_build, since=(0, 30, 2))}

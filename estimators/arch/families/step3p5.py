@@ -6,6 +6,7 @@ Source: mlx-lm models/step3p5.py.
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
+from memfit.estimators.arch.class_row import DENSE, EXPERTS, Cut, Irregular, Sanitize, projections
 from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
@@ -21,7 +22,7 @@ _DEFAULTS = {
 }
 
 
-def build(fields: Fields) -> Model:
+def _build(fields: Fields) -> Model:
     """Return the model of a ``step3p5`` config; absent keys take the class's defaults."""
     fields = fields.with_overrides({}, _DEFAULTS)
     hidden, count = fields.count("hidden_size"), fields.layers()
@@ -102,3 +103,29 @@ def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
     )
     modules = blocks.expert_modules(spec, hidden, router, shared="share_expert")
     return spec, blocks.at_8_bits(under("mlp", modules), ("mlp.gate.gate",))
+
+
+CLASSES = {
+    "step3p5": Irregular(
+        builder=_build,
+        sanitize=Sanitize(
+            drops=r"\.mtp",
+            drops_later_layers=True,
+            renames=(
+                (r"\.moe\.(?=(gate|up|down)_proj\.)", ".mlp.switch_mlp."),
+                (r"\.moe\.gate\.", ".mlp.gate.gate."),
+                (r"\.moe\.router_bias", ".mlp.gate.router_bias"),
+                # The class replaces only where the new name is not there already.
+                (r"(?<!\.mlp)\.share_expert\.", ".mlp.share_expert."),
+            ),
+            expert_names={},
+        ),
+        tensor={
+            **DENSE,
+            "self_attn.g_proj": Cut.OUTPUTS,
+            **EXPERTS,
+            **projections("mlp.share_expert"),
+        },
+        since=(0, 30, 6),
+    )
+}

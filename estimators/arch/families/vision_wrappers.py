@@ -5,9 +5,10 @@ Source: mlx_vlm/models of the model type's name, config.py and language.py.
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.families import dense, dense_models, moe
-from memfit.estimators.arch.families.dense_traits import Dense, HeadDim, Key, QKNorm
-from memfit.estimators.arch.families.wrappers import Wrapper, wrap
+from memfit.estimators.arch.class_row import NESTED, ROTARY, Sanitize, VisionTraits
+from memfit.estimators.arch.families import dense_models, moe_models, towers_glm, towers_llama
+from memfit.estimators.arch.families.dense import Dense, HeadDim, Key, QKNorm
+from memfit.estimators.arch.families.wrappers import Wrapper
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Part, array, embedding, norm
@@ -21,7 +22,7 @@ from memfit.estimators.arch.specs import (
 from memfit.estimators.base.dispatch import assert_never
 
 _GLM4V = replace(
-    dense_models.MODELS["glm4"],
+    dense_models.GLM4,
     head_dim=HeadDim.DERIVED,
     input_bias=Key("attention_bias", True),
     defaults={
@@ -75,14 +76,9 @@ _CROSSING = [3, 8, 13, 18, 23, 28, 33, 38]
 _MLLAMA_MORE_TOKENS = 8
 
 
-def build(fields: Fields) -> Model:
-    """Return the model of a config with a ``model_type`` of the wrappers."""
-    return wrap(fields, WRAPPERS[fields.text("model_type")])
-
-
 def _glm4v_moe(text: Fields) -> Model:
     """GLM-4.5's text model; queries and keys are never normed, and no array stays in float32."""
-    model = moe.build(text.with_overrides({"model_type": "glm4_moe", "use_qk_norm": False}))
+    model = moe_models.GLM4_MOE.build(text.with_overrides({"use_qk_norm": False}))
     return replace(
         model,
         layers=tuple(
@@ -95,12 +91,12 @@ def _glm4v_moe(text: Fields) -> Model:
 def _internvl(text: Fields) -> Model:
     if text.text("model_type", "qwen2").startswith("internlm"):
         raise text.fail("model_type", "mlx-vlm's class has the layers of Qwen, and cannot load it")
-    return dense.describe(text, _INTERNVL, "internvl_chat")
+    return _INTERNVL.build(text)
 
 
 def _mllama(text: Fields) -> Model:
     """Llama's layers, some of which attend to the image in place of the text."""
-    model = dense.describe(text, _MLLAMA, "mllama")
+    model = _MLLAMA.build(text)
     crossing = text.counts("cross_attention_layers", least=0)
     across = frozenset(_CROSSING if crossing is None else crossing)
     tokens, *outside = model.modules
@@ -140,10 +136,55 @@ def _crossing(layer: Layer) -> Layer:
     )
 
 
-WRAPPERS = {
-    "glm4v": Wrapper(build=lambda text: dense.describe(text, _GLM4V, "glm4v")),
-    "glm4v_moe": Wrapper(build=_glm4v_moe),
-    "glm_ocr": Wrapper(build=lambda text: dense.describe(text, _GLM_OCR, "glm_ocr")),
-    "internvl_chat": Wrapper(build=_internvl, section="llm_config"),
-    "mllama": Wrapper(build=_mllama),
+# What mlx-vlm's classes keep of the tower is added by a runtime for images.
+_SANITIZE_GLM4V = Sanitize(drops=r"^(model\.visual|vision_tower)\.", renames=NESTED)
+CLASSES = {
+    "glm4v": Wrapper(
+        text=_GLM4V.build,
+        vision_towers={"glm4v": towers_glm.glm4v},
+        sanitize=_SANITIZE_GLM4V,
+        only_mlx_vlm=True,
+        vision=VisionTraits(joins="rest"),
+    ),
+    "glm4v_moe": Wrapper(
+        text=_glm4v_moe,
+        vision_towers={"glm4v_moe": towers_glm.glm4v},
+        sanitize=replace(
+            _SANITIZE_GLM4V,
+            drops_next_layer=r"^(model\.language_model|language_model\.model)\.layers\.",
+        ),
+        only_mlx_vlm=True,
+        vision=VisionTraits(masks_each_block=True, joins="all"),
+    ),
+    "glm_ocr": Wrapper(
+        text=_GLM_OCR.build,
+        vision_towers={"glm_ocr": towers_glm.glm_ocr},
+        # By number, as the class does: the layer that predicts another token.
+        sanitize=replace(_SANITIZE_GLM4V, drops=rf"{_SANITIZE_GLM4V.drops}|layers\.16"),
+        only_mlx_vlm=True,
+        vision=VisionTraits(norms_heads=True),
+    ),
+    "internvl_chat": Wrapper(
+        text=_internvl,
+        section="llm_config",
+        vision_towers={"intern_vit_6b": towers_llama.intern_vit},
+        sanitize=Sanitize(drops=r"^vision_model\."),
+        only_mlx_vlm=True,
+        vision=VisionTraits(rotates=False),
+    ),
+    "mllama": Wrapper(
+        text=_mllama,
+        vision_towers={"mllama_vision_model": towers_llama.mllama},
+        sanitize=Sanitize(drops=rf"^(vision_model|vision_tower|multi_modal_projector)\.|{ROTARY}"),
+        only_mlx_vlm=True,
+        vision=VisionTraits(
+            rotates=False,
+            masks_patches=True,
+            joins="tiles",
+            patch_multiple=8,
+            float32=True,
+            stacks_blocks=True,
+            crosses=True,
+        ),
+    ),
 }

@@ -7,16 +7,24 @@ as qwen2_vl and `gemma4_unified` as gemma4: mlx-lm utils.py, MODEL_REMAPPING).
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import field
 from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import Growth
-from memfit.estimators.arch.families import llama4
-from memfit.estimators.arch.families.vision import with_towers
+from memfit.estimators.arch.class_row import (
+    GATE_UP,
+    NESTED,
+    ROTARY,
+    ClassRow,
+    Sanitize,
+    VisionTraits,
+)
+from memfit.estimators.arch.families import gemma4, llama4, towers_gemma, towers_llama, towers_qwen
+from memfit.estimators.arch.families.vision import Towers, with_towers
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import under
-from memfit.estimators.arch.registry import FAMILIES, family
+from memfit.estimators.arch.registry import class_row
 from memfit.estimators.arch.specs import (
     Attention,
     GatedDelta,
@@ -31,15 +39,15 @@ from memfit.estimators.base.errors import UnsupportedError
 _PREFIX = "language_model"
 
 
-class Wrapper(Struct, frozen=True, kw_only=True):
-    """One wrapper class of mlx-lm or mlx-vlm."""
+class Wrapper(ClassRow, frozen=True, kw_only=True):
+    """A class around a text model of its own or of another type."""
 
     text_type: str = ""
-    """The model type of its text model; none where ``build`` has it."""
+    """The model type of its text model; none where ``text`` builds it."""
     other_texts: tuple[str, ...] = ()
     """Other values of ``text_config.model_type`` that it accepts."""
-    build: Callable[[Fields], Model] | None = None
-    """Builds a text model that is no model type of its own."""
+    text: Callable[[Fields], Model] | None = None
+    """Builds a text model that has no model type of its own."""
     section: str = ""
     """Another name of ``text_config``, which counts where that is absent."""
     flat: bool = False
@@ -54,65 +62,25 @@ class Wrapper(Struct, frozen=True, kw_only=True):
     """Whether the text model has a head only where the checkpoint has one."""
     makes_own_cache: bool = False
     """Whether the wrapper passes ``make_cache`` on."""
+    vision_towers: Towers = field(default_factory=dict)
+    audio_towers: Towers = field(default_factory=dict)
 
-
-_GEMMA4 = Wrapper(
-    text_type="gemma4_text",
-    empty=True,
-    defaults={"num_attention_heads": 8, "num_key_value_heads": 1},
-    vocabulary=262144,
-    makes_own_cache=True,
-)
-_MISTRAL3 = Wrapper(
-    text_type="llama",
-    other_texts=("ministral3", "mistral4"),
-    defaults={"tie_word_embeddings": False},
-)
-_QWEN2_VL = Wrapper(text_type="qwen2", flat=True)
-
-WRAPPERS: dict[str, Wrapper] = {
-    "gemma3": Wrapper(
-        text_type="gemma3_text",
-        defaults={"num_attention_heads": 8, "num_key_value_heads": 4},
-        vocabulary=262208,
-        drops_head=True,
-        makes_own_cache=True,
-    ),
-    "gemma4": _GEMMA4,
-    "gemma4_unified": _GEMMA4,
-    "llama4": Wrapper(text_type="llama4", build=llama4.build_language_model, makes_own_cache=True),
-    "llava": _MISTRAL3,
-    "mistral3": _MISTRAL3,
-    "qwen2_5_vl": _QWEN2_VL,
-    "qwen2_vl": _QWEN2_VL,
-    "qwen3_vl": Wrapper(text_type="qwen3", flat=True),
-    "qwen3_vl_moe": Wrapper(text_type="qwen3_moe"),
-}
-
-
-def build(fields: Fields) -> Model:
-    """Return the model of a config with a ``model_type`` of the wrappers."""
-    return wrap(fields, WRAPPERS[fields.text("model_type")])
-
-
-def wrap(fields: Fields, wrapper: Wrapper) -> Model:
-    """Return the text model of a config inside its wrapper, with the towers."""
-    model_type = fields.text("model_type")
-    text = _text_section(fields, wrapper)
-    inner = _text_model(text, wrapper)
-    _check_head(fields, text, inner)
-    layers = inner.layers
-    if inner.makes_own_cache and not wrapper.makes_own_cache:
-        layers = tuple(_unrotated(layer) for layer in layers)
-    model = replace(
-        inner,
-        model_type=model_type,
-        layers=layers,
-        modules=under(_PREFIX, inner.modules),
-        layers_path=f"{_PREFIX}.{inner.layers_path}",
-        makes_own_cache=wrapper.makes_own_cache,
-    )
-    return with_towers(model, fields)
+    def build(self, fields: Fields) -> Model:
+        """Return the text model of a config inside its wrapper, with the towers."""
+        text = _text_section(fields, self)
+        inner = _text_model(text, self)
+        _check_head(fields, text, inner)
+        layers = inner.layers
+        if inner.makes_own_cache and not self.makes_own_cache:
+            layers = tuple(_unrotated(layer) for layer in layers)
+        model = replace(
+            inner,
+            layers=layers,
+            modules=under(_PREFIX, inner.modules),
+            layers_path=f"{_PREFIX}.{inner.layers_path}",
+            makes_own_cache=self.makes_own_cache,
+        )
+        return with_towers(model, fields, self.vision_towers, self.audio_towers)
 
 
 def _text_section(fields: Fields, wrapper: Wrapper) -> Fields:
@@ -135,16 +103,15 @@ def _text_section(fields: Fields, wrapper: Wrapper) -> Fields:
 
 
 def _text_model(text: Fields, wrapper: Wrapper) -> Model:
-    if wrapper.build:
-        return wrapper.build(text)
+    if wrapper.text:
+        return wrapper.text(text)
     declared = text.text("model_type", wrapper.text_type)
     text_type = declared if declared in wrapper.other_texts else wrapper.text_type
-    text = text.with_overrides({"model_type": text_type})
-    if text_type not in FAMILIES:
+    row = class_row(text_type)
+    if row is None:
         where = text.fail("model_type", f"{text_type!r} is not described")
         raise UnsupportedError(str(where))
-    model: Model = family(text_type).build(text)
-    return model
+    return row.build(text)
 
 
 def _check_head(fields: Fields, text: Fields, inner: Model) -> None:
@@ -171,3 +138,109 @@ def _keeping_all(mixer: Mixer) -> Mixer:
             return mixer
         case _:
             assert_never(mixer)
+
+
+_GEMMA4 = Wrapper(
+    text_type="gemma4_text",
+    empty=True,
+    defaults={"num_attention_heads": 8, "num_key_value_heads": 1},
+    vocabulary=262144,
+    makes_own_cache=True,
+    vision_towers={"gemma4": towers_gemma.gemma4_vision},
+    audio_towers={"gemma4": towers_gemma.gemma4_audio},
+    sanitize=replace(
+        gemma4.SANITIZE,
+        drops=r"^(model\.)?(vision_tower|multi_modal_projector|audio_tower|embed_audio|embed_vision"
+        rf"|vision_embedder)|{gemma4.SANITIZE.drops}",
+        renames=NESTED[:1],
+    ),
+    since=(0, 31, 2),
+    vision=VisionTraits(
+        norms_heads=True, pads_heads=True, masks_patches=True, one_hot_positions=True, joins="all"
+    ),
+)
+_MISTRAL3 = Wrapper(
+    text_type="llama",
+    other_texts=("ministral3", "mistral4"),
+    defaults={"tie_word_embeddings": False},
+    vision_towers={"pixtral": towers_llama.mistral3},
+    sanitize=Sanitize(
+        drops=rf"vision_tower|multi_modal_projector|{ROTARY}",
+        drops_when_tied=r"^(language_model\.)?lm_head\.weight$",
+        renames=NESTED,
+        by_text_class=True,
+    ),
+    vision=VisionTraits(masks_patches=True, joins="all"),
+)
+_QWEN_VL = Sanitize(
+    drops=r"^(visual|vision_tower)\.",
+    drops_in_layout=("model.language_model.", r"^model\.(?!language_model\.)"),
+    renames=NESTED,
+)
+_QWEN2_VL = Wrapper(
+    text_type="qwen2",
+    flat=True,
+    vision_towers={"qwen2_vl": towers_qwen.qwen2_vl},
+    sanitize=_QWEN_VL,
+    since=(0, 26, 4),
+    vision=VisionTraits(),
+)
+CLASSES: dict[str, ClassRow] = {
+    "gemma3": Wrapper(
+        text_type="gemma3_text",
+        defaults={"num_attention_heads": 8, "num_key_value_heads": 4},
+        vocabulary=262208,
+        drops_head=True,
+        makes_own_cache=True,
+        vision_towers={"siglip_vision_model": towers_gemma.siglip},
+        sanitize=Sanitize(
+            drops=r"^(vision_tower|multi_modal_projector)\.", own_head="language_model.lm_head"
+        ),
+        vision=VisionTraits(rotates=False),
+    ),
+    "gemma4": _GEMMA4,
+    "gemma4_unified": replace(
+        _GEMMA4,
+        vision_towers={"gemma4_unified": towers_gemma.gemma4_unified_vision},
+        audio_towers={"gemma4_unified": towers_gemma.gemma4_unified_audio},
+        since=(0, 32, 0),
+        vision=None,
+    ),
+    "llama4": Wrapper(
+        text_type="llama4",
+        text=llama4.build_language_model,
+        makes_own_cache=True,
+        vision_towers={"llama4_vision_model": towers_llama.llama4},
+        sanitize=Sanitize(drops=r"vision_model|multi_modal_projector", joined=GATE_UP),
+        vision=VisionTraits(),
+    ),
+    "llava": replace(
+        _MISTRAL3,
+        vision_towers={"clip_vision_model": towers_llama.clip, "pixtral": towers_llama.llava},
+        since=(0, 28, 2),
+        vision=VisionTraits(rotates=False, float32=True, tower="clip_vision_model"),
+    ),
+    "mistral3": _MISTRAL3,
+    "qwen2_5_vl": replace(_QWEN2_VL, vision_towers={"qwen2_5_vl": towers_qwen.qwen2_5_vl}),
+    "qwen2_vl": _QWEN2_VL,
+    "qwen3_vl": Wrapper(
+        text_type="qwen3",
+        flat=True,
+        vision_towers={"qwen3_vl": towers_qwen.qwen3_vl},
+        sanitize=_QWEN_VL,
+        since=(0, 28, 3),
+        vision=VisionTraits(pads_heads=True),
+    ),
+    "qwen3_vl_moe": Wrapper(
+        text_type="qwen3_moe",
+        vision_towers={"qwen3_vl_moe": towers_qwen.qwen3_vl},
+        sanitize=Sanitize(
+            drops=r"^(?!language_model\.|model\.language_model\.|lm_head\.)",
+            renames=NESTED,
+            expert_names={},
+            joined=GATE_UP,
+        ),
+        since=(0, 28, 3),
+        vision=VisionTraits(pads_heads=True),
+    ),
+}

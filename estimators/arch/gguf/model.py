@@ -86,8 +86,14 @@ class _Reader:
             makes_own_cache=True,
             max_context=self.fields.count("context_length"),
             dtype="F32",
+            deepstack_layers=self._deepstack_layers(),
             notes=self._notes(),
         )
+
+    def _deepstack_layers(self) -> int:
+        if not self.rule.deepstack:
+            return 0
+        return self.fields.count("n_deepstack_layers", 0, least=0, most=self.blocks)
 
     def _vocabulary(self) -> int:
         for tensor in ("output.weight", "token_embd.weight"):

@@ -67,6 +67,8 @@ class Rule(Struct, frozen=True):
     trunk_only: bool = False
     """Whether prediction layers of a hybrid have no cache."""
     flash_attention: bool = True
+    deepstack: bool = False
+    """Whether ``n_deepstack_layers`` widens its input (n_embd_inp)."""
 
 
 _PLAIN = """
@@ -75,7 +77,7 @@ _PLAIN = """
     gemma glm4 glm4moe gpt2 gptj gptneox granite granitemoe grovemoe hunyuan-dense hunyuan-moe
     hunyuan_vl hy_v3 internlm2 jais jais2 llama llama-embed maincoder minicpm minicpm3 minimax-m2
     mistral3 mpt nemotron olmo olmoe openelm orion paddleocr pangu-embedded phi2 phi3 phimoe plamo
-    plm qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe refact seed_oss smollm3
+    plm qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe refact seed_oss smollm3
     stablelm starcoder starcoder2 talkie xverse
 """.split()
 
@@ -101,6 +103,8 @@ _NEMOTRON = Rule(recurrence=Recurrence.NO_KV_HEADS_NO_MLP, state=State.GROUPED_S
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_PLAIN, Rule()),
+    "qwen3vl": Rule(deepstack=True),
+    "qwen3vlmoe": Rule(deepstack=True),
     "grok": Rule(flash_attention=False),  # llama-context.cpp, llama_init_from_model
     "afmoe": _optional(4),
     "cohere2": _sliding(4),

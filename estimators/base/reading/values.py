@@ -7,12 +7,13 @@ from typing import Any, TypeVar
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import short
-from memfit.estimators.base.units import parse_duration, parse_size
+from memfit.estimators.base.units import parse_duration, parse_memory, parse_size
 
 MAX_FIGURE = 2**63 - 1
 _NAME = re.compile(r"[\w.+-]{1,40}", re.ASCII)
 _SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%")
 Choice = TypeVar("Choice", bound=str)
+Value = TypeVar("Value")
 
 
 def one_of(choices: tuple[Choice, ...]) -> Callable[[Any], Choice]:
@@ -26,6 +27,32 @@ def one_of(choices: tuple[Choice, ...]) -> Callable[[Any], Choice]:
         raise InputError(f"expected {offered}; got {short(value)}")
 
     return choose
+
+
+def number_or_text(
+    read_text: Callable[[str], Value], of_number: Callable[[int], Value] = int
+) -> Callable[[Any], Value]:
+    """Return a reader of whole numbers and strings; without ``of_number`` a number is the value."""
+
+    def read(value: Any) -> Value:
+        if isinstance(value, str):
+            return read_text(value)
+        if type(value) is not int or not 0 <= value <= MAX_FIGURE:
+            raise InputError(
+                f"expected a whole number that is not negative, or a string, got {short(value)}"
+            )
+        return of_number(value)
+
+    return read
+
+
+def memory_value(value: Any) -> int:
+    """Return the bytes of a memory; a number of at most five digits is of gigabytes.
+
+    >>> memory_value(32), memory_value("32G"), memory_value(2**35)
+    (32000000000, 32000000000, 34359738368)
+    """
+    return number_or_text(parse_memory, lambda size: size * 10**9 if size < 10**5 else size)(value)
 
 
 def as_name(value: Any) -> str:

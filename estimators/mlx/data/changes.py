@@ -72,44 +72,20 @@ CHANGES: dict[str, dict[str, Any]] = {
 OLDEST_MLX_LM = (0, 26, 0)
 """The loop of generate_step is described from here on."""
 
-# Classes that kept keys and values of every head, where newer ones keep a latent: too different to
-# describe. Model type: the first version that is described, and its commit.
-REWRITTEN: dict[str, tuple[tuple[int, ...], str]] = {
-    "deepseek_v3": ((0, 30, 6), "f18526f8"),
-    "kimi_k2": ((0, 30, 6), "f18526f8"),
-    "kimi_k25": ((0, 30, 6), "f18526f8"),
-    "joyai_llm_flash": ((0, 30, 6), "f18526f8"),
-    "deepseek_v32": ((0, 30, 6), "f18526f8"),
-    "glm_moe_dsa": ((0, 30, 6), "f18526f8"),
-    "glm4_moe_lite": ((0, 30, 5), "14237020"),
-    "longcat_flash": ((0, 30, 7), "ca0d1c96"),
-    "longcat_flash_ngram": ((0, 30, 7), "ca0d1c96"),
-    "kimi_linear": ((0, 30, 7), "fd6959dc"),
-}
-
+# Of model types that no row of arch/families/ describes: the first package with their class.
+# Source: mlx_lm/models, and MODEL_REMAPPING of mlx_lm/utils.py, in the packages on PyPI.
 _ADDED: dict[tuple[int, ...], str] = {
-    (0, 26, 1): "exaone4 kimi_k2 lfm2",
-    (0, 26, 2): "glm4_moe",
-    (0, 26, 3): "gpt_oss hunyuan_v1_dense",
-    (0, 26, 4): "bailing_moe lfm2-vl qwen2_5_vl qwen2_vl seed_oss",
-    (0, 27, 1): "apertus granitemoe longcat_flash nemotron_h",
-    (0, 28, 0): "Klear glm granitemoehybrid lille-130m llama4_text mamba2 qwen3_next",
-    (0, 28, 1): "falcon_h1",
-    (0, 28, 2): "llava olmo3",
-    (0, 28, 3): "jamba lfm2_moe nanochat qwen3_vl qwen3_vl_moe",
-    (0, 28, 4): "afmoe bailing_moe_linear deepseek_v32 kimi_linear minimax ministral3",
-    (0, 30, 0): "mimo_v2_flash",
-    (0, 30, 2): "exaone_moe iquestcoder minimax_m2 rwkv7 solar_open youtu_llm",
+    (0, 26, 4): "lfm2-vl",
+    (0, 27, 1): "longcat_flash",
+    (0, 28, 0): "Klear lille-130m",
+    (0, 28, 3): "nanochat",
+    (0, 28, 4): "afmoe bailing_moe_linear",
+    (0, 30, 2): "exaone_moe youtu_llm",
     (0, 30, 4): "glm4_moe_lite iquestloopcoder",
-    (0, 30, 5): "telechat3",
-    (0, 30, 6): "kimi_k25 longcat_flash_ngram step3p5",
-    (0, 30, 7): "glm_moe_dsa qwen3_5 qwen3_5_moe",
-    (0, 31, 1): "joyai_llm_flash",
-    (0, 31, 2): "gemma4 gemma4_text",
+    (0, 30, 6): "kimi_k25 longcat_flash_ngram",
     (0, 32, 0): (
-        "bailing_hybrid bailing_moe_v3 deepseek_v41 deepseek_v41_text gear gemma4_unified gptj kimi_k3"
-        " laguna mellum minimax_m3_vl mistral4 muse_glimmer nanbeige olmo_hybrid plamo3 spark2_5"
-        " talkie xverse"
+        "bailing_hybrid bailing_moe_v3 deepseek_v41 deepseek_v41_text gear gptj kimi_k3 laguna mellum"
+        " minimax_m3_vl mistral4 muse_glimmer nanbeige olmo_hybrid plamo3 spark2_5 talkie"
     ),
     (0, 32, 1): "prism_hadamard_qwen35",
     (0, 32, 2): "muse_spark",
@@ -117,7 +93,11 @@ _ADDED: dict[tuple[int, ...], str] = {
 ADDED: dict[str, tuple[int, ...]] = {
     model_type: version for version, types in _ADDED.items() for model_type in types.split()
 }
-"""The first package with a class for a model type, of those that `OLDEST_MLX_LM` has none for.
-
-Source: mlx_lm/models, and MODEL_REMAPPING of mlx_lm/utils.py, in the packages on PyPI.
-"""
+# Of these, the classes that kept keys and values of every head, where newer ones keep a latent: the
+# first package as its trace is, and its commit.
+REWRITTEN: dict[str, tuple[tuple[int, ...], str]] = {
+    "kimi_k25": ((0, 30, 6), "f18526f8"),
+    "glm4_moe_lite": ((0, 30, 5), "14237020"),
+    "longcat_flash": ((0, 30, 7), "ca0d1c96"),
+    "longcat_flash_ngram": ((0, 30, 7), "ca0d1c96"),
+}

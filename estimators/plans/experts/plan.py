@@ -28,14 +28,13 @@ from memfit.estimators.results.experts import (
     Worth,
 )
 from memfit.estimators.runtimes.budget import Need, judge
-from memfit.estimators.runtimes.expert_capacity import BUDGET
+from memfit.estimators.runtimes.expert_capacity import BUDGET, capacity_of_inventory
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.estimate import device_summary, limit_notes
 from memfit.estimators.sizing.expert_rules import TEXTS, published, warnings_of, worth
 from memfit.estimators.sizing.partial_experts import (
     RunMemory,
-    device_capacity,
     most_experts,
     running_bytes,
 )
@@ -74,7 +73,7 @@ def plan_experts(
     Raises:
         InputError: for a capacity that the model does not have.
     """
-    found = device_capacity(experts, device.working_set_bytes) if device else None
+    found = capacity_of_inventory(experts, device.working_set_bytes) if device else None
     whole = most_experts(experts, question.run, device, starting=True)
     capacity = found if found is not None and found >= experts.top_k else None
     if whole == experts.experts:  # mlx-moe's 71 % are for what does not fit
@@ -203,7 +202,7 @@ def _regimes(experts: Inventory, device: Device) -> Iterator[RegimeCapacity]:
             working_set_bytes=stock.bytes,
             measured=stock.measured,
             budget_bytes=stock.bytes * share // whole,
-            capacity=device_capacity(experts, stock.bytes),
+            capacity=capacity_of_inventory(experts, stock.bytes),
         )
 
 

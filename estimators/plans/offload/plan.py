@@ -32,7 +32,7 @@ from memfit.estimators.results.offload import (
     Times,
 )
 from memfit.estimators.runtimes.agent_memory import adaptive_chunk
-from memfit.estimators.runtimes.budget import COMFORTABLE
+from memfit.estimators.runtimes.budget import comfortable_bytes
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.sizing.estimate import (
     ALONE,
@@ -145,8 +145,7 @@ class _OffloadPlan(Struct, frozen=True, dict=True):
         """The given memory, else what 90 % of the working set leaves next to the active one."""
         if self.question.hot_bytes is not None or self.sized.device is None:
             return self.question.hot_bytes
-        share, whole = COMFORTABLE
-        budget = self.sized.device.working_set_bytes * share // whole
+        budget = comfortable_bytes(self.sized.device.working_set_bytes)
         return max(0, budget - self.active_bytes)
 
     @property

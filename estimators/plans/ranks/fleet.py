@@ -18,11 +18,12 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.plans.ranks.plan import SIZES, WAYS
+from memfit.estimators.questions.machine import Ranks
 from memfit.estimators.results.estimate import RuntimeSummary
 from memfit.estimators.results.ranks import FleetPlan, Leftover, Placement
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.sizing.catalog import Catalog
-from memfit.estimators.sizing.ranks import Ranks, ranked
+from memfit.estimators.sizing.ranks import ranked
 
 SCHEMA = "memfit.fleet/1"
 MAX_MACHINES = 10_000

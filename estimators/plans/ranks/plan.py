@@ -9,13 +9,14 @@ from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
+from memfit.estimators.questions.machine import Ranks
 from memfit.estimators.results.ranks import Impossible, RankChoice, RanksPlan
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.actions import converting
 from memfit.estimators.sizing.estimate import device_summary, model_summary, notes_on_versions
-from memfit.estimators.sizing.ranks import RankedModel, Ranks, ranked
+from memfit.estimators.sizing.ranks import RankedModel, ranked
 from memfit.estimators.sizing.recommend import recommended_context
 from memfit.estimators.sizing.serving import server_flags
 from memfit.estimators.sizing.sized_model import SizedModel

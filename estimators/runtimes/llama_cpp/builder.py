@@ -1,5 +1,6 @@
 """What the graphs of all kinds of layers are built with."""
 
+from functools import cached_property
 from typing import NamedTuple
 
 from memfit.estimators.arch.specs import Attention, LatentAttention
@@ -107,6 +108,11 @@ class Builder:
                 (self.graph.input(index), self.graph.input(index * spread)),
             )
         return self._inputs[cells, spread]
+
+    @cached_property
+    def indexer_mask(self) -> Tensor:
+        """The mask of the indexers' own cache, of f16 with flash attention."""
+        return self.graph.input((2 if self.flash else FLOAT) * self.room.full * self.room.rows)
 
     def scratch(self, spec: Attention | LatentAttention, value_dim: int) -> int:
         """Bytes that the kernel of flash attention works with behind its result.

@@ -22,12 +22,14 @@ def compute_buffers(
     """Return the bytes of the compute buffers that llama.cpp reserves."""
     to = Builder(context, weights, model.hidden_size, backend=placement.backend)
     outputs = to.graph.input(4 * to.outputs)
-    residual = _embedded(to, mixed=context.mixed)
+    wide, residual = _embedded(to, model.deepstack_layers, mixed=context.mixed)
     for index in _representatives(model, placement):
         to.place = placement.of(index)
         to.experts_place = placement.of_experts(index)
         is_last = index == len(model.layers) - 1
         residual = _layer(to, model.layers[index], residual, outputs if is_last else None)
+        if index < model.deepstack_layers:
+            residual = to.over(residual, wide)
     to.place = placement.of(placement.blocks)
     normed = to.norm(residual)
     normed.kept = True
@@ -49,22 +51,39 @@ def _representatives(model: Model, placement: Placement) -> Iterator[int]:
         before = kind
 
 
-def _embedded(to: Builder, *, mixed: bool) -> Tensor:
-    """The rows of the embedding, and the room of those that a program may give instead."""
-    table = Stored(0, Place.HOST)
+def _embedded(to: Builder, deepstack_layers: int, *, mixed: bool) -> tuple[Tensor, Tensor]:
+    """The input, and its part that the first layer reads: the rows of the embedding.
+
+    With the room of rows that a program may give instead, which have the inputs of deepstack
+    layers behind them (n_embd_inp).
+    """
+    table, width = Stored(0, Place.HOST), to.hidden * (1 + deepstack_layers)
     tokens = to.graph.input(4 * to.rows)
     # Source: build_inp_embd. This one is read by no operation.
-    to.graph.input(FLOAT * to.hidden * to.rows)
-    rows = to.op(to.hidden, table, tokens)
-    rows.place = Place.HOST
-    if mixed:
-        given, slots = (to.graph.input(nbytes * to.rows) for nbytes in (FLOAT * to.hidden, 8))
-        others = to.op(to.hidden, table, to.graph.input(4 * to.rows))
-        others.place = Place.HOST
-        merged = to.op(to.hidden, given)
+    to.graph.input(FLOAT * width * to.rows)
+    looked_up = [_rows(to, table, tokens)]
+    if not mixed:
+        rows = _padded(to, *looked_up, width)
+    else:
+        given, slots = (to.graph.input(nbytes * to.rows) for nbytes in (FLOAT * width, 8))
+        looked_up.append(_rows(to, table, to.graph.input(4 * to.rows)))
+        rows, others = (_padded(to, tensor, width) for tensor in looked_up)
+        merged = to.op(width, given)
         merged.kept = True
         to.graph.write(None, others, slots, merged)
+    if not deepstack_layers:
+        return rows, rows
+    return rows, Stored(FLOAT * to.hidden * to.rows, None, (rows,))
+
+
+def _rows(to: Builder, table: Tensor, tokens: Tensor) -> Tensor:
+    rows = to.op(to.hidden, table, tokens)
+    rows.place = Place.HOST
     return rows
+
+
+def _padded(to: Builder, rows: Tensor, width: int) -> Tensor:
+    return rows if width == to.hidden else to.op(width, rows)
 
 
 def _layer(to: Builder, layer: Layer, residual: Tensor, outputs: Tensor | None) -> Tensor:

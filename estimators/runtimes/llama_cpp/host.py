@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.llama_cpp.ggml import Place
@@ -33,13 +34,13 @@ def host_of(device: Device | None, settings: LlamaCppRuntime) -> Host | None:
         InputError: when settings describe one that there is not.
     """
     given = {
-        "--host-memory": settings.host_memory_bytes,
-        "--host-bandwidth": settings.host_bandwidth_bytes,
+        "host_memory": settings.host_memory_bytes,
+        "host_bandwidth": settings.host_bandwidth_bytes,
     }
     if device is None or not device.has_host:
-        if option := next((name for name, value in given.items() if value), ""):
+        if name := next((name for name, value in given.items() if value), ""):
             where = f"{device.name} has one memory" if device else "no device is named"
-            raise InputError(f"{option}: {where}; it is of the host of an NVIDIA card")
+            raise InputError(f"{setting(name)}: {where}; it is of the host of an NVIDIA card")
         return None
     return Host(
         settings.host_memory_bytes or device.host_memory_bytes,

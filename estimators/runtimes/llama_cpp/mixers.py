@@ -78,27 +78,27 @@ def _attended(
 def _latent(to: Builder, spec: LatentAttention, normed: Tensor) -> Tensor:
     latent, rope, heads = spec.latent_dim, spec.rope_dim, spec.heads
     caches, inputs = to.caches(spec)[:1], to.inputs_of(spec)
-    mask = _picked(to, spec.indexer, normed, inputs.mask) if spec.indexer else inputs.mask
+    indexer, mask = spec.indexer, inputs.mask
+    # Four tensors of the picks as one: zeros before and after they are filled, picks and a copy.
+    picks = to.op(4 * min(indexer.top_k, to.room.full), normed) if indexer else None
     query = to.product("attn_q_b", normed, heads * (spec.nope_dim + rope))
     absorbed = to.product("attn_k_b", query, heads * latent)
     query = to.op(heads * (latent + rope), absorbed, to.op(heads * rope, query, to.positions))
     row = to.product("attn_kv_a_mqa", normed, latent + rope)
     row = to.op(latent + rope, to.over(to.op(latent, row)), to.op(rope, row, to.positions))
     to.graph.write(to.place, row, inputs.rows[0])
+    if indexer and picks:
+        mask = _picked(to, indexer, normed, picks, mask)
     mixed = _attended(to, spec, query, caches, mask, latent)
     return to.op(heads * spec.value_dim, to.product("attn_v_b", mixed, heads * spec.value_dim))
 
 
-def _picked(to: Builder, indexer: Indexer, normed: Tensor, mask: Tensor) -> Tensor:
-    """The mask of the tokens that an indexer picks (deepseek32.cpp)."""
-    cells = to.room.of(None)
-    picks = min(indexer.top_k, cells)
-    filled = to.op(picks, normed)
+def _picked(to: Builder, indexer: Indexer, normed: Tensor, picks: Tensor, mask: Tensor) -> Tensor:
+    """The mask of the tokens that an indexer picks, made after the query (build_attn)."""
     query = to.product("indexer.attn_q_b", normed, indexer.heads * indexer.dim)
-    query = to.op(indexer.heads * indexer.dim, to.over(query, to.positions))
-    picked = to.op(picks, to.op(picks, to.op(cells, query, mask)))
-    empty = to.graph.node(mask.nbytes, mask)
-    return to.over(empty, mask, filled, picked)
+    scores = to.op(to.room.full, to.over(query, to.positions), to.indexer_mask)
+    to.graph.write(None, scores, picks)
+    return to.graph.node(mask.nbytes, to.graph.node(mask.nbytes, mask), mask, picks)
 
 
 def _gated_delta(to: Builder, spec: GatedDelta, normed: Tensor) -> Tensor:

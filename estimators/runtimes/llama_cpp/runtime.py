@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.server_settings import ServerSettings
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import Units, format_bytes, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
@@ -140,7 +141,7 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         blocks = self.weights.blocks if self.is_gguf else len(self.subject.model.layers)
         asked = blocks + 1 if settings.gpu_layers is None else settings.gpu_layers
         if backend == "cpu" and (settings.automatic or settings.gpu_layers):
-            raise UnsupportedError("--gpu-layers: this machine has no GPU")
+            raise UnsupportedError(f"{setting('gpu_layers')}: this machine has no GPU")
         layers = 0 if backend == "cpu" else min(asked, blocks + 1)
         return Placement(backend, blocks, layers, min(settings.host_experts, blocks))
 
@@ -322,7 +323,8 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             return self.runtime
         device = self.subject.device
         if device is None:
-            raise UnsupportedError("--gpu-layers auto: give a --device, or the --memory of a Mac")
+            layers, named, memory = map(setting, ("gpu_layers", "device", "memory"))
+            raise UnsupportedError(f"{layers} auto: give a {named}, or the {memory} of a Mac")
         most = self.placement.blocks + 1
         for layers in range(most, -1, -1):
             chosen = replace(self.settings, gpu_layers=layers)

@@ -1,14 +1,19 @@
 """llama.cpp with its settings."""
 
+from typing import Any, TypeVar
+
 from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import MAX_LAYERS
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.units import parse_memory, parse_rate
+from memfit.estimators.base.reading.values import memory_value, number_or_text
+from memfit.estimators.base.units import parse_rate
 from memfit.estimators.runtimes.llama_cpp.caches import CACHE_TYPES, CacheTypes
 from memfit.estimators.runtimes.runtime import Runtime
 
+Layers = TypeVar("Layers", int, None)
 _UNQUANTISED = CacheTypes("f16", "f16")
+_RATE = number_or_text(parse_rate)
 
 
 class LlamaCppRuntime(Runtime, frozen=True, kw_only=True):
@@ -29,48 +34,52 @@ class LlamaCppRuntime(Runtime, frozen=True, kw_only=True):
     host_bandwidth_bytes: int | None = None
     """Bytes a second that it is read at; None: those of a usual host."""
 
-    def with_setting(self, option: str, text: str) -> Runtime:
-        match option:
-            case "--cache-type":
-                return replace(self, types=parse_cache_types(text))
-            case "--cache-type-k" | "--cache-type-v":
-                (given, again), types = parse_cache_types(text), self.types or _UNQUANTISED
+    def with_setting(self, name: str, value: Any) -> Runtime:
+        match name:
+            case "cache_type":
+                return replace(self, types=parse_cache_types(value))
+            case "cache_type_k" | "cache_type_v":
+                (given, again), types = parse_cache_types(value), self.types or _UNQUANTISED
                 if given != again:
-                    raise InputError(f"{text[:60]!r}: give one type")
-                one = {"keys": given} if option.endswith("k") else {"values": given}
+                    raise InputError(f"{value[:60]!r}: give one type")
+                one = {"keys": given} if name.endswith("k") else {"values": given}
                 return replace(self, types=types._replace(**one))
-            case "--no-flash-attn":
-                return replace(self, flash=False)
-            case "--gpu-layers" if text.strip().lower() == "auto":
+            case "flash_attn":
+                return replace(self, flash=value)
+            case "gpu_layers" if _word(value) == "auto":
                 return replace(self, automatic=True)
-            case "--gpu-layers":
-                return replace(self, gpu_layers=None if _is_all(text) else _layers(text))
-            case "--n-cpu-moe":
-                return replace(self, host_experts=MAX_LAYERS if _is_all(text) else _layers(text))
-            case "--host-memory":
-                return replace(self, host_memory_bytes=_positive(parse_memory(text), text))
-            case "--host-bandwidth":
-                return replace(self, host_bandwidth_bytes=_positive(parse_rate(text), text))
+            case "gpu_layers":
+                return replace(self, gpu_layers=_layers(value, of_all=None))
+            case "n_cpu_moe":
+                return replace(self, host_experts=_layers(value, of_all=MAX_LAYERS))
+            case "host_memory":
+                return replace(self, host_memory_bytes=_positive(memory_value(value), value))
+            case "host_bandwidth":
+                return replace(self, host_bandwidth_bytes=_positive(_RATE(value), value))
             case _:
-                return Runtime.with_setting(self, option, text)
+                return Runtime.with_setting(self, name, value)
 
 
-def _is_all(text: str) -> bool:
-    return text.strip().lower() == "all"
+def _word(value: str | int) -> str:
+    return value.strip().lower() if isinstance(value, str) else ""
 
 
-def _layers(text: str) -> int:
-    if not text.isdecimal() or int(text) > MAX_LAYERS:
+def _layers(value: str | int, *, of_all: Layers) -> int | Layers:
+    if _word(value) == "all":
+        return of_all
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if isinstance(value, str) or value > MAX_LAYERS:
         raise InputError(
-            f"{text[:60]!r}: expected a number of layers up to {MAX_LAYERS}, auto or all"
+            f"{str(value)[:60]!r}: expected a number of layers up to {MAX_LAYERS}, auto or all"
         )
-    return int(text)
-
-
-def _positive(value: int, text: str) -> int:
-    if not value:
-        raise InputError(f"{text[:60]!r}: a host has more than none")
     return value
+
+
+def _positive(nbytes: int, value: str | int) -> int:
+    if not nbytes:
+        raise InputError(f"{str(value)[:60]!r}: a host has more than none")
+    return nbytes
 
 
 def parse_cache_types(text: str) -> CacheTypes:

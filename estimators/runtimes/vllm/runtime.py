@@ -4,6 +4,7 @@ Source: vLLM 0.33.0 (4ba787ec9); vllm/v1/worker/gpu_worker.py, determine_availab
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -74,14 +75,14 @@ class VllmRuntime(Runtime, frozen=True, kw_only=True):
         tokens, requests = next(rest for least, *rest in _BATCHES if memory >= least)
         return replace(self, prefill_step=tokens, requests=requests)
 
-    def with_setting(self, option: str, text: str) -> Runtime:
-        if option != "--kv-cache-dtype":
-            return Runtime.with_setting(self, option, text)
-        if text not in ("auto", *_FLOAT8_TYPES):
+    def with_setting(self, name: str, value: Any) -> Runtime:
+        if name != "kv_cache_dtype":
+            return Runtime.with_setting(self, name, value)
+        if value not in ("auto", *_FLOAT8_TYPES):
             raise InputError(
-                f"{text[:40]!r} is not described; give auto or {', '.join(_FLOAT8_TYPES)}"
+                f"{value[:40]!r} is not described; give auto or {', '.join(_FLOAT8_TYPES)}"
             )
-        return replace(self, kv_bits=_FLOAT8_BITS if text in _FLOAT8_TYPES else None)
+        return replace(self, kv_bits=_FLOAT8_BITS if value in _FLOAT8_TYPES else None)
 
 
 VLLM = VllmRuntime(

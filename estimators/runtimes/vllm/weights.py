@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.registry import sanitize_of
 from memfit.estimators.arch.specs import (
     Attention,
     GatedDelta,
@@ -29,7 +30,7 @@ from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.runtimes.vllm.formats import Packing, packing_of, quantization_method
 from memfit.estimators.weights.derived import WeightTotals, tensor_bytes
 from memfit.estimators.weights.footprint import WeightFootprint, bounded_by_name
-from memfit.estimators.weights.own_head import OWN_HEADS, ties_head
+from memfit.estimators.weights.own_head import ties_head
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.quantization_plan import foreign_block
 
@@ -73,7 +74,7 @@ def vllm_footprint(checkpoint: Checkpoint, model: Model, known: WeightFootprint)
         )
     else:
         # vLLM goes by the config where mlx-lm goes by the files (models/gemma3.py, load_weights).
-        by_files = model.model_type in OWN_HEADS and ties_head(checkpoint.config)
+        by_files = bool(sanitize_of(model.model_type).own_head) and ties_head(checkpoint.config)
         tied = by_files or model.tied_head
         kept, left = _stored(model, checkpoint.tensors, method, tied=tied)
         known = replace(known, sizes=kept, unloaded_by_part=left)

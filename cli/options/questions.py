@@ -1,0 +1,373 @@
+"""The options of the four questions: names, help, and what other programs call them."""
+
+import re
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from memfit.cli.options.completion import (
+    complete_device,
+    complete_model,
+    complete_runtime,
+    complete_type,
+)
+from memfit.cli.options.groups import Argument, Only, Option, Options
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.quantization import DEFAULTS
+from memfit.estimators.base.setting_names import setting
+from memfit.estimators.base.units import MAX_COUNT, ceil_div, parse_count
+from memfit.estimators.machine.working_set import OsRegime
+from memfit.estimators.questions.machine import MachineQuestion
+from memfit.estimators.questions.model import ModelQuestion
+from memfit.estimators.questions.question import read_setting
+from memfit.estimators.questions.runtime import MARGIN_BYTES, RuntimeQuestion
+from memfit.estimators.questions.workload import WorkloadQuestion
+
+CONTEXT = ("context", "ctx_size", "max_model_len")
+"""The options that set the context, by the names of three programs."""
+BATCH = ("batch", "prefill_batch", "decode_batch")
+"""The options of several sequences."""
+IMAGES = ("image", "video")
+"""The options of what a prompt has in addition to text."""
+LISTS = ("--device", "--memory")
+"""Options that name a machine for each rank, with commas or given again."""
+_FORMATS = "BITS|mxfp4|nvfp4|mxfp8"
+_MODEL_LEN = r"([0-9]{1,12})([kKmM]?)|([0-9]{1,12}\.[0-9]{1,6})([km])"
+_MODEL_LEN_UNITS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
+_NAMES = {"model": "MODEL", "as_type": "--as", "flash_attn": "--no-flash-attn"}
+
+
+def option_name(name: str) -> str:
+    """Return the option that gives a setting.
+
+    >>> option_name("kv_bits"), option_name("as_type")
+    ('--kv-bits', '--as')
+    """
+    return _NAMES.get(name, f"--{name.replace('_', '-')}")
+
+
+def _model(given: dict[str, Any]) -> dict[str, Any]:
+    if "model_option" in given:
+        if "model" in given:
+            raise InputError("MODEL and --model both name the model: give one of them")
+        given["model"] = given.pop("model_option")
+    if given.pop("quantises", False) and "quantize" not in given:
+        given["quantize"] = DEFAULTS.get(given.get("quant_mode", "affine"), (4,))[0]
+    return given
+
+
+def _workload(given: dict[str, Any]) -> dict[str, Any]:
+    readers = {
+        "context": parse_count,
+        "ctx_size": lambda text: _of_each(text, given.get("batch", 1)),
+        "max_model_len": _model_len,
+    }
+    stated = [name for name in readers if name in given]
+    found = [read_setting(name, readers[name], given.pop(name)) for name in stated]
+    if len(stated) > 1:
+        first, second = map(setting, stated[:2])
+        raise InputError(f"{first} and {second} both set the context: give one")
+    if not found:
+        return given
+    if "prompt_tokens" in given or "max_tokens" in given:
+        raise InputError(
+            f"{setting(stated[0])} excludes --prompt-tokens and --max-tokens: use those two"
+        )
+    return {**given, "context": found[0]}
+
+
+def _of_each(text: str, batch: int) -> int:
+    """The part of each sequence, as without a unified cache (llama-context.cpp, n_ctx_seq)."""
+    tokens = parse_count(text)
+    if not tokens:
+        raise InputError("0 is the model's own limit; write its tokens, such as 40960")
+    return ceil_div(tokens, max(1, batch))
+
+
+def _model_len(text: str) -> int:
+    """Tokens as vLLM reads them (engine/arg_utils.py, human_readable_int): k is 1000, K is 1024."""
+    match = re.fullmatch(_MODEL_LEN, text.strip())
+    if match is None:
+        raise InputError(
+            f"{text[:40]!r} is not a number of tokens; write 32768, 32K or --context 32k"
+        )
+    number, unit = match[1] or match[3], match[2] or match[4] or ""
+    tokens = Decimal(number) * _MODEL_LEN_UNITS[unit]
+    if tokens != int(tokens) or tokens > MAX_COUNT:
+        raise InputError(f"{text[:40]!r} is not a whole number of tokens up to {MAX_COUNT}")
+    return int(tokens)
+
+
+def _kv_bits(text: str) -> int:
+    """Bits, 0 for none. Without the option the value is None: the runtime's default."""
+    if text == "none":
+        return 0
+    try:
+        bits = int(text)
+    except ValueError:
+        bits = 0
+    if not bits:
+        raise InputError(f"--kv-bits: expected a number of bits or none, got {text[:40]!r}")
+    return bits
+
+
+def _machine(given: dict[str, Any]) -> dict[str, Any]:
+    size = given.pop("tensor_parallel_size", 1)
+    if size == 1:
+        return given
+    if given.keys() & {"ranks", "parallel", "split"}:
+        raise InputError("--tensor-parallel-size sets the ranks: leave out their options")
+    return {**given, "ranks": size, "parallel": "tensor"}
+
+
+_MODEL = Options(
+    ModelQuestion,
+    "Model options",
+    {
+        "quantize": Option(
+            *("--quantize", "--q-bits"),
+            metavar=_FORMATS,
+            help="Size the model as mlx_lm.convert would quantise it, such as 4 or 4bit.",
+        ),
+        "group_size": Option(
+            *("--group-size", "--q-group-size"), kind=int, help="Group size for --quantize."
+        ),
+        "quant_mode": Option(
+            *("--quant-mode", "--q-mode"),
+            help="Mode for --quantize: affine, mxfp4, nvfp4 or mxfp8.",
+        ),
+        "quantises": Option(
+            "-q",
+            kind=bool,
+            default=False,
+            help="Quantise to the default bits of the mode, as mlx_lm.convert -q.",
+        ),
+        "model": Argument(
+            metavar="MODEL",
+            help="A directory, a file (.safetensors, .gguf, config.json, a sample), a sample's"
+            " name, or on the Hub org/name, org/name:Q4_K_M or a URL.",
+            show_default=False,
+            autocompletion=complete_model,
+        ),
+        "model_option": Option(
+            *("--model", "-m", "--hf-path", "-hf"),
+            metavar="MODEL",
+            help="The same, as an option.",
+            autocompletion=complete_model,
+        ),
+        "adapter": Option(
+            *("--adapter", "--adapter-path"),
+            kind=Path,
+            help="Include the LoRA adapter in this directory.",
+        ),
+        "draft": Option(
+            *("--draft", "--draft-model", "--model-draft", "-md"),
+            metavar="MODEL",
+            help="Include this draft model.",
+        ),
+        "draft_quantize": Option(
+            metavar=_FORMATS, help="Size the draft model as mlx_lm.convert quantises it."
+        ),
+        "num_draft_tokens": Option(
+            kind=int, help="Tokens that the draft model proposes in a step."
+        ),
+        "as_type": Option(
+            "--as",
+            metavar="TYPE",
+            help="Assume this model_type, such as llama, for an architecture that is not known.",
+            autocompletion=complete_type,
+        ),
+        "mmproj": Option(
+            *("--mmproj", "-mm"),
+            kind=Path,
+            metavar="FILE",
+            help="Include this vision projector of a GGUF model.",
+        ),
+    },
+    _model,
+)
+_CONVERSION = ("quantize", "group_size", "quant_mode", "quantises")
+_NAMED = (*_CONVERSION, "model", "model_option")
+EstimatedModel = Annotated[ModelQuestion, _MODEL]
+NamedModel = Annotated[ModelQuestion, _MODEL, Only(*_NAMED)]
+AdaptedModel = Annotated[ModelQuestion, _MODEL, Only(*_NAMED, "adapter")]
+AssumableModel = Annotated[ModelQuestion, _MODEL, Only(*_NAMED, "adapter", "as_type")]
+Conversion = Annotated[ModelQuestion, _MODEL, Only(*_CONVERSION, "as_type", "adapter")]
+"""How models are read and converted that are named elsewhere."""
+
+_WORKLOAD = Options(
+    WorkloadQuestion,
+    "Workload options",
+    {
+        "context": Option(help="Prompt tokens, with no generation, such as 32k."),
+        "ctx_size": Option(
+            *("--ctx-size", "-c"),
+            help="The same as llama.cpp takes it: for all sequences together.",
+        ),
+        "max_model_len": Option(help="The same as vLLM takes it: 32k is 32000 tokens."),
+        "prompt_tokens": Option(help="Tokens in the prompt."),
+        "max_tokens": Option(help="Tokens to generate."),
+        "batch": Option(
+            *("--batch", "-np", "--max-num-seqs"), kind=int, help="Sequences that run together."
+        ),
+        "prefill_batch": Option(
+            *("--prefill-batch", "--prompt-concurrency"),
+            kind=int,
+            help="Sequences of a batch that mlx-lm prefills together.",
+        ),
+        "decode_batch": Option(
+            *("--decode-batch", "--decode-concurrency"),
+            kind=int,
+            help="Sequences of a batch that mlx-lm decodes together.",
+        ),
+        "prefill_step": Option(
+            *("--prefill-step", "--prefill-step-size", "-ub", "--ubatch-size"),
+            "--max-num-batched-tokens",
+            kind=int,
+            help="Tokens computed at once: a chunk of mlx-lm, a micro-batch of llama.cpp.",
+        ),
+        "kv_bits": Option(
+            kind=int, parser=_kv_bits, metavar="BITS|none", help="Bits of a quantised KV cache."
+        ),
+        "kv_group_size": Option(kind=int, help="Group size of a quantised KV cache."),
+        "quantized_kv_start": Option(
+            kind=int, help="Tokens in the KV cache before it is quantised."
+        ),
+        "max_kv_size": Option(
+            kind=int, help="Size of a rotating KV cache, if the model supports one."
+        ),
+        "image": Option(
+            kind=list[str],
+            metavar="WxH[xN]|FILE",
+            help="An image in the prompt, such as 1024x768, three of them 1024x768x3, or a file;"
+            " can be repeated. Its tokens come on top of the context.",
+        ),
+        "video": Option(
+            kind=list[str],
+            metavar="FxWxH|FILE|DIR",
+            help="A video as FRAMESxWIDTHxHEIGHT, such as 16x448x448, a file, or a folder of its"
+            " frames.",
+        ),
+    },
+    _workload,
+)
+WorkloadOptions = Annotated[WorkloadQuestion, _WORKLOAD]
+
+_MACHINE = Options(
+    MachineQuestion,
+    "Machine options",
+    {
+        "device": Option(
+            help="A machine such as m4-max-64 (see memfit devices), or host: what is free of this"
+            " one.",
+            autocompletion=complete_device,
+        ),
+        "memory": Option(help="A Mac that is sold with this memory, such as 32 or 32GB."),
+        "working_set": Option(help="A device with this recommended working set, such as 26.8GB."),
+        "os_regime": Option(
+            kind=OsRegime, help="macOS version that sets a Mac's recommended working set."
+        ),
+        "ranks": Option(
+            kind=int, metavar="N", help="Run the model over N ranks of mlx.launch, one a machine."
+        ),
+        "parallel": Option(
+            kind=Literal["tensor", "pipeline"],
+            help="How ranks share the model. Default: as mlx_lm's sharded_load chooses.",
+        ),
+        "tensor_parallel_size": Option(
+            *("--tensor-parallel-size", "-tp"),
+            kind=int,
+            default=1,
+            min=1,
+            help="As --ranks N --parallel tensor.",
+        ),
+        "split": Option(metavar="A,B", help="Layers of each rank of a pipeline, such as 20,12."),
+        "hosts": Option(
+            kind=Path,
+            metavar="FILE",
+            help="The hostfile of mlx.launch, with a device or memory for each host.",
+        ),
+    },
+    _machine,
+)
+MachineOptions = Annotated[
+    MachineQuestion, _MACHINE, Only("device", "memory", "working_set", "os_regime")
+]
+RankedMachine = Annotated[MachineQuestion, _MACHINE]
+"""The machine, or the machines of several ranks."""
+
+_RUNTIME = Options(
+    RuntimeQuestion,
+    "Runtime options",
+    {
+        "mlx_version": Option(
+            metavar="VERSION",
+            help="MLX that runs it, such as 0.32.0. Default: on a Mac the installed one, else the"
+            " newest that is described.",
+        ),
+        "mlx_lm_version": Option(metavar="VERSION", help="The same for mlx-lm."),
+        "runtime": Option(
+            help="Runtime to estimate for (see memfit runtimes). Default: mlx-lm, for GGUF"
+            " llama.cpp.",
+            show_default=False,
+            autocompletion=complete_runtime,
+        ),
+        "gpu_memory_utilization": Option(
+            metavar="SHARE", help="Share of the GPU's memory that vllm takes. Default: 0.92."
+        ),
+        "capacity": Option(metavar="N", help="Experts of each layer that mlx-moe keeps in memory."),
+        "margin": Option(
+            default=f"{MARGIN_BYTES // 10**6}MB", help="Memory to keep free above the peak."
+        ),
+        "cache_type": Option(
+            metavar="KEYS[,VALUES]", help="Types of llama.cpp's KV cache, such as q8_0."
+        ),
+        "cache_type_k": Option(
+            *("--cache-type-k", "-ctk"),
+            metavar="TYPE",
+            help="Type of the keys in llama.cpp's cache.",
+        ),
+        "cache_type_v": Option(
+            *("--cache-type-v", "-ctv"), metavar="TYPE", help="Type of the values in its cache."
+        ),
+        "flash_attn": Option(
+            "--flash-attn/--no-flash-attn",
+            kind=bool,
+            help="Whether llama.cpp uses flash attention.",
+        ),
+        "gpu_layers": Option(
+            *("--gpu-layers", "-ngl", "--n-gpu-layers"),
+            metavar="N|auto|all",
+            help="Layers that llama.cpp has on the GPU, with the head; auto: the most that fit.",
+        ),
+        "kv_cache_dtype": Option(
+            metavar="auto|fp8", help="Type of vllm's KV cache; for mlx-lm see --kv-bits."
+        ),
+        "n_cpu_moe": Option(
+            *("--n-cpu-moe", "-ncmoe"),
+            metavar="N|all",
+            help="Layers, from the first, with their experts on llama.cpp's host; or all.",
+        ),
+        "host_memory": Option(
+            metavar="SIZE",
+            help="Memory of the host of an NVIDIA card, such as 64GB, for what llama.cpp keeps"
+            " there. Default with --device host: what there is.",
+        ),
+        "host_bandwidth": Option(
+            metavar="RATE",
+            help="How fast that memory is read. Default: 89.6GB/s, two channels of DDR5-5600.",
+        ),
+        "method": Option(
+            kind=Literal["auto", "formula", "trace"], help="How to compute the figures."
+        ),
+    },
+)
+_VERSIONS = ("mlx_version", "mlx_lm_version")
+_RUN = (*_VERSIONS, "runtime", "gpu_memory_utilization", "capacity", "margin")
+VersionOptions = Annotated[RuntimeQuestion, _RUNTIME, Only(*_VERSIONS)]
+RuntimeOptions = Annotated[RuntimeQuestion, _RUNTIME, Only(*_RUN)]
+ServedRuntime = Annotated[
+    RuntimeQuestion, _RUNTIME, Only(*(name for name in _RUNTIME.declared if name != "method"))
+]
+"""The runtime with settings of its own."""
+EstimateRuntime = Annotated[RuntimeQuestion, _RUNTIME]

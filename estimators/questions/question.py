@@ -1,0 +1,98 @@
+"""What is common to the four questions: settings by name, read from values or from texts."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from msgspec import Struct
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import short
+from memfit.estimators.base.setting_names import setting
+
+Value = TypeVar("Value")
+Asked = TypeVar("Asked", bound="Question")
+
+
+class Question(Struct, frozen=True, kw_only=True):
+    """Settings of one kind; a setting that is None was not given.
+
+    The library and the command line `read` them; a policy reads them one by one, as each of its
+    mistakes has a line.
+    """
+
+    readers: ClassVar[Mapping[str, Callable[[Any], Any]]]
+    """The name of each setting to what returns its value, from a value or a text."""
+
+    @classmethod
+    def read(cls: type[Asked], given: Mapping[str, Any]) -> Asked:
+        """Return the question of settings that are given by their names.
+
+        Raises:
+            InputError: naming the setting, when a value cannot be read or is out of range.
+        """
+        stated = {name: value for name, value in given.items() if value is not None}
+        return cls(**{name: cls.read_one(name, value) for name, value in stated.items()})
+
+    @classmethod
+    def read_one(cls, name: str, value: Any) -> Any:
+        """Return the value of one setting.
+
+        Raises:
+            InputError: as `read`.
+        """
+        return read_setting(name, cls.readers[name], value)
+
+
+def read_setting(name: str, read: Callable[[Any], Value], value: Any) -> Value:
+    """Return what ``read`` makes of the value of a setting.
+
+    Raises:
+        InputError: naming the setting, when the value cannot be read.
+    """
+    try:
+        return read(value)
+    except InputError as error:
+        raise InputError(f"{setting(name)}: {error}") from None
+
+
+def integer(value: Any) -> int:
+    """Return a whole number."""
+    if type(value) is not int:
+        raise InputError(f"expected a whole number, got {short(value)}")
+    return value
+
+
+def flag(value: Any) -> bool:
+    """Return True or False."""
+    if not isinstance(value, bool):
+        raise InputError(f"expected True or False, got {short(value)}")
+    return value
+
+
+def text(value: Any) -> str:
+    """Return a string."""
+    if not isinstance(value, str):
+        raise InputError(f"expected a string, got {short(value)}")
+    return value
+
+
+def path(value: Any) -> Path:
+    """Return a path."""
+    if not isinstance(value, str | os.PathLike):
+        raise InputError(f"expected a path, got {short(value)}")
+    return Path(value)
+
+
+def each(
+    read: Callable[[Any], Value], separator: str | None = None
+) -> Callable[[Any], tuple[Value, ...]]:
+    """Return a reader of one value, of a list, or of a string with separators."""
+
+    def several(value: Any) -> tuple[Value, ...]:
+        if isinstance(value, str) and separator:
+            value = [part.strip() for part in value.split(separator)]
+        return tuple(map(read, value if isinstance(value, list | tuple) else [value]))
+
+    return several

@@ -1,0 +1,148 @@
+"""The runtime that runs a model, its versions and settings, and how figures are computed."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from memfit.estimators.base.reading.values import number_or_text, one_of
+from memfit.estimators.base.units import parse_share, parse_size
+from memfit.estimators.mlx.versions import Version, parse_version
+from memfit.estimators.questions.question import (
+    Question,
+    flag,
+    read_setting,
+    text,
+)
+from memfit.estimators.runtimes.registry import (
+    DEFAULT_RUNTIME,
+    as_installed,
+    get_runtime,
+    with_versions,
+)
+from memfit.estimators.runtimes.runtime import Runtime
+
+Method = Literal["auto", "formula", "trace"]
+# Kept free above the peak unless another margin is given: for what a system allocates meanwhile.
+MARGIN_BYTES = 64_000_000
+_OWN = (
+    *("capacity", "cache_type", "cache_type_k", "cache_type_v", "flash_attn", "gpu_layers"),
+    *("n_cpu_moe", "host_memory", "host_bandwidth", "kv_cache_dtype"),
+)
+"""Settings that one runtime has, which reads them itself."""
+
+
+def _version(value: Any) -> Version:
+    return parse_version(text(value))
+
+
+def _share(value: Any) -> Fraction:
+    """The percent of a share, a float as it is written in decimals."""
+    return parse_share(repr(value) if isinstance(value, float) else text(value))
+
+
+class RuntimeQuestion(Question, frozen=True, kw_only=True):
+    """A runtime; without a name it is the native one of the checkpoint."""
+
+    runtime: str | None = None
+    method: Method = "auto"
+    margin: int = MARGIN_BYTES
+    """Bytes to keep free above the peak."""
+    mlx_version: Version | None = None
+    mlx_lm_version: Version | None = None
+    gpu_memory_utilization: Fraction | None = None
+    """Percent of the GPU's memory."""
+    capacity: str | int | None = None
+    cache_type: str | None = None
+    cache_type_k: str | None = None
+    cache_type_v: str | None = None
+    flash_attn: bool = True
+    gpu_layers: str | int | None = None
+    n_cpu_moe: str | int | None = None
+    host_memory: str | int | None = None
+    host_bandwidth: str | int | None = None
+    kv_cache_dtype: str | None = None
+
+    readers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
+        "runtime": text,
+        "method": one_of(("auto", "formula", "trace")),
+        "margin": number_or_text(parse_size),
+        **dict.fromkeys(("mlx_version", "mlx_lm_version"), _version),
+        "gpu_memory_utilization": _share,
+        **dict.fromkeys(_OWN, text),
+        **dict.fromkeys(
+            ("capacity", "gpu_layers", "n_cpu_moe", "host_memory", "host_bandwidth"),
+            number_or_text(str),
+        ),
+        "flash_attn": flag,
+    }
+
+    @property
+    def names_versions(self) -> bool:
+        """Whether a version is given."""
+        return self.mlx_version is not None or self.mlx_lm_version is not None
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether a setting names the runtime or limits which it may be."""
+        named = self.runtime is not None or self.gpu_memory_utilization is not None
+        return named or self.names_versions
+
+    def chosen(self) -> Runtime:
+        """Return the named runtime with its settings, else mlx-lm.
+
+        Raises:
+            InputError: as `named_runtime`, or for a setting that is wrong or not the runtime's.
+        """
+        runtime = self.versioned(named_runtime(self.runtime or DEFAULT_RUNTIME))
+        return self.with_settings(
+            self.with_share(runtime), _OWN if self.runtime is not None else ("capacity",)
+        )
+
+    def versioned(self, runtime: Runtime, *, strict: bool = True) -> Runtime:
+        """Return a runtime on the given versions, else on those installed on a Mac.
+
+        Versions of what it does not run on are refused, or without ``strict`` left out.
+
+        Raises:
+            InputError: when the runtime does not run on MLX.
+        """
+        if self.names_versions:
+            return with_versions(
+                runtime, mlx=self.mlx_version, mlx_lm=self.mlx_lm_version, strict=strict
+            )
+        return as_installed(runtime) if sys.platform == "darwin" else runtime
+
+    def with_share(self, runtime: Runtime) -> Runtime:
+        """Return a runtime with the given share of the GPU's memory.
+
+        Raises:
+            InputError: when the runtime has no such setting.
+        """
+        share = self.gpu_memory_utilization
+        if share is None:
+            return runtime
+        return read_setting("gpu_memory_utilization", runtime.with_memory_share, share)
+
+    def with_settings(self, runtime: Runtime, names: Iterable[str] = _OWN) -> Runtime:
+        """Return a runtime with the settings of its own that were given.
+
+        Raises:
+            InputError: when it has no such setting, or the value cannot be read.
+        """
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value is not True:
+                runtime = read_setting(name, partial(runtime.with_setting, name), value)
+        return runtime
+
+
+def named_runtime(name: str) -> Runtime:
+    """Return the runtime of a name, with the settings it takes from the environment.
+
+    Raises:
+        InputError: when there is no such runtime, or it cannot read a variable.
+    """
+    return get_runtime(name, os.environ)

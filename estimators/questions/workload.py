@@ -1,0 +1,130 @@
+"""The workload as it is requested, before the runtime is known."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.images import Images, ImageSize, VideoSize
+from memfit.estimators.base.reading.values import number_or_text
+from memfit.estimators.base.setting_names import setting
+from memfit.estimators.base.units import parse_count
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.questions.question import Question, each, integer, path
+from memfit.estimators.runtimes.runtime import Runtime
+
+DEFAULT_CONTEXT = 4096
+RUNTIME_DEFAULTS = ("prefill_step", "kv_bits", "kv_group_size", "quantized_kv_start")
+"""The settings that every runtime has its own defaults of."""
+
+
+def _image(value: Any) -> ImageSize:
+    from memfit.estimators.images.sizes import read_image
+
+    return read_image(str(path(value)))
+
+
+def _video(value: Any) -> VideoSize:
+    from memfit.estimators.images.sizes import read_video
+
+    return read_video(str(path(value)))
+
+
+class WorkloadQuestion(Question, frozen=True, kw_only=True):
+    """A workload; counts are tokens or sequences.
+
+    Raises:
+        InputError: when a count is out of range, or settings exclude each other.
+    """
+
+    context: int | None = None
+    """The prompt with no generation, in place of ``prompt_tokens`` and ``max_tokens``."""
+    prompt_tokens: int | None = None
+    max_tokens: int | None = None
+    batch: int = 1
+    prefill_batch: int = 8
+    decode_batch: int = 32
+    prefill_step: int | None = None
+    kv_bits: int | None = None
+    """0 for a cache that no runtime quantises."""
+    kv_group_size: int | None = None
+    quantized_kv_start: int | None = None
+    max_kv_size: int | None = None
+    image: tuple[ImageSize, ...] = ()
+    video: tuple[VideoSize, ...] = ()
+
+    readers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
+        **dict.fromkeys(("context", "prompt_tokens", "max_tokens"), number_or_text(parse_count)),
+        **dict.fromkeys(("batch", "prefill_batch", "decode_batch"), integer),
+        **dict.fromkeys((*RUNTIME_DEFAULTS, "max_kv_size"), integer),
+        "image": each(_image),
+        "video": each(_video),
+    }
+
+    @classmethod
+    def of(cls, workload: Workload) -> "WorkloadQuestion":
+        """Return the question for a whole workload, in which every setting counts as given."""
+        settings = (name for name in cls.__struct_fields__ if name in workload.__struct_fields__)
+        values = {name: getattr(workload, name) for name in settings}
+        if workload.images:
+            values |= {"image": workload.images.images, "video": workload.images.videos}
+        return cls(**{**values, "kv_bits": workload.kv_bits or 0})
+
+    def __post_init__(self) -> None:
+        self.under(None)  # for its errors
+
+    def under(self, runtime: Runtime | None) -> Workload:
+        """Return the workload, with a runtime's own defaults where nothing was given.
+
+        With None they are mlx-lm's.
+        """
+        prompt, generated = self.tokens()
+        given = {name: getattr(self, name) for name in RUNTIME_DEFAULTS}
+        settings = {
+            name: getattr(runtime, name) if value is None else value
+            for name, value in given.items()
+            if runtime or value is not None
+        }
+        if self.kv_bits is not None:
+            settings["kv_bits"] = self.kv_bits or None
+        return Workload(
+            prompt_tokens=prompt,
+            max_tokens=generated,
+            batch=self.batch,
+            prefill_batch=self.prefill_batch,
+            decode_batch=self.decode_batch,
+            max_kv_size=self.max_kv_size,
+            images=Images(self.image, self.video) if self.has_images else UNSET,
+            **settings,
+        )
+
+    def varied(self, settings: Mapping[str, Any]) -> "WorkloadQuestion":
+        """Return the same with other settings.
+
+        Raises:
+            InputError: when a count is out of range.
+        """
+        prompt, generated = self.tokens()
+        whole = {"context": None, "prompt_tokens": prompt, "max_tokens": generated}
+        return replace(self, **{**whole, **settings})
+
+    def tokens(self) -> tuple[int, int]:
+        """Return the tokens of the prompt and of the generation.
+
+        Raises:
+            InputError: when settings exclude each other.
+        """
+        if self.context is not None and (self.prompt_tokens, self.max_tokens) != (None, None):
+            prompt, generated = setting("prompt_tokens"), setting("max_tokens")
+            raise InputError(
+                f"{setting('context')} excludes {prompt} and {generated}: use those two"
+            )
+        whole = DEFAULT_CONTEXT if self.context is None else self.context
+        return (whole if self.prompt_tokens is None else self.prompt_tokens), self.max_tokens or 0
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the prompt has images or videos."""
+        return bool(self.image or self.video)
