@@ -25,7 +25,7 @@ from memfit.estimators.questions.workload import RUNTIME_DEFAULTS, WorkloadQuest
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.manifest import Checkpoint
-    from memfit.estimators.sizing.ranks import Ranks
+    from memfit.estimators.questions.machine import Ranks
     from memfit.probes.experiments.generate import TuneRequest
     from memfit.probes.result import TuneResult
 

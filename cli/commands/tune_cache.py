@@ -16,7 +16,7 @@ from memfit.cli.render.output import require_writable
 from memfit.estimators.base.units import parse_counts, parse_size
 
 if TYPE_CHECKING:
-    from memfit.probes.experiments.caches import CacheRequest
+    from memfit.probes.prompt_caches.request import CacheRequest
 
 
 class CacheOptions(OptionGroup, frozen=True, kw_only=True):
@@ -113,7 +113,7 @@ def _request(
     cache: CacheOptions, run: RunOptions, runtime: RuntimeOptions, output: PlanOutput
 ) -> "partial[CacheRequest]":
     """Return `CacheRequest` with the options; all are checked before anything is loaded."""
-    from memfit.probes.experiments.caches import CacheRequest
+    from memfit.probes.prompt_caches.request import CacheRequest
 
     require_writable(output.file, needs_stdout=False)
     return partial(

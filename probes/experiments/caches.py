@@ -13,20 +13,19 @@ from typing import Any
 from msgspec import field
 from msgspec.structs import asdict, replace
 
-from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
+from memfit.estimators.base.errors import MachineError, UnsupportedError
 from memfit.estimators.base.files import is_there
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
-from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.unfinished import remove_unfinished, unfinished_folder
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.offload.cache_tiers import Tiers
-from memfit.estimators.plans.offload.plan import MAX_CONVERSATIONS, usable_disk
+from memfit.estimators.plans.offload.plan import usable_disk
 from memfit.estimators.runtimes.budget import Need, comfortable_bytes
 from memfit.estimators.runtimes.measurement import Loaded, MeasuredCache, MeasuredRestore, Way
 from memfit.probes.disk import require_free, usable_bytes
-from memfit.probes.experiments.base import Experiment, RunRequest, Start, sized_here
+from memfit.probes.experiments.base import Experiment, Start, sized_here
 from memfit.probes.preflight import (
     RefusedError,
     memory_obstacle,
@@ -39,6 +38,7 @@ from memfit.probes.prompt_caches import stored
 from memfit.probes.prompt_caches.answer import Room, cache_answer
 from memfit.probes.prompt_caches.conversations import StoredForm
 from memfit.probes.prompt_caches.planned import CachePlan
+from memfit.probes.prompt_caches.request import CONVERSATIONS, CacheRequest, check_possible
 from memfit.probes.prompt_caches.result import (
     CacheAnswer,
     CacheRestore,
@@ -51,29 +51,7 @@ from memfit.probes.prompt_caches.runner import CacheFile, CacheRunner, Restored,
 from memfit.probes.prompt_caches.served import of_first, serve, speeds_of
 from memfit.probes.store import Store
 
-_BITS = (2, 3, 4, 5, 6, 8, stored.FULL_BITS)
-CONVERSATIONS = 8
 _WAYS: tuple[Way, ...] = ("as-stored", "bulk", "freeing", "lazy")
-
-
-class CacheRequest(RunRequest, frozen=True, kw_only=True):
-    """The prompts whose caches are stored, and how; the conversations to serve with them."""
-
-    prompt_tokens: tuple[int, ...]
-    stored_bits: tuple[int, ...] = (16, 8, 4)
-    directory: Path | None = None
-    """Where the files stay; None: they are removed."""
-    max_tokens: int = 32
-    prefill_step: int = 2048
-    agreement_percent: int = 95
-    conversations: int | None = None
-    """Those that the answer is for; None: those of the requests, else `CONVERSATIONS`."""
-    requests: tuple[TraceRequest, ...] = ()
-    """Of several conversations, to be served under a budget."""
-    hot_bytes: int | None = None
-    """Memory for conversations; None takes what the machine leaves."""
-    disk_bytes: int | None = None
-    """Disk space for conversations, with the reserve; None takes the free one."""
 
 
 def tune_cache(
@@ -94,7 +72,7 @@ def tune_cache(
         MachineError: when MLX is missing, or there is too little memory or disk space.
     """
     require_loadable(request.checkpoint)
-    _check(request)
+    check_possible(request)
     if request.conversations and request.requests:
         request = replace(request, requests=of_first(request.requests, request.conversations))
     with _directory(request) as directory, unfinished_folder() as own:
@@ -381,26 +359,6 @@ def _measured(file: StoredCache) -> MeasuredCache:
             if each.peak_bytes is not None and each.restore_ns is not None
         ),
     )
-
-
-def _check(request: CacheRequest) -> None:
-    if not request.prompt_tokens or min(request.prompt_tokens) < 1:
-        raise InputError("a prompt needs at least 1 token")
-    for bits in request.stored_bits:
-        if bits not in _BITS:
-            known = ", ".join(map(str, _BITS))
-            raise InputError(f"stored bits {bits}: MLX stores a cache in {known}")
-    _check_conversations(request)
-    if request.max_tokens < 1:
-        raise InputError("generate at least 1 token, to compare it")
-
-
-def _check_conversations(request: CacheRequest) -> None:
-    wanted, agents = request.conversations, len({each.agent for each in request.requests})
-    if wanted is not None and not 1 <= wanted <= MAX_CONVERSATIONS:
-        raise InputError(f"{wanted} conversations: give from 1 to {MAX_CONVERSATIONS}")
-    if wanted is not None and request.requests and wanted > agents:
-        raise InputError(f"{wanted} conversations: the requests have {agents}")
 
 
 @contextmanager

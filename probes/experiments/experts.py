@@ -8,7 +8,6 @@ Each run is a process of its own. Nothing is loaded before the plan says that it
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -26,7 +25,7 @@ from memfit.estimators.plans.experts.routing import (
     chosen_slots,
     profile_text,
 )
-from memfit.estimators.runtimes.measurement import Loaded, MeasuredExperts, Run
+from memfit.estimators.runtimes.measurement import MeasuredExperts, Run
 from memfit.estimators.weights.expert_slots import ExpertLayer
 from memfit.probes.disk import unwritable
 from memfit.probes.experiments.base import Experiment, Start
@@ -35,7 +34,7 @@ from memfit.probes.experts import prepacked
 from memfit.probes.experts.answer import offloading
 from memfit.probes.experts.planned import Plan, difference_report, plan_of
 from memfit.probes.experts.points import (
-    Counts,
+    Discovered,
     SlotRuns,
     overlap_percent,
     point_of,
@@ -88,25 +87,6 @@ def tune_experts(
             packed=packed,
         )
         return experiment.result()
-
-
-class _Discovered(NamedTuple):
-    """What the run without experts found."""
-
-    loaded: Loaded
-    layers: tuple[ExpertLayer, ...]
-    largest_bytes: int
-    """Of one stacked tensor."""
-    profile: RoutingProfile
-    measured: Counts
-    """Tokens that used each expert in the measured prompts."""
-
-    @property
-    def expert_bytes(self) -> int:
-        return sum(layer.slot_bytes * layer.experts for layer in self.layers)
-
-    def kept_bytes(self, capacity: int) -> int:
-        return self.loaded.weights_bytes + sum(n.slot_bytes * capacity for n in self.layers)
 
 
 class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
@@ -179,7 +159,7 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
             return ()
         return difference_report(self.plan, points, self._workload(), self.versions)
 
-    def _discovered(self) -> _Discovered:
+    def _discovered(self) -> Discovered:
         """Run the routers alone; no expert is read."""
         with self.start(experts=ExpertSetup(mode="routers")) as process:
             self.take_machine(process.versions)
@@ -192,7 +172,7 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
         unreadable = next((layer.unreadable for layer in layers if layer.unreadable), None)
         if unreadable and self.request.policy == "load":
             raise UnsupportedError(f"{printable(unreadable)}: {NOT_STORED}")
-        return _Discovered(
+        return Discovered(
             loaded,
             rows,
             max(layer.largest_nbytes for layer in layers),
@@ -200,7 +180,7 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
             token_counts(measured, rows),
         )
 
-    def _full(self, found: _Discovered) -> tuple[ExpertsPoint | None, RoutingProfile | None]:
+    def _full(self, found: Discovered) -> tuple[ExpertsPoint | None, RoutingProfile | None]:
         """Run the model as mlx-lm does, where it fits; return its point and profile."""
         layers, request = found.layers, self.request
         try:
@@ -231,7 +211,7 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
         point = point_of(every, counts, self.plan, taken, workload=self._workload())
         return point, profile_of(routing, layers, len(request.prompts))
 
-    def _point(self, capacity: int, profile: RoutingProfile, found: _Discovered) -> ExpertsPoint:
+    def _point(self, capacity: int, profile: RoutingProfile, found: Discovered) -> ExpertsPoint:
         slots, workload = chosen_slots(profile, capacity, found.layers), self._workload()
         described = partial(point_of, slots, found.measured, self.plan, workload=workload)
         try:
@@ -283,7 +263,7 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
         capacity: int | None,
         points: Sequence[ExpertsPoint],
         profile: RoutingProfile,
-        found: _Discovered,
+        found: Discovered,
     ) -> WarmStart | None:
         """Write the chosen experts to the directory, and load them from there."""
         if self.request.pack is None:
@@ -339,7 +319,7 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
         else:
             self.plan = plan
 
-    def _require_room(self, capacities: Sequence[int], found: _Discovered) -> None:
+    def _require_room(self, capacities: Sequence[int], found: Discovered) -> None:
         """Require that a run fits this machine now.
 
         Raises:

@@ -79,6 +79,25 @@ def overlap_percent(one: Counts, other: Counts) -> float:
     return round(float(100 * Fraction(common, sum(map(sum, other)) or 1)), 2)
 
 
+class Discovered(NamedTuple):
+    """What the run without experts found."""
+
+    loaded: Loaded
+    layers: tuple[ExpertLayer, ...]
+    largest_bytes: int
+    """Of one stacked tensor."""
+    profile: RoutingProfile
+    measured: Counts
+    """Tokens that used each expert in the measured prompts."""
+
+    @property
+    def expert_bytes(self) -> int:
+        return sum(layer.slot_bytes * layer.experts for layer in self.layers)
+
+    def kept_bytes(self, capacity: int) -> int:
+        return self.loaded.weights_bytes + sum(n.slot_bytes * capacity for n in self.layers)
+
+
 class SlotRuns(NamedTuple):
     """What one process measured."""
 

@@ -29,7 +29,8 @@ from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.arrivals import Request
-from memfit.estimators.plans.train.plan import TrainQuestion, plan_train
+from memfit.estimators.plans.train.plan import plan_train
+from memfit.estimators.plans.train.question import TrainQuestion
 from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.results.estimate import Action
 from memfit.estimators.sizing.catalog import Catalog, Draft

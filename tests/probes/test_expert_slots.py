@@ -26,7 +26,8 @@ from memfit.probes.experts import prepacked
 from memfit.probes.experts.planned import difference_report, plan_of
 from memfit.probes.experts.result import ExpertsPoint, PlannedFigure
 from memfit.probes.experts.runner import ExpertRunner, ExpertSetup
-from memfit.probes.experts.slots import Policy, outputs_class
+from memfit.probes.experts.skipped import outputs_class
+from memfit.probes.experts.slots import Policy
 from memfit.probes.process import ModelProcess
 from tests.checkpoints import CASES, UNDESCRIBED, Checkpoints, Recipe, config_of, save_checkpoint
 from tests.fuzz.readers import READERS

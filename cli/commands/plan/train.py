@@ -15,7 +15,7 @@ from memfit.cli.options.training import TrainingOptions
 
 if TYPE_CHECKING:
     from memfit.estimators.base.recipe import Recipe
-    from memfit.estimators.plans.train.plan import TrainingData
+    from memfit.estimators.plans.train.question import TrainingData
     from memfit.estimators.sizing.sized_model import SizedModel
 
 
@@ -34,7 +34,8 @@ def train(
     # The library is imported here so that --help stays fast.
     from memfit.cli.render.view import Answer
     from memfit.cli.render.views.train import to_document
-    from memfit.estimators.plans.train.plan import TrainQuestion, plan_train, with_measured
+    from memfit.estimators.plans.train.plan import plan_train, with_measured
+    from memfit.estimators.plans.train.question import TrainQuestion
     from memfit.estimators.questions.runtime import MARGIN_BYTES
     from memfit.probes.saved import saved_phases
     from memfit.probes.store import user_store

@@ -1,10 +1,8 @@
 """``memfit plan train``: the memory of mlx_lm.lora, and what lowers it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median_high
-from typing import NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
@@ -12,9 +10,10 @@ from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.recipe import SHORTEST, Recipe
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions, format_version, parse_version
-from memfit.estimators.plans.train.batches import Example, longest_batch
+from memfit.estimators.plans.train.changes import Change
 from memfit.estimators.plans.train.commands import train_commands
-from memfit.estimators.results.estimate import Basis, Cost, Note
+from memfit.estimators.plans.train.question import TrainQuestion
+from memfit.estimators.results.estimate import Basis, Note
 from memfit.estimators.results.train import (
     DataSummary,
     KnobName,
@@ -39,65 +38,6 @@ _LONGEST = 2**17
 _KNOB_BITS = 4
 # Trained layers of a class that loops over tokens, with traces of one or two seconds each.
 _MOST_LOOPS = 8
-
-
-class TrainingData(NamedTuple):
-    """The examples of a directory."""
-
-    directory: str
-    train: Sequence[Example]
-    valid: Sequence[Example]
-    is_tokenized: bool
-
-
-class TrainQuestion(Struct, frozen=True, kw_only=True):
-    """A recipe, on data or on batches of the longest sequences."""
-
-    recipe: Recipe
-    quantize: Quantization | None = None
-    data: TrainingData | None = None
-    config: str | None = None
-    """The file of mlx_lm.lora that has the adapter of the recipe."""
-
-    def tokens(self, recipe: Recipe) -> int:
-        """Return the tokens of each sequence of the longest batch.
-
-        Raises:
-            InputError: when the data has fewer examples than a batch.
-        """
-        data = self.data
-        return longest_batch(data.train, recipe, data.directory) if data else recipe.max_seq_length
-
-    def validated(self, recipe: Recipe) -> int | None:
-        """Return the same of the validation, None where there is none."""
-        if self.data is None:
-            return recipe.max_seq_length
-        valid = self.data.valid
-        # The trainer needs a whole batch here too.
-        return longest_batch(valid, recipe, f"{self.data.directory}: valid") if valid else None
-
-
-class _Change(NamedTuple):
-    """Settings to change, and the recipe with them."""
-
-    settings: Mapping[KnobName, int | bool]
-    recipe: Recipe
-    quantize: Quantization | None
-
-    @property
-    def cost(self) -> Cost:
-        """What the settings cost: only these two leave the result as it is."""
-        is_same = self.settings.keys() <= {"grad_checkpoint", "batch_size"}
-        return "speed" if is_same else "quality"
-
-    def with_setting(self, name: KnobName, value: int | bool) -> "_Change":
-        """Return it with one more setting; smaller batches are accumulated."""
-        changed = self._replace(settings={**self.settings, name: value})
-        if name == "weight_bits":
-            return changed._replace(quantize=converted(value))
-        if name == "batch_size":
-            return changed._replace(recipe=self.recipe.in_batches(value))
-        return changed._replace(recipe=replace(self.recipe, **{name: value}))
 
 
 def plan_train(sized: SizedModel, question: TrainQuestion) -> TrainPlan:
@@ -142,6 +82,7 @@ class _TrainPlan:
         if recipe.num_layers < 1:
             recipe = replace(recipe, num_layers=self._layers)
         self._recipe = recipe
+        self._start = Change({}, recipe, question.quantize)
 
     def result(self) -> TrainPlan:
         recipe, quantize, sized = self._recipe, self._question.quantize, self._sized
@@ -242,7 +183,7 @@ class _TrainPlan:
             quantize=quantize,
         )
 
-    def _evaluated(self, change: _Change) -> TrainingChange | None:
+    def _evaluated(self, change: Change) -> TrainingChange | None:
         """Return what a change saves, None where it makes the graph too large."""
         try:
             need = self._need(change.recipe, change.quantize)
@@ -258,9 +199,9 @@ class _TrainPlan:
             commands=self._commands(change.recipe, change.quantize),
         )
 
-    def _knobs(self) -> Iterator[_Change]:
+    def _knobs(self) -> Iterator[Change]:
         """Yield one change each, cheapest first."""
-        start = _Change({}, self._recipe, self._question.quantize)
+        start = self._start
         if not start.recipe.grad_checkpoint:
             yield start.with_setting("grad_checkpoint", True)
         if start.recipe.batch_size > 1:
@@ -295,36 +236,26 @@ class _TrainPlan:
         evaluated = self._evaluated(self._fewest(found)) if found else None
         return (evaluated,) if evaluated else ()
 
-    def _fits(self, change: _Change) -> bool:
+    def _fits(self, change: Change) -> bool:
         try:
             need = self._need(change.recipe, change.quantize)
         except TooLargeError:
             return False
         return judge(need, self._sized.device)[0] != "exceeds"
 
-    def _fewest(self, found: _Change) -> _Change:
+    def _fewest(self, found: Change) -> Change:
         """Return the change without the settings that it fits without, the dearest first.
 
         Each setting of `_joint` keeps the ones before, of which a later one may need none. One
         that takes more memory here, as checkpointing can, may be all that another makes up for.
         """
-        fewer = (self._without(found, name) for name in reversed(tuple(found.settings)))
+        fewer = (found.without(name, self._start) for name in reversed(tuple(found.settings)))
         smaller = next((each for each in fewer if each.settings and self._fits(each)), None)
         return self._fewest(smaller) if smaller else found
 
-    def _without(self, change: _Change, name: KnobName) -> _Change:
-        settings = {key: value for key, value in change.settings.items() if key != name}
-        change = change._replace(settings=settings)
-        if name == "weight_bits":
-            return change._replace(quantize=self._question.quantize)
-        fields: dict[str, int | bool] = {name: getattr(self._recipe, name)}
-        if name == "batch_size":
-            fields["grad_accumulation_steps"] = self._recipe.grad_accumulation_steps
-        return change._replace(recipe=replace(change.recipe, **fields))
-
-    def _joint(self) -> Iterator[_Change]:
+    def _joint(self) -> Iterator[Change]:
         """Yield changes that each keep the ones before, those of the least cost first."""
-        change = _Change({}, self._recipe, self._question.quantize)
+        change = self._start
         if not change.recipe.grad_checkpoint:
             yield (change := change.with_setting("grad_checkpoint", True))
         for size in halves(change.recipe.batch_size, 1):
