@@ -1,4 +1,4 @@
-"""What every command that runs a model does before it and around it."""
+"""What every command that runs a model does: find its directory, and catch interrupts."""
 
 import os
 import signal

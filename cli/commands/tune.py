@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from memfit.cli.exits import Exit, exit_of
 from memfit.cli.measuring import measuring
-from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
+from memfit.cli.options.groups import Only, OptionGroup, grouped
 from memfit.cli.options.output import TabularOutput
 from memfit.cli.options.questions import NamedModel, RankedMachine, RuntimeOptions, WorkloadOptions
 from memfit.cli.options.run import RunOptions
@@ -21,6 +21,7 @@ from memfit.estimators.base.errors import InputError, MachineError
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.questions.model import ModelQuestion
+from memfit.estimators.questions.question import read_setting
 from memfit.estimators.questions.workload import RUNTIME_DEFAULTS, WorkloadQuestion
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ class PromptOptions(OptionGroup, frozen=True, kw_only=True):
     ] = None
     max_tokens: Annotated[str | None, typer.Option(help="Tokens to generate.")] = "32"
     shortest_prompt: Annotated[
-        str | None,
+        int | None,
         typer.Option(metavar="TOKENS", help="The shortest prompt of a batch; lengths are spread."),
+        parse_count,
     ] = None
 
     def of_prompt(self, workload: WorkloadQuestion) -> Workload:
@@ -88,10 +90,8 @@ class PromptOptions(OptionGroup, frozen=True, kw_only=True):
         Raises:
             InputError: when it is no count, or there is no batch.
         """
-        tokens = parsed("--shortest-prompt", parse_count, self.shortest_prompt)
-        if tokens is None:
-            return None
-        if tokens < 1 or batch < 2:
+        tokens = self.shortest_prompt
+        if tokens is not None and (tokens < 1 or batch < 2):
             raise InputError("--shortest-prompt: give at least 1 token, and --batch 2 or more")
         return tokens
 
@@ -133,7 +133,6 @@ def tune(
     if ranks := over.over():
         hosts = over.hosts
         _over_ranks(model, prompt, settings, run, output, (ranks, hosts), runtime.margin)
-    # The library is imported here so that --help stays fast.
     from memfit.probes.experiments.generate import require_startable
     from memfit.probes.experiments.generate import tune as answer
     from memfit.probes.experiments.sweep import user_sweeps
@@ -172,8 +171,6 @@ def _over_ranks(
 ) -> NoReturn:
     """Run a model over ranks, and compare each of them with its estimate."""
     reference = model.reference()
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.tune_ranks import to_document
     from memfit.probes.experiments.ranks import RankTuneRequest, tune_ranks
 
     if prompt.prompt_tokens is None or run.sweep or run.wired or output.flags or output.plot:
@@ -198,7 +195,7 @@ def _over_ranks(
             **limits,
         )
         result = tune_ranks(request, progress=progress)
-    output.write(Answer(result, to_document(result, output.units)))
+    output.write(result, units=output.units)
     raise typer.Exit(Exit.YES)
 
 
@@ -215,7 +212,7 @@ def _request(
 
     output.require_drawable()
     workload = prompt.of_prompt(settings)
-    axes = [parsed("--sweep", parse_axis, each) for each in run.sweep or ()]
+    axes = [read_setting("sweep", parse_axis, each) for each in run.sweep or ()]
     given, file = prompt.prompt, prompt_file(prompt.prompt)
     request_of = partial(
         TuneRequest,
@@ -225,7 +222,7 @@ def _request(
         prompt_file=file,
         shortest_prompt=prompt.shortest(settings.batch),
         tries_wired=run.wired,
-        axes=tuple(filter(None, axes)),
+        axes=tuple(axes),
         sweep_kv_start=settings.quantized_kv_start or 0,
         **run.settings(margin_bytes, output.units),
     )
@@ -241,9 +238,9 @@ def _command_model(checkpoint: "Checkpoint", path: Path) -> str:
 
 def _deliver(result: "TuneResult", output: TuneOutput) -> None:
     """Write the report; with --flags the commands take its place on standard output."""
-    from memfit.cli.render.views.tune import TuneView
+    from memfit.cli.render.view import view_of
 
-    view = TuneView(result, output.units, output.draws(output.plot))
+    view = view_of(result, units=output.units, plot=output.draws(output.plot))
     report = rendered(view, output.form, to_file=output.to_file)
     if output.flags and not output.to_file:
         print(report, end="", file=sys.stderr)

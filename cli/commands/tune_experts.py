@@ -8,7 +8,7 @@ import typer
 
 from memfit.cli.exits import Exit
 from memfit.cli.measuring import measuring
-from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
+from memfit.cli.options.groups import Only, OptionGroup, grouped
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import RuntimeOptions
 from memfit.cli.options.run import RunOptions, tokens_to_compare
@@ -33,14 +33,15 @@ class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
         str | None, typer.Option(metavar="FILE|TEXT", help="Other prompts, to measure with.")
     ] = None
     capacity: Annotated[
-        str | None,
+        tuple[int, ...] | None,
         typer.Option(metavar="N,N...", help="Experts to keep in each layer, such as 16,32."),
+        parse_counts,
     ] = None
     policy: Annotated[
         Literal["load", "skip", "fail"],
         typer.Option(help="A missing expert is read from the disk, left out, or an error."),
     ] = "load"
-    max_tokens: Annotated[str, typer.Option(help="Tokens to generate.")] = "32"
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate."), tokens_to_compare] = 32
     prefill_step: Annotated[int, typer.Option(min=1, help="Tokens in a prefill chunk.")] = 2048
     slowdown: Annotated[
         int, typer.Option(metavar="PERCENT", min=0, max=100, help="The most that pays.")
@@ -73,9 +74,6 @@ def tune_experts(
 
     Shows memory, speed and agreement for numbers of experts, and whether fewer pay.
     """
-    # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.tune_experts import to_document
     from memfit.probes.experiments.experts import tune_experts as answer
     from memfit.probes.process import ModelProcess
     from memfit.probes.store import user_store
@@ -88,7 +86,7 @@ def tune_experts(
             store=user_store(),
             progress=progress,
         )
-    output.write(Answer(result, to_document(result, output.units, plot=experts.plot)))
+    output.write(result, units=output.units, plot=experts.plot)
     raise typer.Exit(Exit.NO if result.answer.pays is False else Exit.YES)
 
 
@@ -102,9 +100,9 @@ def _request(
         ExpertsRequest,
         prompts=prompt_list("--prompts", experts.prompts),
         held_out=prompt_list("--held-out", experts.held_out) if experts.held_out else (),
-        capacities=parsed("--capacity", parse_counts, experts.capacity) or (),
+        capacities=experts.capacity or (),
         policy=experts.policy,
-        max_tokens=tokens_to_compare(experts.max_tokens),
+        max_tokens=experts.max_tokens,
         prefill_step=experts.prefill_step,
         slowdown_percent=experts.slowdown,
         agreement_percent=experts.agreement,

@@ -33,9 +33,6 @@ def tune_train(
 
     Every sequence of the batches has --max-seq-length tokens. No adapter is kept.
     """
-    # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.tune_train import to_document
     from memfit.probes.experiments.train import TrainRequest, tune_train
     from memfit.probes.process import ModelProcess
     from memfit.probes.store import user_store
@@ -46,4 +43,4 @@ def tune_train(
     with measuring(reference, run, verbose=output.verbose) as (checkpoint, path, _):
         request = TrainRequest(checkpoint=checkpoint, recipe=recipe, updates=updates, **settings)
         result = tune_train(request, start=run.start(ModelProcess, path), store=user_store())
-    output.write(Answer(result, to_document(result, output.units)))
+    output.write(result, units=output.units)

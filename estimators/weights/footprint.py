@@ -272,8 +272,8 @@ def _unmatched(
 
 def _is_incomplete(fit: Match) -> bool:
     """Whether a module of the class has no tensor at all, under no other leaf either."""
-    held = {name.rpartition(".")[0] for name in fit.unknown}
-    return any(path not in held for path in fit.missing)
+    present = {name.rpartition(".")[0] for name in fit.unknown}
+    return any(path not in present for path in fit.missing)
 
 
 def _refusal(fit: Match) -> str:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from memfit.cli.render.document import Document, Table, report
-from memfit.cli.render.views.offload import simulation_rows
+from memfit.cli.render.view import view
+from memfit.cli.render.views.plan_offload import simulation_rows
 from memfit.cli.render.views.tune_text import NOTHING, seconds, size
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.probes.prompt_caches.result import (
@@ -24,6 +25,7 @@ _RESTORED = (
 )
 
 
+@view(CacheTuneResult)
 def to_document(result: CacheTuneResult, units: Units) -> Document:
     """Return the tables of stores and restores, and the answer."""
     files = [(each, file) for each in result.conversations for file in each.stored]

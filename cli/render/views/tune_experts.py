@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from memfit.cli.render.document import Bar, BarChart, Document, Table, report
+from memfit.cli.render.view import view
 from memfit.cli.render.views.tune_text import NOTHING, rate, seconds, size
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.probes.experts.result import ExpertsPoint, ExpertsTuneResult, SlotTraffic
@@ -22,6 +23,7 @@ _AGREEMENT = (
 _COLOURS = {True: "green", False: "yellow", None: "default"}
 
 
+@view(ExpertsTuneResult)
 def to_document(result: ExpertsTuneResult, units: Units, *, plot: bool) -> Document:
     """Return the tables of all capacities, and the answer; ``plot`` adds a chart."""
     rows = [(str(point.capacity), point) for point in result.points]

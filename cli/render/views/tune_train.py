@@ -1,10 +1,12 @@
 """Measured training steps as a document."""
 
 from memfit.cli.render.document import Document, Table, report
+from memfit.cli.render.view import view
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.probes.experiments.train import TrainTuneResult
 
 
+@view(TrainTuneResult)
 def to_document(result: TrainTuneResult, units: Units) -> Document:
     recipe, versions = result.recipe, result.versions
     rows = tuple(

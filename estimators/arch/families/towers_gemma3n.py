@@ -5,7 +5,7 @@ Source: mlx_vlm/models/gemma3n, vision.py, audio.py and config.py. mlx-lm builds
 
 from collections.abc import Iterator
 
-from memfit.estimators.arch.families.tower_blocks import (
+from memfit.estimators.arch.families.towers import (
     dense,
     repeated,
     rms_norms,
