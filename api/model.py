@@ -11,7 +11,6 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_sample
 from memfit.estimators.machine.device import Device
@@ -75,7 +74,6 @@ class OpenModel(Struct, frozen=True):
         self,
         context: str | int | Workload | None = None,
         *,
-        units: Units = Units.GB,
         plot: bool = False,
         explain: bool = False,
         **settings: "Unpack[WorkloadSettings]",
@@ -83,8 +81,7 @@ class OpenModel(Struct, frozen=True):
         """Return the estimate for a prompt of ``context`` tokens, or for a whole workload.
 
         ``plot`` adds memory against context, ``explain`` every formula with its numbers;
-        ``units`` are those of the sentences in the result, ``settings`` those of
-        `memfit.settings.WorkloadSettings`.
+        ``settings`` are those of `memfit.settings.WorkloadSettings`.
 
         Raises:
             InputError: when a value cannot be read or is out of range.
@@ -94,7 +91,7 @@ class OpenModel(Struct, frozen=True):
 
         question = workload(context, settings)
         device, ranks = place(None, {}) if self._place is UNSET else self._place
-        return self.answer(question, device, ranks, units=units, plot=plot, explain=explain)
+        return self.answer(question, device, ranks, plot=plot, explain=explain)
 
     def answer(
         self,
@@ -102,7 +99,6 @@ class OpenModel(Struct, frozen=True):
         device: Device | None,
         ranks: "Ranks | None" = None,
         *,
-        units: Units = Units.GB,
         plot: bool = False,
         explain: bool = False,
     ) -> Estimate:
@@ -116,13 +112,13 @@ class OpenModel(Struct, frozen=True):
 
         target = self._resolved(question, device, ranks, measures=self._may_use_measurements)
         sized, run = target.sized, target.workload
-        result = target.ranks.added(answer(sized, run, units=units))
+        result = target.ranks.added(answer(sized, run))
         if plot and not result.refusal:
             result = with_plots(result, sized)
         if explain:
             from memfit.estimators.sizing.explain import explain as explained
 
-            result = replace(result, explanation=explained(sized, run, units))
+            result = replace(result, explanation=explained(sized, run))
         return result
 
     def explored(self, question: WorkloadQuestion, device: Device | None) -> "Explored":

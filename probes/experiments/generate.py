@@ -17,14 +17,16 @@ from memfit.estimators.base.units import format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.processor import image_plan
 from memfit.estimators.machine.host import detect_host
-from memfit.estimators.results.estimate import LimitName, Note, Recommendation, Verdict
+from memfit.estimators.results.advice import Recommendation
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.terms import LimitName, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.runtimes.registry import as_installed
+from memfit.estimators.sizing.advise import recommended_here
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import model_summary, workload_notes
 from memfit.estimators.sizing.peak_fit import ShortPrompt, calibration
-from memfit.estimators.sizing.recommend import recommended_here
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.difference_report import difference_report
 from memfit.probes.experiments.base import RunRequest, Start, measuring_device, sized_here

@@ -19,7 +19,9 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.working_set import wired_limit
-from memfit.estimators.results.estimate import Advice, Basis, Recommendation
+from memfit.estimators.results.advice import Advice, Recommendation
+from memfit.estimators.results.result import in_units
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.mlx_lm import MlxLm
@@ -127,7 +129,7 @@ def advise(sized: SizedModel, points: Sequence[Point], units: Units = Units.GB) 
     ``sized`` is the estimate that the points were compared with.
     """
     requested, line = points[0].workload, line_of(points)
-    found = recommend_here(by_measurement(sized, points, line), requested, units)
+    found = in_units(recommend_here(by_measurement(sized, points, line), requested), units)
     return replace(found, basis=tuple(_basis(sized, points, line, units)))
 
 

@@ -225,7 +225,7 @@ def test_a_repeated_name_is_reported(run_scenario: Any) -> None:
         (HEAD + "policies: {a: {kind: max}}\ntickets: []\n", "list of 1 to 1000"),
         (HEAD + "policies: {a: {kind: max}}\ntickets: [3]\n", "expected a mapping"),
         (HEAD + "device: m4-pro-24\nmemory: 24GB\n", "exclude each other"),
-        (HEAD + "device: m9-pro-24\n", "device: no machine"),
+        (HEAD + "device: m9-pro-24\n", "device: unknown machine"),
         (HEAD + "device: 3\n", "expected a string"),
         (HEAD + "device: rtx-4090\nmode: wired\n", "setting of Macs"),
         (HEAD + "mode: both\n", "expected wired, policy-only"),

@@ -140,4 +140,4 @@ def test_other_weights_are_by_formula_where_none_fits_as_it_is(traced: SizedMode
 
 def test_bits_that_are_not_searched_are_not_called_quantised_already(traced: SizedModel) -> None:
     reason = "fewer are not searched here: memfit estimate --quantize 8"
-    assert recommend_here(traced, ASKED, Units.GB).weight_bits.reason == reason
+    assert recommend_here(traced, ASKED).weight_bits.reason == reason

@@ -24,7 +24,7 @@ _COLOURS = {True: "green", False: "yellow", None: "default"}
 
 
 @view(ExpertsTuneResult)
-def to_document(result: ExpertsTuneResult, units: Units, *, plot: bool) -> Document:
+def to_document(result: ExpertsTuneResult, units: Units, plot: bool = False) -> Document:
     """Return the tables of all capacities, and the answer; ``plot`` adds a chart."""
     rows = [(str(point.capacity), point) for point in result.points]
     if result.full:

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.reading.request_trace import TraceRequest
-from memfit.estimators.base.units import Units, ceil_div
+from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import ANY_CPU, ANY_MAC
 from memfit.estimators.plans.offload.cache_tiers import Tiers, milliseconds, simulate
 from memfit.estimators.plans.offload.session_cache import PLAIN_BITS, Storage, longest_hot
-from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.offload import (
     Disk,
     MeasuredStorage,
@@ -31,6 +31,7 @@ from memfit.estimators.results.offload import (
     Threshold,
     Times,
 )
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.agent_memory import adaptive_chunk
 from memfit.estimators.runtimes.budget import comfortable_bytes
 from memfit.estimators.runtimes.registry import runtime_summary
@@ -84,9 +85,7 @@ class OffloadQuestion(Struct, frozen=True):
             raise InputError("a conversation of 0 tokens: give at least 1")
 
 
-def plan_offload(
-    sized: SizedModel, storage: Storage, question: OffloadQuestion, units: Units = Units.GB
-) -> OffloadPlan:
+def plan_offload(sized: SizedModel, storage: Storage, question: OffloadQuestion) -> OffloadPlan:
     """Return the plan; without a device or a budget it does not say what fits.
 
     Raises:
@@ -94,14 +93,13 @@ def plan_offload(
         UnsupportedError: when the runtime cannot run a conversation.
     """
     question = replace(question, speeds=question.speeds.or_measured(question.measured))
-    return _OffloadPlan(sized, storage, question, units).answer()
+    return _OffloadPlan(sized, storage, question).answer()
 
 
 class _OffloadPlan(Struct, frozen=True, dict=True):
     sized: SizedModel
     storage: Storage
     question: OffloadQuestion
-    units: Units
 
     def answer(self) -> OffloadPlan:
         sized, storage, question, hot = self.sized, self.storage, self.question, self.hot_bytes
@@ -240,7 +238,7 @@ class _OffloadPlan(Struct, frozen=True, dict=True):
             "mx.set_memory_limit is a guideline, not a cap: the server has to enforce the budget",
         )
         alone = Workload(prompt_tokens=question.tokens)
-        yield from notes_on_versions(sized, alone, self.units, of=ALONE)
+        yield from notes_on_versions(sized, alone, of=ALONE)
 
 
 def _size_row(storage: Storage, tokens: int, hot: int | None) -> SizeRow:

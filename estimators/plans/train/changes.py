@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.recipe import Recipe
-from memfit.estimators.results.estimate import Cost
+from memfit.estimators.results.terms import Cost
 from memfit.estimators.results.train import KnobName
 
 

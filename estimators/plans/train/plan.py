@@ -14,7 +14,8 @@ from memfit.estimators.mlx.versions import MlxVersions, format_version, parse_ve
 from memfit.estimators.plans.train.changes import Change
 from memfit.estimators.plans.train.commands import train_commands
 from memfit.estimators.plans.train.question import TrainQuestion
-from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.results.train import (
     DataSummary,
     KnobName,
