@@ -35,6 +35,10 @@ class SlotTraffic(Struct, frozen=True, kw_only=True):
     repeated: Count
     """Steps that were done again after a miss."""
 
+    def per_token(self, count: int) -> float:
+        """Return a count for each token of the phase, which has at least one."""
+        return count / self.tokens
+
 
 class DiscoveryResult(Struct, frozen=True, kw_only=True):
     """The run without experts: only the routers choose."""

@@ -101,9 +101,9 @@ def _speed(point: ExpertsPoint, units: Units) -> tuple[str, ...]:
 
 def _per_token(traffic: SlotTraffic, units: Units) -> tuple[str, str, str]:
     return (
-        f"{traffic.misses / traffic.tokens:.2f}",
-        format_bytes(traffic.read_bytes // traffic.tokens, units),
-        f"{traffic.wait_ns / traffic.tokens / 1e6:.2f} ms",
+        f"{traffic.per_token(traffic.misses):.2f}",
+        format_bytes(int(traffic.per_token(traffic.read_bytes)), units),
+        f"{traffic.per_token(traffic.wait_ns) / 1e6:.2f} ms",
     )
 
 
