@@ -4,7 +4,6 @@
 """
 
 import os
-from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, Struct, UnsetType
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from memfit.estimators.questions.machine import Ranks
     from memfit.estimators.sizing.explore import Explored
-    from memfit.estimators.sizing.resolved import ResolvedTarget
+    from memfit.estimators.sizing.resolved import ResolvedTarget, TargetQuestion
     from memfit.estimators.sizing.sized_model import SizedModel
     from memfit.settings import (
         EstimateSettings,
@@ -46,15 +45,16 @@ class OpenModel(Struct, frozen=True):
     `on` chooses the machine, `at` answers for a workload.
     """
 
-    _sized: "partial[SizedModel]"
+    _catalog: Catalog
+    _question: "TargetQuestion"
     _may_use_measurements: bool
-    _runtime_is_named: bool
     _place: "Place | UnsetType" = UNSET
 
     def __repr__(self) -> str:
-        _, reference = self._sized.args
         machine = None if self._place is UNSET else self._place[0]
-        return f"memfit.open({reference!r})" + (f".on({machine.name!r})" if machine else "")
+        return f"memfit.open({self._question.reference!r})" + (
+            f".on({machine.name!r})" if machine else ""
+        )
 
     def on(
         self, device: str | Device | None = None, **settings: "Unpack[MachineSettings]"
@@ -136,15 +136,8 @@ class OpenModel(Struct, frozen=True):
         *,
         measures: bool,
     ) -> "ResolvedTarget":
-        from memfit.estimators.sizing.resolved import resolved
-
-        return resolved(
-            self._sized(device=device),
-            question,
-            ranks,
-            keeps_runtime=self._runtime_is_named,
-            measured=_measured if measures and ranks is None else None,
-        )
+        target = replace(self._question, workload=question, device=device, ranks=ranks)
+        return self._catalog.resolve(target, _measured if measures and ranks is None else None)
 
 
 def estimate(
@@ -203,26 +196,27 @@ def open_model(
     # All settings are checked before anything is fetched. Without one about the runtime its rules
     # are not: they are imported while the Hub answers.
     rules = runtime.chosen() if runtime.is_stated else None
-    sized = partial(
-        Catalog.sized,
-        quantize=model.quantization(),
-        margin_bytes=runtime.margin,
-        method=runtime.method,
-        adapter=model.adapter,
-        draft=model.drafting(),
-        as_type=model.as_type,
-    )
+    quantize, draft = model.quantization(), model.drafting()
     catalog = Catalog(progress=progress, versioned=runtime.versioned)
     reference = _opened(catalog, model)
     if rules is None or runtime.runtime is None:
         rules = runtime.with_settings(catalog.native_runtime(reference))
-    quantize = model.quantization()
-    is_as_published = (quantize, model.adapter, model.as_type) == (None, None, None)
-    return OpenModel(
-        partial(sized, catalog, reference, runtime=rules),
-        runtime.method == "auto" and is_as_published and not runtime.names_versions,
-        runtime.runtime is not None,
+    from memfit.estimators.sizing.resolved import TargetQuestion
+
+    question = TargetQuestion(
+        reference=reference,
+        runtime=rules,
+        keeps_runtime=runtime.runtime is not None,
+        quantize=quantize,
+        adapter=model.adapter,
+        margin_bytes=runtime.margin,
+        as_type=model.as_type,
+        draft=draft,
+        method=runtime.method,
     )
+    is_as_published = (quantize, model.adapter, model.as_type) == (None, None, None)
+    measures = runtime.method == "auto" and is_as_published and not runtime.names_versions
+    return OpenModel(catalog, question, measures)
 
 
 def _opened(catalog: Catalog, model: ModelQuestion) -> str:

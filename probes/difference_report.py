@@ -15,14 +15,14 @@ def difference_report(
     sized: SizedModel, point: Point, versions: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Return lines to paste into an issue, none when every figure is as stated."""
-    _, percent = sized.workspace_basis(point.workload)
+    _, percent = sized.runtime_model.basis("workspace", point.workload)
     found = (
         f"{figure.name}: estimated {figure.estimated_bytes} bytes ({figure.basis}), measured"
         f" {figure.measured_bytes}"
         for figure in point.figures
         if point.status == "measured" and _is_beyond(figure, percent)
     )
-    method = f", estimated by {sized.runtime_model.method}"
+    method = f", estimated by {sized.runtime_model.source.method}"
     return report_lines(
         versions, f"{model_line(sized)}{method}", found, workload_words(point.workload)
     )

@@ -11,12 +11,7 @@ from memfit.cli.exits import Exit
 from memfit.cli.options.completion import complete_model
 from memfit.cli.options.groups import OptionGroup, argument, grouped, option
 from memfit.cli.options.output import TabularOutput
-from memfit.cli.options.questions import (
-    Conversion,
-    RankedMachine,
-    RuntimeOptions,
-    WorkloadOptions,
-)
+from memfit.cli.options.questions import Conversion, RankedMachine, RuntimeOptions, WorkloadOptions
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.progress import Progress
@@ -157,7 +152,7 @@ def _question(
 
     return TargetQuestion(
         workload=workload,
-        device=machine.machine(),
+        device=machine.first_machine(),
         quantize=model.quantization(),
         margin_bytes=runtime.margin,
         ranks=machine.over(),
@@ -230,7 +225,7 @@ def _any_will_do(runtimes: str | None, result: "Comparison") -> bool:
 
 
 def _code(result: "Comparison") -> Exit:
-    """A comparison is no verdict: the code is 0 unless something has no figure."""
+    """A comparison has no verdict: the code is 0 unless something has no figure."""
     slugs = {undecided.slug for undecided in result.undecided}
     if UnreachableError.slug in slugs:
         return Exit.UNREACHABLE

@@ -22,7 +22,7 @@ def parse_outputs(
     Raises:
         InputError: when one is not of that form, or a file is named twice.
     """
-    found: list[tuple[Format, Path]] = []
+    outputs: list[tuple[Format, Path]] = []
     for text in texts:
         named, _, name = text.partition("=")
         if not name and Path(text).suffix:
@@ -33,10 +33,10 @@ def parse_outputs(
                 f"--output {text!r}: write it as FORMAT=FILE or FILE.html; formats are"
                 f" {', '.join(formats)}"
             )
-        if Path(name) in [path for _, path in found]:
+        if Path(name) in [path for _, path in outputs]:
             raise InputError(f"--output {text!r}: the file is named twice")
-        found.append((form, Path(name)))
-    return tuple(found)
+        outputs.append((form, Path(name)))
+    return tuple(outputs)
 
 
 def deliver_report(report: GateReport, form: Format, files: Sequence[tuple[Format, Path]]) -> None:

@@ -8,19 +8,17 @@ from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.files import path_near
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.checkpoint.opening import (
-    HUB,
-    has_prefix,
-    open_checkpoint,
-    require_no_sample,
-)
+from memfit.estimators.checkpoint.opening import HUB, has_prefix, open_checkpoint, require_no_sample
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.questions.model import Draft
-from memfit.estimators.questions.runtime import MARGIN_BYTES, Method
+from memfit.estimators.questions.runtime import MARGIN_BYTES
 from memfit.estimators.runtimes.registry import native_runtime, runtime_for_images, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.source import MethodSetting, Traced
+from memfit.estimators.sizing.sized_model import with_draft, with_runtime
 
 # Imported where it is used: a checkpoint on the Hub is fetched while the library is imported.
 if TYPE_CHECKING:
@@ -81,7 +79,7 @@ class Catalog:
         quantize: Quantization | None = None,
         device: Device | None = None,
         runtime: Runtime | None = None,
-        method: Method = "auto",
+        method: MethodSetting = "auto",
         adapter: Path | None = None,
         draft: Draft | None = None,
         margin_bytes: int = MARGIN_BYTES,
@@ -103,25 +101,32 @@ class Catalog:
         placed = self._once(
             (conversion, device), lambda: base if base.device == device else base.on(device)
         )
-        return self._once((conversion, device, runtime), lambda: placed.with_runtime(runtime))
+        return self._once((conversion, device, runtime), lambda: with_runtime(placed, runtime))
 
-    def resolve(self, question: "TargetQuestion") -> "ResolvedTarget":
-        """Return the model, machine and workload of a question, which is resolved once.
+    def resolve(
+        self,
+        question: "TargetQuestion",
+        measured: "Callable[[SizedModel, Workload], SizedModel] | None" = None,
+    ) -> "ResolvedTarget":
+        """Return the model, machine and workload of a question.
+
+        It is resolved once, but with measurements each time: a later one replaces them.
 
         Raises:
             MemfitError: as `sized_for` and `resolved`.
         """
         from memfit.estimators.sizing.resolved import resolved
 
-        return self._once(
-            question,
-            lambda: resolved(
+        def make() -> "ResolvedTarget":
+            return resolved(
                 self.sized_for(question),
                 question.workload,
                 question.ranks,
-                keeps_runtime=question.runtime is not None,
-            ),
-        )
+                keeps_runtime=question.runtime is not None and question.keeps_runtime,
+                measured=measured,
+            )
+
+        return make() if measured else self._once(question, make)
 
     def sized_for(self, question: "TargetQuestion") -> "SizedModel":
         """Return the model of a question on its machine, without its workload and ranks.
@@ -141,7 +146,9 @@ class Catalog:
             runtime=with_versions(
                 runtime, mlx=question.mlx_version, mlx_lm=question.mlx_lm_version
             ),
+            method=question.method,
             adapter=question.adapter,
+            draft=question.draft,
             margin_bytes=question.margin_bytes,
             as_type=question.as_type,
         )
@@ -151,14 +158,14 @@ class Catalog:
         device: Device | None,
         reference: str,
         quantize: Quantization | None,
-        method: Method,
+        method: MethodSetting,
         adapter: Path | None,
         draft: Draft | None,
         margin_bytes: int,
         as_type: str | None,
         versions: MlxVersions,
     ) -> "SizedModel":
-        from memfit.estimators.sizing.sized_model import size
+        from memfit.estimators.sizing.opening import size
 
         alone = size(
             self.checkpoint(reference),
@@ -179,9 +186,9 @@ class Catalog:
             device=device,
             runtime=with_versions(native, mlx=versions.mlx, mlx_lm=versions.mlx_lm, strict=False),
             # The calls of both follow one another, so that both are traced or neither is.
-            method="trace" if alone.runtime_model.method == "trace" else method,
+            method="trace" if isinstance(alone.runtime_model.source, Traced) else method,
         )
-        return alone.drafting(other, draft.tokens)
+        return with_draft(alone, other, draft.tokens)
 
     def adapter(self, directory: Path) -> "Adapter":
         """Return an adapter.

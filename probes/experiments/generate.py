@@ -251,7 +251,7 @@ def _result(request: TuneRequest, session: Points, found: _Findings) -> TuneResu
     del header["model_type"]
     return TuneResult(
         **header,
-        method=sized.runtime_model.method,
+        method=sized.runtime_model.source.method,
         prompt_tokens=found.prompt.tokens,
         loaded=session.loaded,
         file_bytes=sized.checkpoint.file_bytes,
@@ -345,6 +345,6 @@ def _do_not_save(measurement: Measurement) -> None:
 def _image_note(sized: SizedModel, workload: Workload, mlx_vlm_version: str) -> Note:
     tower = "is without the work of the vision tower, and the measurement is not saved"
     if workload.images:
-        basis, _ = sized.workspace_basis(workload)
+        basis, _ = sized.runtime_model.basis("workspace", workload)
         tower = "is traced" if basis == "traced" else "is an upper bound by formula"
     return Note("info", "image", f"run by mlx-vlm {mlx_vlm_version}; the estimate {tower}")

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
@@ -16,7 +15,8 @@ from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.runtimes.runtime import Budget
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.explain import explain
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import SizedModel, with_runtime
 from tests.cli.running import Memfit
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
@@ -28,7 +28,7 @@ MAC = Device("a Mac", "metal", 32 * 2**30, 24 * 2**30, None, "flag")
 @pytest.fixture(scope="module")
 def on_vllm() -> SizedModel:
     device = find_device("rtx-4090", os_regime=DEFAULT_REGIME)
-    return size(open_checkpoint(str(LLAMA)), device=device).with_runtime(get_runtime("vllm"))
+    return with_runtime(size(open_checkpoint(str(LLAMA)), device=device), get_runtime("vllm"))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_an_exceeded_budget_is_shown_with_its_figures(memfit: Memfit) -> None:
 
 
 def test_the_budget_is_one_of_the_explained_lines(on_vllm: SizedModel) -> None:
-    lines = explain(on_vllm, Workload(prompt_tokens=OWN_LIMIT), Units.GB)
+    lines = explain(on_vllm, Workload(prompt_tokens=OWN_LIMIT))
     assert any("23696252928 bytes <= the budget of vllm, 23696643194 bytes" in s for s in lines)
 
 

@@ -13,7 +13,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.measurement import Measurement
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from memfit.probes.experiments.base import RunRequest
 from memfit.probes.experiments.points import Points
 from memfit.probes.model_runner import ModelRunner

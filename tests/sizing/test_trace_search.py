@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.local.directory import read_directory
 from memfit.estimators.machine.devices import working_set_device
 from memfit.estimators.sizing.advise import advise
+from memfit.estimators.sizing.opening import size
 from memfit.estimators.sizing.recommend import recommend_here
 from memfit.estimators.sizing.search import CONTEXT_STEP, fits_comfortably, longest_context
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.trace_search import MAX_TRACES, TraceSearch
 from tests.models import QWEN3_4B, write_config
 
@@ -128,7 +128,7 @@ def test_a_chunk_that_is_over_rules_out_all_longer_prompts(tmp_path: Path) -> No
 
 def test_other_weights_are_by_formula_where_none_fits_as_it_is(traced: SizedModel) -> None:
     small = traced.on(working_set_device(traced.resident_bytes))
-    advice, by = advise(small, ASKED, Units.GB), advise(by_formula(small), ASKED, Units.GB)
+    advice, by = advise(small, ASKED), advise(by_formula(small), ASKED)
     assert advice.recommendation.weight_bits.reason.startswith(
         "8 is the most that fits, by formula"
     )
