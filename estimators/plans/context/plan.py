@@ -132,7 +132,7 @@ class _ContextPlan(Struct, frozen=True):
             matrix=tuple(self._matrix(ceilings)),
             largest_batch=self._at_once(workload.prompt_tokens) if device else None,
             traffic=self._traffic(longest) if self.question.traffic else None,
-            assumptions=tuple(allocation),
+            assumptions=both_units(tuple(allocation)),
             notes=(*both_units(tuple(self._notes())), *self._notes_on_matrix(ceilings)),
             images=image_advice(sized, workload) or UNSET,
         )
