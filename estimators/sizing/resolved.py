@@ -11,10 +11,11 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import Version
 from memfit.estimators.questions.machine import Ranks
 from memfit.estimators.questions.model import Draft
-from memfit.estimators.questions.runtime import MARGIN_BYTES, Method
+from memfit.estimators.questions.runtime import MARGIN_BYTES
 from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.runtimes.registry import runtime_for_images
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.ranks import RankedModel, ranked
 from memfit.estimators.sizing.sized_model import (
     SizedModel,
@@ -49,7 +50,7 @@ class TargetQuestion(Struct, frozen=True, kw_only=True):
     as_type: str | None = None
     """The model type to assume in place of the config's own."""
     draft: Draft | None = None
-    method: Method = "auto"
+    method: MethodSetting = "auto"
 
 
 class ResolvedTarget(Struct, frozen=True):
