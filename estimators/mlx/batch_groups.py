@@ -26,7 +26,7 @@ from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.arrivals import ClosedLoop, Request
 from memfit.estimators.mlx.batch_buffer import Buffer
-from memfit.estimators.mlx.batch_schedule import BatchSchedule, Moment
+from memfit.estimators.mlx.batch_schedule import BatchSchedule, ScheduleMoment
 from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes
 from memfit.estimators.mlx.recurrent_state import state_bytes, view_bytes
 
@@ -65,7 +65,7 @@ _MOST_ROWS = 2048
 class GroupedBatch(Struct, frozen=True):
     """What happens to the sequences of a batch."""
 
-    moments: tuple[Moment, ...]
+    moments: tuple[ScheduleMoment, ...]
     """Those that can hold the peak; buffers of other groups are in them."""
     rows: int
     """The most sequences that decode together."""

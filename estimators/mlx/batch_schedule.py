@@ -19,7 +19,7 @@ from memfit.estimators.mlx.arrivals import Arrivals, Request
 from memfit.estimators.mlx.batch_buffer import Buffer
 
 
-class Moment(Struct, frozen=True):
+class ScheduleMoment(Struct, frozen=True):
     """What is in memory while a chunk of prompts is prefilled, or between two calls."""
 
     buffers: tuple[Buffer, ...]
@@ -34,7 +34,7 @@ class Moment(Struct, frozen=True):
     """Entries of the prompt cache."""
 
 
-class _Entry:
+class _StoredBatch:
     """A stored cache: the batch it is a slice of, or its own row once it was evaluated."""
 
     def __init__(self, buffer: Buffer, tokens: int) -> None:
@@ -54,7 +54,7 @@ class _Row:
         # The last token of a prompt starts the generation (BatchGenerator.insert_segments).
         self.prefix, self.done, self.generated = request.prompt_tokens - 1, 0, 0
         self.is_decoding = self.is_stored = False
-        self.hit: _Entry | None = None
+        self.hit: _StoredBatch | None = None
         self.replaced: tuple[int | None, str] | None = None
         """The entry of which its own is a continuation."""
 
@@ -97,18 +97,18 @@ class BatchSchedule:
         # Rows that leave or join are copied by the next call: until then these are in memory.
         self._decode_parts: tuple[Buffer, ...] = ()
         self._has_joined = False
-        self._stored: dict[tuple[int | None, str], _Entry] = {}
+        self._stored: dict[tuple[int | None, str], _StoredBatch] = {}
         self._last_prefix: Buffer | None = None  # a variable of the server's loop
         self._finished: list[tuple[_Row, Buffer]] = []
         self._responses: tuple[Buffer, ...] = ()  # the loop's variable until the next call ends
         # Prompts join the rows that are ready to decode, which leave at once: a chunk is computed
         # from a part of that buffer.
         self._extended: Buffer | None = None
-        self._evaluated: list[tuple[_Entry, Buffer]] = []
+        self._evaluated: list[tuple[_StoredBatch, Buffer]] = []
         self.waited = 0
         """Requests that found no room when they arrived."""
 
-    def moments(self) -> Iterator[Moment]:
+    def moments(self) -> Iterator[ScheduleMoment]:
         """Yield the moments in which the most can be in memory, until every request has ended."""
         self._arrive()
         while self._is_busy:
@@ -121,7 +121,7 @@ class BatchSchedule:
             yield self._moment()
             self._arrive()
 
-    def idle(self) -> Moment:
+    def idle(self) -> ScheduleMoment:
         """Return what is in memory now that every request has ended."""
         return self._moment()
 
@@ -179,7 +179,7 @@ class BatchSchedule:
                 row.done = min(row.prefix, row.request.cached_tokens, row.hit.tokens)
                 row.replaced = key if row.done >= row.hit.tokens else None
 
-    def _decode(self) -> Iterator[Moment]:
+    def _decode(self) -> Iterator[ScheduleMoment]:
         """Generate until something else happens: a call, or all calls until a request ends."""
         if not self._decoding or not self._decode_buffer:
             return
@@ -197,13 +197,17 @@ class BatchSchedule:
             self._decode_by(calls)
             self._call += calls - 1
         yield self._moment(stepped=self._decode_buffer)
+        self._end(self._decode_buffer)
+
+    def _end(self, buffer: Buffer) -> None:
+        """Take the requests that have all their tokens out of the decoding batch."""
         ended = [row for row in self._decoding if row.generated >= row.max_tokens]
         if ended:
-            self._finished = [(row, self._decode_buffer) for row in ended]
+            self._finished = [(row, buffer) for row in ended]
             self._decoding = [row for row in self._decoding if row not in ended]
             longest = max((row.tokens for row in self._decoding), default=0)
             left = len(self._decoding)
-            self._decode_buffer = self._decode_buffer.kept(left, longest) if left else None
+            self._decode_buffer = buffer.kept(left, longest) if left else None
             # Nothing refers to the buffer of a batch without rows but what was stored of it.
             self._decode_parts = self._decode_parts if left else ()
 
@@ -224,7 +228,7 @@ class BatchSchedule:
         for row in self._decoding:
             row.generated += calls
 
-    def _start_decoding(self) -> Iterator[Moment]:
+    def _start_decoding(self) -> Iterator[ScheduleMoment]:
         """Admit prompts, and move those that are prefilled to the decoding batch."""
         self._extended = None
         if len(self._decoding) >= self._settings.rows:
@@ -276,7 +280,7 @@ class BatchSchedule:
         windows = tuple((limit, min(limit, tokens)) for limit in self._limits)
         return Buffer(len(rows), windows, tokens, tokens, tokens)
 
-    def _prefill(self) -> Iterator[Moment]:
+    def _prefill(self) -> Iterator[ScheduleMoment]:
         """Prefill the next chunk of every prompt."""
         if not self._prompts or len(self._decoding) >= self._settings.rows:
             return
@@ -309,7 +313,7 @@ class BatchSchedule:
         self._finished = []
 
     def _insert(self, row: _Row, kind: str, buffer: Buffer) -> None:
-        self._stored[row.number, kind] = _Entry(buffer, row.tokens)
+        self._stored[row.number, kind] = _StoredBatch(buffer, row.tokens)
         if row.tokens <= self._longest_trimmed:
             if kind == "whole":
                 self._stored.pop((row.number, "prefix"), None)
@@ -320,7 +324,7 @@ class BatchSchedule:
 
     def _moment(
         self, *more: Buffer, prefilled: Buffer | None = None, stepped: Buffer | None = None
-    ) -> Moment:
+    ) -> ScheduleMoment:
         named = (self._last_prefix, *self._responses, *self._decode_parts, self._prompt_buffer)
         ended = (buffer for _, buffer in self._finished)
         entries = (entry.buffer for entry in self._stored.values())
@@ -330,4 +334,4 @@ class BatchSchedule:
         held = (*entries, *hits, *copied, *ended, *named, *more)
         once = {id(buffer): buffer for buffer in held if buffer}
         running, stored = len(self._decoding), len(self._stored)
-        return Moment(tuple(once.values()), prefilled, stepped, running, stored)
+        return ScheduleMoment(tuple(once.values()), prefilled, stepped, running, stored)

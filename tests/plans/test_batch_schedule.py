@@ -7,7 +7,7 @@ from memfit.estimators.arch.caches import STEP
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import round_up
 from memfit.estimators.mlx.arrivals import AtCalls, AtTimes, ClosedLoop, Request
-from memfit.estimators.mlx.batch_schedule import BatchSchedule, Moment
+from memfit.estimators.mlx.batch_schedule import BatchSchedule, ScheduleMoment
 
 REQUESTS = st.lists(st.builds(Request, st.integers(1, 3000), st.integers(1, 90)), min_size=1)
 SETTINGS = st.builds(
@@ -58,7 +58,7 @@ def test_with_room_for_every_client_no_request_waits(requests: list[Request], cl
 
 def moments_of(
     requests: list[Request], arrivals: ClosedLoop | AtCalls | AtTimes, kept: int
-) -> list[Moment]:
+) -> list[ScheduleMoment]:
     settings = ServerSettings(prefill_step=512, prompt_cache_size=kept)
     return list(BatchSchedule(requests, settings, arrivals).moments())
 
