@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.groups import Only, OptionGroup, argument, grouped
 from memfit.cli.options.output import TabularOutput
 from memfit.cli.options.questions import (
     CONTEXT,
@@ -23,10 +23,9 @@ from memfit.estimators.base.errors import InputError
 class LookedThrough(OptionGroup, frozen=True, kw_only=True):
     """Where models are looked for."""
 
-    folders: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[DIRECTORY...]", help="Folders with models.", show_default=False),
-    ] = None
+    folders: list[str] | None = argument(
+        metavar="[DIRECTORY...]", help="Folders with models.", show_default=False
+    )
 
 
 @grouped
@@ -44,7 +43,6 @@ def fits(
     directories, in Hugging Face's cache and in the stores of LM Studio and Ollama; with --adapter,
     those that it was trained on.
     """
-    from memfit.cli.render.views.fits import FitsView
     from memfit.estimators.checkpoint.local.kept_models import kept_models
     from memfit.estimators.sizing.catalog import Catalog
     from memfit.estimators.sizing.fits import fits as answer
@@ -56,7 +54,7 @@ def fits(
     folders = looked_through.folders or []
     with reporting(verbose=False) as progress:
         progress.begin("sizing models", sum(1 for _ in kept_models(folders)))
-        kept = kept_models(folders)
-        result = answer(catalog, kept, device, workload, output.units, progress, model.adapter)
-    output.write(FitsView(result, output.units, plot=output.draws(False)))
+        models = kept_models(folders)
+        result = answer(catalog, models, device, workload, progress, model.adapter)
+    output.write(result, units=output.units, plot=output.draws(False))
     raise typer.Exit(Exit.YES if result.fitting else Exit.NO)

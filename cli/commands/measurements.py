@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.grouped_command import GroupedCommand
-from memfit.cli.lazy_group import Group
+from memfit.cli.command_groups import Group, GroupedCommand
 from memfit.cli.options.groups import Only, grouped
 from memfit.cli.options.output import OutputOptions
 from memfit.cli.render.escape import say, visible
@@ -54,11 +53,13 @@ def show(id: Id, output: Output) -> None:
     from memfit.cli.render.writers.terminal import to_terminal
     from memfit.probes.measurement_json import collection_text
 
-    found = _store().get(id)
+    measurement = _store().get(id)
     if output.json_:
-        emit(collection_text([found]), output.file)
+        emit(collection_text([measurement]), output.file)
     else:
-        emit(to_terminal(to_document(found, output.units), to_file=output.to_file), output.file)
+        emit(
+            to_terminal(to_document(measurement, output.units), to_file=output.to_file), output.file
+        )
 
 
 @measurements.command()

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memfit.cli.commands.plan.subject import CacheBudget
+from memfit.cli.commands.plan.subject import CACHE_BUDGET
 from memfit.cli.measuring import measuring
-from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
+from memfit.cli.options.groups import Only, OptionGroup, grouped, option
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import RuntimeOptions
 from memfit.cli.options.run import RunOptions, tokens_to_compare
@@ -22,44 +22,47 @@ if TYPE_CHECKING:
 class CacheOptions(OptionGroup, frozen=True, kw_only=True):
     """What is stored."""
 
-    prompt_tokens: Annotated[
-        str, typer.Option(metavar="N,N...", help="Lengths of the prompts, such as 2048,8192.")
-    ]
-    stored_bits: Annotated[
-        str, typer.Option(metavar="N,N...", help="Bits of the stored keys and values; 16 is all.")
-    ] = "16,8,4"
-    dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Keep the files here, and restore those that are there."),
-    ] = None
-    max_tokens: Annotated[str, typer.Option(help="Tokens to generate and compare.")] = "32"
-    prefill_step: Annotated[int, typer.Option(min=1, help="Tokens in a prefill chunk.")] = 2048
-    agreement: Annotated[
-        int, typer.Option(metavar="PERCENT", min=0, max=100, help="The least of equal tokens.")
-    ] = 95
+    prompt_tokens: tuple[int, ...] = option(
+        metavar="N,N...",
+        help="Lengths of the prompts, such as 2048,8192.",
+        default=...,
+        read=parse_counts,
+    )
+    stored_bits: tuple[int, ...] = option(
+        metavar="N,N...",
+        help="Bits of the stored keys and values; 16 is all.",
+        default=(16, 8, 4),
+        read=parse_counts,
+    )
+    dir: Path | None = option(
+        metavar="DIR", help="Keep the files here, and restore those that are there."
+    )
+    max_tokens: int = option(
+        help="Tokens to generate and compare.", default=32, read=tokens_to_compare
+    )
+    prefill_step: int = option(min=1, help="Tokens in a prefill chunk.", default=2048)
+    agreement: int = option(
+        metavar="PERCENT", min=0, max=100, help="The least of equal tokens.", default=95
+    )
 
 
 class ServingOptions(OptionGroup, frozen=True, kw_only=True):
     """The conversations that share the memory and the disk."""
 
-    requests: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Serve this CSV or JSONL of agent, prompt_tokens and completion_tokens, and"
-            " compare with memfit plan offload.",
-        ),
-    ] = None
-    conversations: Annotated[
-        int | None,
-        typer.Option(help="Number of conversations; with --requests those that begin first."),
-    ] = None
-    cache_budget: CacheBudget = None
-    disk: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Disk space for them; by default all.")
-    ] = None
+    requests: Path | None = option(
+        metavar="FILE",
+        help="Serve this CSV or JSONL of agent, prompt_tokens and completion_tokens, and"
+        " compare with memfit plan offload.",
+    )
+    conversations: int | None = option(
+        help="Number of conversations; with --requests those that begin first."
+    )
+    cache_budget: int | None = CACHE_BUDGET
+    disk: int | None = option(
+        metavar="SIZE", help="Disk space for them; by default all.", read=parse_size
+    )
 
-    def asked(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Return the fields of `CacheRequest`.
 
         Raises:
@@ -69,8 +72,8 @@ class ServingOptions(OptionGroup, frozen=True, kw_only=True):
 
         return {
             "conversations": self.conversations,
-            "hot_bytes": parsed("--cache-budget", parse_size, self.cache_budget),
-            "disk_bytes": parsed("--disk", parse_size, self.disk),
+            "hot_bytes": self.cache_budget,
+            "disk_bytes": self.disk,
             "requests": read_request_trace(self.requests, agents=True) if self.requests else (),
         }
 
@@ -91,21 +94,19 @@ def tune_cache(
     Shows memory, time and agreement of each way to restore it, and what is worth storing. Requests
     of several conversations are served under a budget.
     """
-    # The library is imported here so that --help stays fast.
-    from memfit.cli.render.views.tune_cache import TuneCacheView
     from memfit.probes.prompt_caches.process import CacheProcess
     from memfit.probes.prompt_caches.tune import tune_cache as answer
     from memfit.probes.store import user_store
 
-    asked = partial(_asked(cache, run, runtime, output), **serving.asked())
+    request_of = partial(_request(cache, run, runtime, output), **serving.fields())
     with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):
-        request = asked(checkpoint=checkpoint, path=path)
+        request = request_of(checkpoint=checkpoint, path=path)
         start = run.start(CacheProcess, path)
         result = answer(request, start=start, store=user_store(), progress=progress)
-    output.write(TuneCacheView(result, output.units))
+    output.write(result, units=output.units)
 
 
-def _asked(
+def _request(
     cache: CacheOptions, run: RunOptions, runtime: RuntimeOptions, output: PlanOutput
 ) -> "partial[CacheRequest]":
     """Return `CacheRequest` with the options; all are checked before anything is loaded."""
@@ -114,13 +115,13 @@ def _asked(
     require_writable(output.file, needs_stdout=False)
     return partial(
         CacheRequest,
-        prompt_tokens=parsed("--prompt-tokens", parse_counts, cache.prompt_tokens) or (),
-        stored_bits=parsed("--stored-bits", parse_counts, cache.stored_bits) or (),
+        prompt_tokens=cache.prompt_tokens,
+        stored_bits=cache.stored_bits,
         directory=cache.dir,
-        max_tokens=tokens_to_compare(cache.max_tokens),
+        max_tokens=cache.max_tokens,
         prefill_step=cache.prefill_step,
         agreement_percent=cache.agreement,
-        memory_limit_bytes=run.memory_limit_bytes(),
+        memory_limit_bytes=run.memory_limit,
         margin_bytes=runtime.margin,
         force=run.force,
         units=output.units,

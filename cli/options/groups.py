@@ -1,7 +1,6 @@
 """Expand groups of options to the flat signature that Typer reads."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, ClassVar, get_args, get_origin
 
@@ -12,41 +11,60 @@ from memfit.estimators.questions.question import Question, read_setting
 
 
 class OptionGroup(Struct, frozen=True):
-    """Options of one command: each field is an argument or an option."""
+    """Options of one command: each field has an `option` or an `argument` as its default.
+
+    `grouped` makes the group of what Typer read.
+    """
 
     panel: ClassVar[str] = "Options"
     """The heading of the group in --help."""
 
 
 class Option:
-    """An option of a question, as `typer.Option` declares it."""
-
-    declared: ClassVar[Callable[..., Any]] = typer.Option
+    """An option as `typer.Option` declares it, or an argument."""
 
     def __init__(
-        self, *names: str, help: str, kind: Any = str, default: Any = None, **settings: Any
+        self,
+        declared: Callable[..., Any],
+        names: Sequence[str],
+        kind: Any,
+        default: Any,
+        read: Callable[[str], Any] | None,
+        settings: Mapping[str, Any],
     ) -> None:
-        """Take the type that Typer reads, its default, and the arguments of `typer.Option`.
+        """Take what Typer is told, and what reads the text of the option."""
+        self.kind, self.default, self.read = kind, default, read
+        self._declared, self._names, self._settings = declared, names, settings
 
-        Without a default it is that of the question.
-        """
-        self.names, self.help, self.kind, self.default = names, help, kind, default
-        self.settings = settings
-
-    def parameter(self, name: str, default: Any, panel: str) -> Parameter:
+    def parameter(self, name: str, kind: Any, default: Any, panel: str) -> Parameter:
         """Return it as a parameter of a command."""
-        default = default if self.default is None else self.default
+        if self.read:
+            kind = str | None if default is None else str
+            default = default if default in (None, ...) else _text(default)
         # As a default, which costs a tenth of an annotation.
-        info = type(self).declared(default, *self.names, help=self.help, **self.settings)
+        info = self._declared(default, *self._names, **self._settings)
         info.rich_help_panel = panel
-        kind = self.kind if default is not None else self.kind | None
         return Parameter(name, Parameter.KEYWORD_ONLY, default=info, annotation=kind)
 
 
-class Argument(Option):
-    """An argument, as `typer.Argument` declares it."""
+def option(
+    *names: str,
+    kind: Any = str,
+    default: Any = None,
+    read: Callable[[str], Any] | None = None,
+    **settings: Any,
+) -> Any:
+    """Declare an option with the arguments of `typer.Option`; one without a default has ``...``.
 
-    declared = typer.Argument
+    ``read`` makes the value of a text. A question has the type that Typer reads as ``kind``, and
+    its own default; a group annotates the field.
+    """
+    return Option(typer.Option, names, kind, default, read, settings)
+
+
+def argument(*, kind: Any = str, default: Any = None, **settings: Any) -> Any:
+    """Declare an argument with those of `typer.Argument`."""
+    return Option(typer.Argument, (), kind, default, None, settings)
 
 
 class Options:
@@ -68,14 +86,13 @@ class Options:
 
     def parameters(self, names: Sequence[str]) -> Iterator[Parameter]:
         """Yield a parameter for each option, or for those of some names."""
-        defaults = dict(
-            zip(self.question.__struct_fields__, self.question.__struct_defaults__, strict=True)
-        )
+        fields, defaults = self.question.__struct_fields__, self.question.__struct_defaults__
+        own = dict(zip(fields, defaults, strict=True))
         for name in names or self.declared:
-            default = defaults.get(name)
-            yield self.declared[name].parameter(
-                name, None if default == () else default, self.panel
-            )
+            option = self.declared[name]
+            default = own.get(name) or None if option.default is None else option.default
+            kind = option.kind | None if default is None else option.kind
+            yield option.parameter(name, kind, default, self.panel)
 
     def group(self, **values: Any) -> Question:
         """Return the question."""
@@ -92,7 +109,10 @@ class Only:
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command with one parameter for each option, which calls it with groups."""
+    """Return a command with one parameter for each option, which calls it with groups.
+
+    Commands import what computes and draws inside of them, so that --help stays fast.
+    """
     flat: list[Parameter] = []
     groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     for name, parameter in signature(command).parameters.items():
@@ -100,10 +120,11 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         # A type that is narrowed again has several.
         offered = ((), *(each.names for each in markers if isinstance(each, Only)))[-1]
         options = next((each for each in markers if isinstance(each, Options)), None)
+        make: Callable[..., Any]
         if options:
             parameters, make = list(options.parameters(offered)), options.group
         elif isinstance(kind, type) and issubclass(kind, OptionGroup):
-            parameters, make = list(_parameters(kind, offered)), kind
+            parameters, make = _of_group(kind, offered)
         else:
             flat.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
             continue
@@ -128,24 +149,27 @@ def _split(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     return kind, tuple(markers)
 
 
-def _parameters(group: type[OptionGroup], offered: Sequence[str]) -> Iterator[Parameter]:
-    fields = dict(signature(group).parameters)
-    for name in offered or fields:
-        kind, (option,) = _split(fields[name].annotation)
-        option = copy(option)
-        option.rich_help_panel = group.panel
-        yield Parameter(
-            name,
-            Parameter.KEYWORD_ONLY,
-            default=fields[name].default,
-            annotation=Annotated[kind, option],
-        )
+def _of_group(
+    group: type[OptionGroup], offered: Sequence[str]
+) -> tuple[list[Parameter], Callable[..., OptionGroup]]:
+    """Return the parameters of a group, and what makes the group of their values."""
+    fields = signature(group).parameters
+    options: dict[str, Option] = {name: field.default for name, field in fields.items()}
+    parameters = [
+        options[name].parameter(name, fields[name].annotation, options[name].default, group.panel)
+        for name in offered or fields
+    ]
+
+    def make(**values: Any) -> OptionGroup:
+        for name, value in values.items():
+            if value is not None and (read := options[name].read):
+                values[name] = read_setting(name, read, value)
+        defaults = {name: declared.default for name, declared in options.items()}
+        return group(**{**defaults, **values})
+
+    return parameters, make
 
 
-def parsed(option: str, parse: Callable[[str], Any], text: str | None) -> Any:
-    """Return the value of an option's text, None when it was not given.
-
-    Raises:
-        InputError: naming the option, when the text cannot be read.
-    """
-    return None if text is None else read_setting(option, parse, text)
+def _text(value: Any) -> str:
+    """Return a default as it is written: several values with commas."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

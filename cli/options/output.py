@@ -1,19 +1,20 @@
 """Options of the output: the format, the file and the units."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 import typer
 
-from memfit.cli.options.groups import OptionGroup
+from memfit.cli.options.groups import OptionGroup, option
 from memfit.cli.render.output import DRAWN, Format, deliver, format_of
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units
 
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Show each network request with its size.")
-]
-FORMAT: Any = typer.Option("--format", is_eager=True, help="Output format.")
+if TYPE_CHECKING:
+    from memfit.estimators.results.result import Result
+
+VERBOSE = option("--verbose", "-v", default=False, help="Show each network request with its size.")
+FORMAT = option("--format", default="table", is_eager=True, help="Output format.")
 
 
 def _reject_format_and_json(ctx: typer.Context, json_: bool) -> bool:
@@ -24,28 +25,25 @@ def _reject_format_and_json(ctx: typer.Context, json_: bool) -> bool:
     return json_
 
 
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json", callback=_reject_format_and_json, help="Print JSON, as --format json does."
-    ),
-]
+JSON = option(
+    "--json",
+    default=False,
+    callback=_reject_format_and_json,
+    help="Print JSON, as --format json does.",
+)
 
 
 class OutputOptions(OptionGroup, frozen=True, kw_only=True):
     """How and where a result is written."""
 
     panel = "Output options"
-    format_: Annotated[Format, FORMAT] = "table"
-    json_: Json = False
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="Write the result to a file, in the format of its suffix."
-        ),
-    ] = None
-    units: Annotated[Units, typer.Option(help="Units of sizes: decimal or binary.")] = Units.GB
-    verbose: Verbose = False
+    format_: Format = FORMAT
+    json_: bool = JSON
+    file: Path | None = option(
+        "--output", "-o", help="Write the result to a file, in the format of its suffix."
+    )
+    units: Units = option(help="Units of sizes: decimal or binary.", default=Units.GB)
+    verbose: bool = VERBOSE
 
     @property
     def form(self) -> Format:
@@ -69,22 +67,26 @@ class OutputOptions(OptionGroup, frozen=True, kw_only=True):
         """Whether the result goes to a file."""
         return self.file is not None
 
-    def write(self, view: Any) -> None:
+    def write(self, result: "Result", **settings: Any) -> None:
         """Write a result in the format to the file, else to standard output.
+
+        ``settings`` are those of its view.
 
         Raises:
             InputError: when the file cannot be written.
         """
-        deliver(view, self.form, self.file)
+        from memfit.cli.render.view import view_of
+
+        deliver(view_of(result, **settings), self.form, self.file)
 
 
 class TabularOutput(OutputOptions, frozen=True, kw_only=True):
     """The output of a command with rows, which can be CSV."""
 
-    format_: Annotated[Literal["table", "json", "csv", "markdown", "html", "svg"], FORMAT] = "table"
+    format_: Literal["table", "json", "csv", "markdown", "html", "svg"] = FORMAT
 
 
 class PlanOutput(OutputOptions, frozen=True, kw_only=True):
     """The output of a plan."""
 
-    format_: Annotated[Literal["table", "json", "markdown", "html", "svg"], FORMAT] = "table"
+    format_: Literal["table", "json", "markdown", "html", "svg"] = FORMAT

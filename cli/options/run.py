@@ -3,11 +3,9 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-import typer
-
-from memfit.cli.options.groups import OptionGroup, parsed
+from memfit.cli.options.groups import OptionGroup, option
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_count, parse_size
 
@@ -17,51 +15,40 @@ Process = TypeVar("Process")
 class RunOptions(OptionGroup, frozen=True, kw_only=True):
     """How the model is run."""
 
-    force: Annotated[
-        bool, typer.Option("--force", help="Run even if the estimate says that it does not fit.")
-    ] = False
-    memory_limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory that MLX may use, such as 8GB.")
-    ] = None
-    timeout: Annotated[
-        int, typer.Option(metavar="SECONDS", min=1, help="Stop a run without progress after this.")
-    ] = 600
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SETTING=V,V",
-            help="Values of prefill-step, kv-bits, context or batch; repeat it to measure every"
-            " combination.",
-        ),
-    ] = None
-    wired: Annotated[
-        bool, typer.Option("--wired", help="Measure again with the recommended wired limit.")
-    ] = False
-    download: Annotated[
-        bool, typer.Option("--download", help="Download a Hub model that is not cached here.")
-    ] = False
-
-    def memory_limit_bytes(self) -> int | None:
-        """Return the limit of MLX, None without one.
-
-        Raises:
-            InputError: when it is not a size.
-        """
-        return parsed("--memory-limit", parse_size, self.memory_limit)
+    force: bool = option(
+        "--force", help="Run even if the estimate says that it does not fit.", default=False
+    )
+    memory_limit: int | None = option(
+        metavar="SIZE", help="Memory that MLX may use, such as 8GB.", read=parse_size
+    )
+    timeout: int = option(
+        metavar="SECONDS", min=1, help="Stop a run without progress after this.", default=600
+    )
+    sweep: list[str] | None = option(
+        metavar="SETTING=V,V",
+        help="Values of prefill-step, kv-bits, context or batch; repeat it to measure every"
+        " combination.",
+    )
+    wired: bool = option(
+        "--wired", help="Measure again with the recommended wired limit.", default=False
+    )
+    download: bool = option(
+        "--download", help="Download a Hub model that is not cached here.", default=False
+    )
 
     def start(self, process: Callable[..., Process], path: Path) -> Callable[..., Process]:
         """Return what starts a measuring process for a model's directory, under these limits."""
         return partial(
             process,
             path,
-            memory_limit_bytes=self.memory_limit_bytes(),
+            memory_limit_bytes=self.memory_limit,
             timeout_seconds=float(self.timeout),
         )
 
 
 def tokens_to_compare(text: str) -> int:
-    """Return the value of --max-tokens, at least 1."""
-    tokens = parsed("--max-tokens", parse_count, text)
+    """Return a number of tokens, at least 1."""
+    tokens = parse_count(text)
     if not tokens:
-        raise InputError("--max-tokens: generate at least 1 token, to compare it")
+        raise InputError("generate at least 1 token, to compare it")
     return tokens

@@ -179,9 +179,9 @@ def _open_path(path: Path) -> Checkpoint:
 def _open_directory(path: Path) -> Checkpoint:
     names = list_names(path)
     if CONFIG not in names:
-        from memfit.estimators.checkpoint.gguf.files import has_models, read_gguf_directory
+        from memfit.estimators.checkpoint.gguf.files import gguf_models, read_gguf_directory
 
-        if has_models(names):
+        if gguf_models(names):
             return read_gguf_directory(path, names)
     return read_directory(path)
 

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.checkpoint_files import CheckpointFiles
-from memfit.estimators.checkpoint.manifest import Index, SkippedFile, Tensor
+from memfit.estimators.checkpoint.manifest import Checkpoint, Index, SkippedFile, Tensor
 from memfit.estimators.checkpoint.shards import check_series, list_some, read_index
 
 SAFETENSORS_INDEX = "model.safetensors.index.json"
@@ -42,63 +41,50 @@ class _Role(Enum):
     GGUF = "a GGUF file; name it to size it for llama.cpp"
 
 
-class WeightFiles(Struct, frozen=True):
-    """The counted files of a folder; ``tensors`` and ``bound`` as in `Checkpoint`."""
-
-    tensors: tuple[Tensor, ...] | None = None
-    bound: int | None = None
-    file_bytes: int = 0
-    header_bytes: int = 0
-    shards: int = 0
-    skipped_files: tuple[SkippedFile, ...] = ()
-    warnings: tuple[str, ...] = ()
-    header_sha256: tuple[tuple[str, str], ...] = ()
-    has_other_names: bool = False
-
-
 def is_weight_file(name: str) -> bool:
     """Tell whether a file of this name holds weights, an adapter or the state of a training."""
     return _role(name) is not None
 
 
-def read_weights(files: CheckpointFiles, names: Sequence[str]) -> WeightFiles:
-    """Return the weights among a folder's files, and which of these do not count.
+def with_weights(
+    checkpoint: Checkpoint, files: CheckpointFiles, names: Sequence[str]
+) -> Checkpoint:
+    """Return a checkpoint with the weights among a folder's files, and those that do not count.
 
-    Where the only weights are PyTorch's, ``bound`` is the sum of the file sizes.
+    Where the only weights are PyTorch's, ``weight_bytes_bound`` is the sum of the file sizes.
 
     Raises:
         CheckpointError: when a file that counts is missing, unreadable or inconsistent.
     """
     roles = {name: role for name in names if (role := _role(name)) is not None}
-    counted, weights = _counted(files, roles)
+    counted, checkpoint = _counted(checkpoint, files, roles)
     others = [name for name in roles if name not in set(counted)]
-    skipped_files = [_left_out(files, name, roles[name].value) for name in others]
-    return replace(
-        weights, skipped_files=weights.skipped_files + tuple(filter(None, skipped_files))
-    )
+    skipped_files = filter(None, (_left_out(files, name, roles[name].value) for name in others))
+    return replace(checkpoint, skipped_files=(*checkpoint.skipped_files, *skipped_files))
 
 
-def _counted(files: CheckpointFiles, roles: dict[str, _Role]) -> tuple[list[str], WeightFiles]:
+def _counted(
+    checkpoint: Checkpoint, files: CheckpointFiles, roles: dict[str, _Role]
+) -> tuple[list[str], Checkpoint]:
     index = read_index(files, SAFETENSORS_INDEX)
     if loaded := _of(roles, _Role.LOADED):
-        weights = _merged(files, loaded, index)
-        return loaded, replace(
-            weights, warnings=weights.warnings + _index_warnings(files, loaded, weights, index)
-        )
+        merged = _merged(checkpoint, files, loaded, index)
+        warnings = _index_warnings(files, loaded, merged, index)
+        return loaded, replace(merged, warnings=merged.warnings + warnings)
     if others := _of(roles, _Role.OTHER):
         others = sorted(index.files) if index else others
-        weights = _merged(files, others, index)
+        merged = _merged(checkpoint, files, others, index)
         text = f"mlx-lm loads only model*.safetensors; counted {list_some(others)} in their place"
         return others, replace(
-            weights,
-            warnings=(f"{printable(files.label)}: {text}", *weights.warnings),
+            merged,
+            warnings=(f"{printable(files.label)}: {text}", *merged.warnings),
             has_other_names=True,
         )
     if torch := _of(roles, _Role.TORCH):
         torch = _torch_set(files, torch)
-        return torch, _bounded(files, torch)
+        return torch, _bounded(checkpoint, files, torch)
     text = "no weight files; the weights are derived from config.json"
-    return [], WeightFiles(warnings=(f"{printable(files.label)}: {text}",))
+    return [], replace(checkpoint, warnings=(f"{printable(files.label)}: {text}",))
 
 
 def _role(name: str) -> _Role | None:
@@ -120,7 +106,9 @@ def _of(roles: dict[str, _Role], wanted: _Role) -> list[str]:
     return [name for name, role in roles.items() if role is wanted]
 
 
-def _merged(files: CheckpointFiles, names: list[str], index: Index | None) -> WeightFiles:
+def _merged(
+    checkpoint: Checkpoint, files: CheckpointFiles, names: list[str], index: Index | None
+) -> Checkpoint:
     check_series(files.label, names)
     merged: dict[str, Tensor] = {}
     skipped_files, repeating = [], []
@@ -142,7 +130,8 @@ def _merged(files: CheckpointFiles, names: list[str], index: Index | None) -> We
         file_bytes += header.file_bytes
         header_bytes += header.header_bytes
         digests.append((name, header.sha256))
-    return WeightFiles(
+    return replace(
+        checkpoint,
         tensors=tuple(merged.values()),
         file_bytes=file_bytes,
         header_bytes=header_bytes,
@@ -172,13 +161,13 @@ def _repeat_warnings(
 
 
 def _index_warnings(
-    files: CheckpointFiles, loaded: list[str], weights: WeightFiles, index: Index | None
+    files: CheckpointFiles, loaded: list[str], weights: Checkpoint, index: Index | None
 ) -> tuple[str, ...]:
     if index is None:
         return ()
     place = f"{printable(files.label)}: {SAFETENSORS_INDEX} names"
-    held = {tensor.name for tensor in weights.tensors or ()}
-    others, tensors = sorted(index.files - set(loaded)), sorted(index.weight_map.keys() - held)
+    present = {tensor.name for tensor in weights.tensors or ()}
+    others, tensors = sorted(index.files - set(loaded)), sorted(index.weight_map.keys() - present)
     warnings = []
     if others:
         warnings.append(f"{place} {list_some(others)}, but mlx-lm loads only model*.safetensors")
@@ -193,12 +182,13 @@ def _torch_set(files: CheckpointFiles, names: list[str]) -> list[str]:
     return [name for name in names if name.startswith("pytorch_model")] or names
 
 
-def _bounded(files: CheckpointFiles, names: list[str]) -> WeightFiles:
+def _bounded(checkpoint: Checkpoint, files: CheckpointFiles, names: list[str]) -> Checkpoint:
     check_series(files.label, names)
     bound = sum(files.pytorch_file_bytes(name) for name in names)
     text = "only PyTorch files; their size is an upper bound, and mlx-lm cannot load them"
-    return WeightFiles(
-        bound=bound,
+    return replace(
+        checkpoint,
+        weight_bytes_bound=bound,
         file_bytes=bound,
         shards=len(names),
         warnings=(f"{printable(files.label)}: {text}",),

@@ -1,6 +1,6 @@
 """The plan of a checkpoint's images, by the family of its processor."""
 
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -9,81 +9,45 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.base.images import Images
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.images.families.crops import (
-    AyaVision,
-    DeepseekOcr,
-    DeepseekVL2,
-    InternVL,
-    Llama4,
-    LlavaOnevision,
-    Molmo,
-    Molmo2,
-    Step3,
-)
+from memfit.estimators.images.families import crops, squares, tiles
 from memfit.estimators.images.families.gemma4 import Gemma4
 from memfit.estimators.images.families.patch_grids import PatchGrid
 from memfit.estimators.images.families.pixtral import Pixtral
-from memfit.estimators.images.families.squares import Clip, Expanded, Square
-from memfit.estimators.images.families.tiles import (
-    Idefics2,
-    Idefics3,
-    KimiK25,
-    KimiVL,
-    Lfm2,
-    LlavaNext,
-    Mllama,
-    Phi3V,
-    Phi4MM,
-)
 from memfit.estimators.images.plan import ImagePlan
-from memfit.estimators.images.settings import ProcessorFiles, processor_files
-
-
-class Processor(Protocol):
-    """What one family's processor makes of images."""
-
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
-        """Return the plan of all images."""
-
+from memfit.estimators.images.settings import Processor, processor_files
 
 # Sizes are those of the published models: Qwen/Qwen2-VL-7B-Instruct, Qwen/Qwen2.5-VL-7B-Instruct,
 # Qwen/Qwen3-VL-4B-Instruct, Qwen/Qwen3.5-35B-A3B, zai-org/GLM-4.1V-9B-Thinking,
 # google/gemma-3-4b-it, google/gemma-3n-E4B-it, google/gemma-4-26B-A4B-it,
 # mistral-community/pixtral-12b, mistralai/Mistral-Small-3.1-24B-Instruct-2503.
-_QWEN2 = PatchGrid(14, (56 * 56, 14 * 14 * 4 * 16384))
-_QWEN3 = PatchGrid(16, (256 * 256, 4096 * 4096), stamps_frames=True)
-_GLM = PatchGrid(14, (112 * 112, 28 * 28 * 12288), counts_frames=True, takes_videos=False)
-_GLM_OCR = PatchGrid(14, (112 * 112, 14 * 14 * 8 * 6144), counts_frames=True, takes_videos=False)
-_ERNIE = PatchGrid(
-    14, (56 * 56, 28 * 28 * 1280), temporal=1, takes_videos=False, is_fixed=True, cuts_aspect=True
-)
-_HUNYUAN = PatchGrid(
-    16, (512 * 512, 2048 * 2048), temporal=1, takes_videos=False, is_fixed=True, breaks_rows=True
-)
-_PADDLE = PatchGrid(
-    14, (147384, 2822400), temporal=1, takes_videos=False, enlarges=True, one_image=True
-)
-_FAST = Expanded(1024, 64, sizes=True)
-_BUNNY = Expanded(384, 14, one_image=True)
-_GRANITE = LlavaNext(384, 14, added=0, strategy="full")
+_QWEN2 = PatchGrid(14, (56 * 56, 14 * 14 * 4 * 16384), takes_videos=True)
+_QWEN3 = PatchGrid(16, (256 * 256, 4096 * 4096), stamps_frames=True, takes_videos=True)
+_GLM = PatchGrid(14, (112 * 112, 28 * 28 * 12288), counts_frames=True)
+_GLM_OCR = PatchGrid(14, (112 * 112, 14 * 14 * 8 * 6144), counts_frames=True)
+_ERNIE = PatchGrid(14, (56 * 56, 28 * 28 * 1280), temporal=1, is_fixed=True, cuts_aspect=True)
+_HUNYUAN = PatchGrid(16, (512 * 512, 2048 * 2048), temporal=1, is_fixed=True, breaks_rows=True)
+_PADDLE = PatchGrid(14, (147384, 2822400), temporal=1, enlarges=True, one_image=True)
+_FAST = squares.Expanded(1024, 64, sizes=True)
+_BUNNY = squares.Expanded(384, 14, one_image=True)
+_GRANITE = tiles.LlavaNext(384, 14, added=0, strategy="full")
 FAMILIES: Final[dict[str, Processor]] = {
-    "aya_vision": AyaVision(),
+    "aya_vision": crops.AyaVision(),
     "bunny-llama": _BUNNY,
     "ernie4_5_moe_vl": _ERNIE,
     "gemma4_unified": Gemma4(is_unified=True),
     "granite_vision": _GRANITE,
     "granite4_vision": replace(_GRANITE, patch=16, down="4/8"),
     "hunyuan_vl": _HUNYUAN,
-    "idefics2": Idefics2(),
-    "kimi_k25": KimiK25(),
-    "lfm2-vl": Lfm2(),
-    "mage_vl": PatchGrid(16, (56 * 56, 14 * 14 * 4 * 1280), temporal=1, takes_videos=False),
+    "idefics2": tiles.Idefics2(),
+    "kimi_k25": tiles.KimiK25(),
+    "lfm2-vl": tiles.Lfm2(),
+    "mage_vl": PatchGrid(16, (56 * 56, 14 * 14 * 4 * 1280), temporal=1),
     "mimo_v2": _QWEN2,
     "paddleocr_vl": _PADDLE,
-    "qwen3_omni_moe": PatchGrid(16, (56 * 56, 14 * 14 * 4 * 1280)),
+    "qwen3_omni_moe": PatchGrid(16, (56 * 56, 14 * 14 * 4 * 1280), takes_videos=True),
     "qwen4_exp": _QWEN3,
-    "unlimited-ocr": DeepseekOcr(most=32),
-    "zaya1_vl": PatchGrid(14, (56 * 56, 14 * 14 * 4 * 1280), takes_videos=False),
+    "unlimited-ocr": crops.DeepseekOcr(most=32, one_image=True),
+    "zaya1_vl": PatchGrid(14, (56 * 56, 14 * 14 * 4 * 1280)),
     "qwen2_vl": _QWEN2,
     "qwen2_5_vl": _QWEN2,
     "qwen3_vl": _QWEN3,
@@ -94,33 +58,33 @@ FAMILIES: Final[dict[str, Processor]] = {
     "glm4v": _GLM,
     "glm4v_moe": _GLM,
     "glm_ocr": _GLM_OCR,
-    "deepseek_vl_v2": DeepseekVL2(),
-    "deepseekocr": DeepseekOcr(),
-    "deepseekocr_2": DeepseekOcr(768, 6, lines=False),
-    "diffusion_gemma": Gemma4(),
-    "dots_ocr": PatchGrid(14, (56 * 56, 3360 * 3360), temporal=1, takes_videos=False),
-    "gemma3": Square(896, 14, 256, "image_seq_length", before=2, after=2, crops=True),
-    "gemma3n": Square(768, 16, 256, "image_seq_length", before=2, after=2),
-    "gemma4": Gemma4(),
-    "idefics3": Idefics3(1456, 364, 169),
-    "internvl": InternVL("image_seq_length", 256),
-    "internvl_chat": InternVL(),
-    "kimi_vl": KimiVL(),
-    "lfm2_vl": Lfm2(),
-    "llama4": Llama4(),
+    "deepseek_vl_v2": crops.DeepseekVL2(),
+    "deepseekocr": crops.DeepseekOcr(one_image=True),
+    "deepseekocr_2": crops.DeepseekOcr(768, 6, lines=False, one_image=True),
+    "diffusion_gemma": Gemma4(takes_videos=True),
+    "dots_ocr": PatchGrid(14, (56 * 56, 3360 * 3360), temporal=1),
+    "gemma3": squares.Square(896, 14, 256, "image_seq_length", before=2, after=2, crops=True),
+    "gemma3n": squares.Square(768, 16, 256, "image_seq_length", before=2, after=2),
+    "gemma4": Gemma4(takes_videos=True),
+    "idefics3": tiles.Idefics3(1456, 364, 169),
+    "internvl": crops.InternVL("image_seq_length", 256),
+    "internvl_chat": crops.InternVL(),
+    "kimi_vl": tiles.KimiVL(),
+    "lfm2_vl": tiles.Lfm2(),
+    "llama4": crops.Llama4(),
     "llava-qwen2": _BUNNY,
     "llava_qwen2": _FAST,
-    "llava": Clip(336, 14),
-    "llava_next": LlavaNext(),
-    "llava_onevision": LlavaOnevision(),
-    "mllama": Mllama(),
-    "molmo": Molmo(),
-    "molmo2": Molmo2(),
-    "paligemma": Square(224, 14, 256, "image_seq_length"),
-    "phi3_v": Phi3V(),
-    "phi4mm": Phi4MM(),
-    "step3p7": Step3(),
-    "smolvlm": Idefics3(2048, 512, 64, patch=16),
+    "llava": squares.Clip(336, 14),
+    "llava_next": tiles.LlavaNext(),
+    "llava_onevision": crops.LlavaOnevision(),
+    "mllama": tiles.Mllama(),
+    "molmo": crops.Molmo(one_image=True),
+    "molmo2": crops.Molmo2(),
+    "paligemma": squares.Square(224, 14, 256, "image_seq_length"),
+    "phi3_v": tiles.Phi3V(),
+    "phi4mm": tiles.Phi4MM(),
+    "step3p7": crops.Step3(),
+    "smolvlm": tiles.Idefics3(2048, 512, 64, patch=16),
     "pixtral": Pixtral(1024, 16, 1),
     "mistral3": Pixtral(1540, 14, 2),
 }
@@ -179,6 +143,7 @@ def image_plan(checkpoint: Checkpoint, images: Images) -> ImagePlan:
             f" not described; described are {', '.join(sorted(FAMILIES))}"
         )
     files = processor_files(checkpoint)
+    family.require(files, images)
     try:
         plan = family.plan(files, images)
     except ArithmeticError:  # a tile without a patch, or without a resolution to choose

@@ -11,6 +11,7 @@ from memfit.estimators.base.files import short
 from memfit.estimators.base.images import Images
 from memfit.estimators.base.reading.section import Reading, Section, json_section
 from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.images.plan import ImagePlan
 
 IMAGE_FILE = "preprocessor_config.json"
 PROCESSOR_FILE = "processor_config.json"
@@ -23,7 +24,7 @@ MAX_PIXELS = 2**32
 MAX_SIZES = 256
 
 
-class Settings(Section):
+class FileSettings(Section):
     """A section of a processor's file; a missing key has the default of the family."""
 
     def edge(self, key: str, default: int) -> int:
@@ -60,12 +61,12 @@ class Settings(Section):
             self.count("max_pixels", most, most=MAX_PIXELS),
         )
 
-    def sub(self, key: str) -> "Settings":
+    def sub(self, key: str) -> "FileSettings":
         """Return a nested section; an absent one is empty."""
         value = self._take(key, {})
         if not isinstance(value, dict):
             raise self.fail(key, f"expected an object, got {short(value)}")
-        return Settings(value, self.reading, self._at(key))
+        return FileSettings(value, self.reading, self._at(key))
 
     def flag(self, key: str, *, default: bool) -> bool:
         """Return a boolean; a null is the default."""
@@ -95,13 +96,13 @@ class Settings(Section):
 class ProcessorFiles(Struct, frozen=True):
     """What the files of a processor say; an empty section where there is no file."""
 
-    config: Settings
+    config: FileSettings
     """Of config.json."""
-    processor: Settings
-    image: Settings
+    processor: FileSettings
+    image: FileSettings
     """Of the image processor, wherever it is kept."""
-    video: Settings
-    tokenizer: Settings
+    video: FileSettings
+    tokenizer: FileSettings
     are_there: bool
     """Whether there is any file of the image processor."""
 
@@ -120,7 +121,7 @@ def processor_files(checkpoint: Checkpoint) -> ProcessorFiles:
     processor = _section(checkpoint, PROCESSOR_FILE)
     image, nested = _section(checkpoint, IMAGE_FILE), processor.sub("image_processor")
     if nested.values:
-        image = Settings({**image.values, **nested.values}, nested.reading, nested.place)
+        image = FileSettings({**image.values, **nested.values}, nested.reading, nested.place)
     video, nested = _section(checkpoint, VIDEO_FILE), processor.sub("video_processor")
     return ProcessorFiles(
         config=_settings(checkpoint.config, checkpoint.config_name),
@@ -132,31 +133,7 @@ def processor_files(checkpoint: Checkpoint) -> ProcessorFiles:
     )
 
 
-def reject_videos(files: ProcessorFiles, asked: Images) -> None:
-    """Do nothing without videos.
-
-    Raises:
-        UnsupportedError: for a video, which mlx-vlm's processors of these models do not take.
-    """
-    if asked.videos:
-        raise UnsupportedError(
-            f"{files.config.reading.name}: mlx-vlm's processor of this model takes no videos"
-        )
-
-
-def require_one_image(files: ProcessorFiles, asked: Images) -> None:
-    """Do nothing for one image.
-
-    Raises:
-        UnsupportedError: for several, which mlx-vlm does not take with these models.
-    """
-    if len(asked.each_image()) > 1:
-        raise UnsupportedError(
-            f"{files.config.reading.name}: mlx-vlm's processor of this model takes one image"
-        )
-
-
-def _section(checkpoint: Checkpoint, name: str) -> Settings:
+def _section(checkpoint: Checkpoint, name: str) -> FileSettings:
     """The object of a file, empty where there is no such file."""
     path = PurePath(checkpoint.config_name).with_name(name)
     files = checkpoint.others
@@ -164,8 +141,36 @@ def _section(checkpoint: Checkpoint, name: str) -> Settings:
         return _settings({}, str(path))
     content = files.read(name, limit=MAX_BYTES)
     read = json_section(content, path, what="the file", max_values=MAX_VALUES, error=ConfigError)
-    return Settings(read.values, read.reading)
+    return FileSettings(read.values, read.reading)
 
 
-def _settings(values: Mapping[str, Any], name: str) -> Settings:
-    return Settings(values, Reading(name, ConfigError))
+def _settings(values: Mapping[str, Any], name: str) -> FileSettings:
+    return FileSettings(values, Reading(name, ConfigError))
+
+
+class Processor(Struct, frozen=True, kw_only=True):
+    """What one family's processor makes of images; its fields are what models of it differ in."""
+
+    takes_videos: bool = False
+    one_image: bool = False
+    """Whether it takes one image alone."""
+
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
+        """Return the plan of all images and videos, of which it takes as many.
+
+        Raises:
+            InputError: for an image that the processor refuses.
+        """
+        raise NotImplementedError
+
+    def require(self, files: ProcessorFiles, inputs: Images) -> None:
+        """Check that mlx-vlm's processor takes videos, or several images, where there are some.
+
+        Raises:
+            UnsupportedError: when it does not.
+        """
+        place = f"{files.config.reading.name}: mlx-vlm's processor of this model takes"
+        if inputs.videos and not self.takes_videos:
+            raise UnsupportedError(f"{place} no videos")
+        if self.one_image and len(inputs.each_image()) > 1:
+            raise UnsupportedError(f"{place} one image")

@@ -1,8 +1,7 @@
 """The machine, or the machines of several ranks, that have to run a model."""
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 from msgspec import Struct
 
@@ -13,13 +12,7 @@ from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import parse_size
 from memfit.estimators.machine.device import Device, as_it_is_now
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
-from memfit.estimators.questions.question import (
-    Question,
-    each,
-    integer,
-    path,
-    text,
-)
+from memfit.estimators.questions.question import Integer, PathSetting, Question, each, integer, text
 
 
 class Ranks(Struct, frozen=True):
@@ -55,30 +48,23 @@ def _layers(written: Any) -> tuple[int, ...]:
         ) from None
 
 
+def _regime(value: Any) -> OsRegime:
+    return OsRegime(one_of(tuple(OsRegime))(value))
+
+
 class MachineQuestion(Question, frozen=True, kw_only=True):
     """A machine, or one for each rank; ``device`` and ``memory`` have several for ranks."""
 
-    device: tuple[str, ...] = ()
-    memory: tuple[int, ...] = ()
+    device: Annotated[tuple[str, ...], each(text, ",")] = ()
+    memory: Annotated[tuple[int, ...], each(memory_value, ",")] = ()
     """Bytes."""
-    working_set: int | None = None
+    working_set: Annotated[int | None, number_or_text(parse_size)] = None
     """Bytes."""
-    os_regime: OsRegime = DEFAULT_REGIME
-    ranks: int | None = None
-    parallel: Parallel | None = None
-    split: tuple[int, ...] | None = None
-    hosts: Path | None = None
-
-    readers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
-        "device": each(text, ","),
-        "memory": each(memory_value, ","),
-        "working_set": number_or_text(parse_size),
-        "os_regime": lambda value: OsRegime(one_of(tuple(OsRegime))(value)),
-        "ranks": integer,
-        "parallel": one_of(("tensor", "pipeline")),
-        "split": _layers,
-        "hosts": path,
-    }
+    os_regime: Annotated[OsRegime, _regime] = DEFAULT_REGIME
+    ranks: Integer = None
+    parallel: Annotated[Parallel | None, one_of(("tensor", "pipeline"))] = None
+    split: Annotated[tuple[int, ...] | None, _layers] = None
+    hosts: PathSetting = None
 
     @property
     def is_named(self) -> bool:
@@ -86,24 +72,47 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
         return bool(self.device or self.memory or self.working_set is not None)
 
     def machine(self) -> Device | None:
-        """Return the machine, of several the first; where none is named this one, if it has a GPU.
+        """Return the machine; where none is named this one, if it has a GPU.
 
         Raises:
-            InputError: when the machine is unknown, or settings contradict each other.
+            InputError: when the machine is unknown, or more than one is named.
+        """
+        from memfit.estimators.machine.devices import working_set_device
+
+        self._require_one_name()
+        if len(self.device) > 1 or len(self.memory) > 1:
+            name = setting("device" if self.device else "memory")
+            raise InputError(f"{name}: give one machine, several are for ranks only")
+        if self.memory:
+            return self._with_memory(self.memory[0])
+        if self.working_set is not None:
+            return working_set_device(self.working_set)
+        if self.device:
+            return self.named(self.device[0])
+        from memfit.estimators.machine.host import detect_host
+
+        host = detect_host()
+        return host if host and host.backend != "cpu" else None
+
+    def first_machine(self) -> Device | None:
+        """Return the machine, of several ranks that of the first.
+
+        Raises:
+            InputError: when a machine is unknown, or settings contradict each other.
         """
         devices = self.machines()
-        return devices[0] if devices else self._one()
+        return devices[0] if devices else self.machine()
 
     def machines(self) -> tuple[Device | None, ...]:
         """Return a machine for each rank, nothing where at most one is named.
 
         Raises:
-            InputError: as `machine`.
+            InputError: as `first_machine`.
         """
         if self.hosts is not None:
             return self._of_hosts(self.hosts)
         if len(self.device) > 1 or len(self.memory) > 1:
-            self._require_one_name("give one")
+            self._require_one_name()
             return (*map(self.named, self.device), *map(self._with_memory, self.memory))
         return ()
 
@@ -111,10 +120,10 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
         """Return the ranks, None where no setting names any.
 
         Raises:
-            InputError: as `machine`, or for ranks that are out of range.
+            InputError: as `first_machine`, or for ranks that are out of range.
         """
         devices = self.machines()
-        size = self.ranks or len(devices or self.split or ())
+        size = len(devices or self.split or ()) if self.ranks is None else self.ranks
         if self.ranks is None and not size:
             if self.parallel:
                 raise InputError(f"{setting('parallel')} needs {setting('ranks')} N")
@@ -140,25 +149,10 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
             )
         return as_it_is_now(host)
 
-    def _require_one_name(self, advice: str) -> None:
+    def _require_one_name(self) -> None:
         if bool(self.device) + bool(self.memory) + (self.working_set is not None) > 1:
             *names, last = map(setting, ("device", "memory", "working_set"))
-            raise InputError(f"{', '.join(names)} and {last} each name a device: {advice}")
-
-    def _one(self) -> Device | None:
-        from memfit.estimators.machine.devices import working_set_device
-
-        self._require_one_name("give only one")
-        if self.memory:
-            return self._with_memory(self.memory[0])
-        if self.working_set is not None:
-            return working_set_device(self.working_set)
-        if self.device:
-            return self.named(self.device[0])
-        from memfit.estimators.machine.host import detect_host
-
-        host = detect_host()
-        return host if host and host.backend != "cpu" else None
+            raise InputError(f"{', '.join(names)} and {last} each name a device: give only one")
 
     def _with_memory(self, memory_bytes: int) -> Device:
         from memfit.estimators.machine.devices import memory_device
@@ -169,7 +163,7 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
         from memfit.estimators.machine.hosts import read_hosts
 
         hosts = read_hosts(path, find_device=self.named, os_regime=self.os_regime)
-        default = self._one() if self.is_named else None
+        default = self.machine() if self.is_named else None
         if default is None and (bare := next((h for h in hosts if h.device is None), None)):
             raise InputError(
                 f"{path}: host {bare.name[:60]!r} has no device and no memory; add"

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Struct
 
@@ -12,37 +12,29 @@ from memfit.estimators.base.files import short
 from memfit.estimators.base.setting_names import setting
 
 Value = TypeVar("Value")
-Asked = TypeVar("Asked", bound="Question")
+AnyQuestion = TypeVar("AnyQuestion", bound="Question")
 
 
 class Question(Struct, frozen=True, kw_only=True):
     """Settings of one kind; a setting that is None was not given.
 
-    The library and the command line `read` them; a policy reads them one by one, as each of its
-    mistakes has a line.
+    Each is annotated with what reads it from a value or a text. The library and the command line
+    `read` them; a policy, whose mistakes have a line each, sets values that it has read.
     """
 
-    readers: ClassVar[Mapping[str, Callable[[Any], Any]]]
-    """The name of each setting to what returns its value, from a value or a text."""
-
     @classmethod
-    def read(cls: type[Asked], given: Mapping[str, Any]) -> Asked:
+    def read(cls: type[AnyQuestion], given: Mapping[str, Any]) -> AnyQuestion:
         """Return the question of settings that are given by their names.
 
         Raises:
             InputError: naming the setting, when a value cannot be read or is out of range.
         """
-        stated = {name: value for name, value in given.items() if value is not None}
-        return cls(**{name: cls.read_one(name, value) for name, value in stated.items()})
-
-    @classmethod
-    def read_one(cls, name: str, value: Any) -> Any:
-        """Return the value of one setting.
-
-        Raises:
-            InputError: as `read`.
-        """
-        return read_setting(name, cls.readers[name], value)
+        values = {}
+        for name, value in given.items():
+            if value is not None:
+                reader, *_ = cls.__annotations__[name].__metadata__
+                values[name] = read_setting(name, reader, value)
+        return cls(**values)
 
 
 def read_setting(name: str, read: Callable[[Any], Value], value: Any) -> Value:
@@ -83,6 +75,11 @@ def path(value: Any) -> Path:
     if not isinstance(value, str | os.PathLike):
         raise InputError(f"expected a path, got {short(value)}")
     return Path(value)
+
+
+Integer = Annotated[int | None, integer]
+Text = Annotated[str | None, text]
+PathSetting = Annotated[Path | None, path]
 
 
 def each(

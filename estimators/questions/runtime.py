@@ -2,20 +2,15 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from fractions import Fraction
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from memfit.estimators.base.reading.values import number_or_text, one_of
 from memfit.estimators.base.units import parse_share, parse_size
 from memfit.estimators.mlx.versions import Version, parse_version
-from memfit.estimators.questions.question import (
-    Question,
-    flag,
-    read_setting,
-    text,
-)
+from memfit.estimators.questions.question import Question, Text, flag, read_setting, text
 from memfit.estimators.runtimes.registry import (
     DEFAULT_RUNTIME,
     as_installed,
@@ -28,9 +23,9 @@ Method = Literal["auto", "formula", "trace"]
 # Kept free above the peak unless another margin is given: for what a system allocates meanwhile.
 MARGIN_BYTES = 64_000_000
 _OWN = (
-    *("capacity", "cache_type", "cache_type_k", "cache_type_v", "flash_attn", "gpu_layers"),
-    *("n_cpu_moe", "host_memory", "host_bandwidth", "kv_cache_dtype"),
-)
+    "gpu_memory_utilization capacity cache_type cache_type_k cache_type_v flash_attn gpu_layers"
+    " n_cpu_moe host_memory host_bandwidth kv_cache_dtype"
+).split()
 """Settings that one runtime has, which reads them itself."""
 
 
@@ -43,41 +38,32 @@ def _share(value: Any) -> Fraction:
     return parse_share(repr(value) if isinstance(value, float) else text(value))
 
 
+VersionSetting = Annotated[Version | None, _version]
+OwnSetting = Annotated[str | int | None, number_or_text(str)]
+"""A setting that one runtime has, which reads it."""
+
+
 class RuntimeQuestion(Question, frozen=True, kw_only=True):
     """A runtime; without a name it is the native one of the checkpoint."""
 
-    runtime: str | None = None
-    method: Method = "auto"
-    margin: int = MARGIN_BYTES
+    runtime: Text = None
+    method: Annotated[Method, one_of(("auto", "formula", "trace"))] = "auto"
+    margin: Annotated[int, number_or_text(parse_size)] = MARGIN_BYTES
     """Bytes to keep free above the peak."""
-    mlx_version: Version | None = None
-    mlx_lm_version: Version | None = None
-    gpu_memory_utilization: Fraction | None = None
+    mlx_version: VersionSetting = None
+    mlx_lm_version: VersionSetting = None
+    gpu_memory_utilization: Annotated[Fraction | None, _share] = None
     """Percent of the GPU's memory."""
-    capacity: str | int | None = None
-    cache_type: str | None = None
-    cache_type_k: str | None = None
-    cache_type_v: str | None = None
-    flash_attn: bool = True
-    gpu_layers: str | int | None = None
-    n_cpu_moe: str | int | None = None
-    host_memory: str | int | None = None
-    host_bandwidth: str | int | None = None
-    kv_cache_dtype: str | None = None
-
-    readers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
-        "runtime": text,
-        "method": one_of(("auto", "formula", "trace")),
-        "margin": number_or_text(parse_size),
-        **dict.fromkeys(("mlx_version", "mlx_lm_version"), _version),
-        "gpu_memory_utilization": _share,
-        **dict.fromkeys(_OWN, text),
-        **dict.fromkeys(
-            ("capacity", "gpu_layers", "n_cpu_moe", "host_memory", "host_bandwidth"),
-            number_or_text(str),
-        ),
-        "flash_attn": flag,
-    }
+    capacity: OwnSetting = None
+    cache_type: Text = None
+    cache_type_k: Text = None
+    cache_type_v: Text = None
+    flash_attn: Annotated[bool, flag] = True
+    gpu_layers: OwnSetting = None
+    n_cpu_moe: OwnSetting = None
+    host_memory: OwnSetting = None
+    host_bandwidth: OwnSetting = None
+    kv_cache_dtype: Text = None
 
     @property
     def names_versions(self) -> bool:
@@ -97,9 +83,7 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
             InputError: as `named_runtime`, or for a setting that is wrong or not the runtime's.
         """
         runtime = self.versioned(named_runtime(self.runtime or DEFAULT_RUNTIME))
-        return self.with_settings(
-            self.with_share(runtime), _OWN if self.runtime is not None else ("capacity",)
-        )
+        return self.with_settings(runtime, _OWN if self.runtime is not None else _OWN[:2])
 
     def versioned(self, runtime: Runtime, *, strict: bool = True) -> Runtime:
         """Return a runtime on the given versions, else on those installed on a Mac.
@@ -114,17 +98,6 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
                 runtime, mlx=self.mlx_version, mlx_lm=self.mlx_lm_version, strict=strict
             )
         return as_installed(runtime) if sys.platform == "darwin" else runtime
-
-    def with_share(self, runtime: Runtime) -> Runtime:
-        """Return a runtime with the given share of the GPU's memory.
-
-        Raises:
-            InputError: when the runtime has no such setting.
-        """
-        share = self.gpu_memory_utilization
-        if share is None:
-            return runtime
-        return read_setting("gpu_memory_utilization", runtime.with_memory_share, share)
 
     def with_settings(self, runtime: Runtime, names: Iterable[str] = _OWN) -> Runtime:
         """Return a runtime with the settings of its own that were given.

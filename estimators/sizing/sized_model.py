@@ -28,7 +28,8 @@ from memfit.estimators.mlx.as_of import as_of, check_class
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.questions.model import DRAFT_TOKENS
 from memfit.estimators.questions.runtime import MARGIN_BYTES, Method
-from memfit.estimators.results.estimate import Basis, Level, LimitName, Note, Verdict
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.terms import Basis, Level, LimitName, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.registry import (
@@ -45,8 +46,8 @@ from memfit.estimators.weights.activations import activation_type
 from memfit.estimators.weights.conversion import conversion_type, convert
 from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.weights.footprint import WeightFootprint, load_footprint
-from memfit.estimators.weights.own_head import with_own_head
 from memfit.estimators.weights.quantization_plan import declared
+from memfit.estimators.weights.sanitize_names import with_own_head
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter

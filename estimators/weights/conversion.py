@@ -75,9 +75,9 @@ def _of_tensors(
         path = group.name if group.name in modules else parent
         module = modules[path]
         # A class's cast_predicate leaves out what stays float32: that keeps the type of the files.
-        made = group if module.float32 else cast_to(group, to)
+        cast = group if module.float32 else cast_to(group, to)
         packing = plan.quantization(path, module) if leaf != "bias" else None
-        parts = tuple(_packed(made, path, packing)) if packing else (made,)
+        parts = tuple(_packed(cast, path, packing)) if packing else (cast,)
         parameters = prod(group.shape)
         for part in parts:
             totals.add(module.part, part.nbytes, parameters=parameters, count=part.copies)

@@ -14,7 +14,8 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
-from memfit.estimators.results.estimate import Basis, Note, WeightDoubt
+from memfit.estimators.results.estimate import Note, WeightDoubt
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.weights.derived import QuantizationPlan, WeightTotals, derive
 from memfit.estimators.weights.headers import read_headers
 from memfit.estimators.weights.loading import (
@@ -272,8 +273,8 @@ def _unmatched(
 
 def _is_incomplete(fit: Match) -> bool:
     """Whether a module of the class has no tensor at all, under no other leaf either."""
-    held = {name.rpartition(".")[0] for name in fit.unknown}
-    return any(path not in held for path in fit.missing)
+    present = {name.rpartition(".")[0] for name in fit.unknown}
+    return any(path not in present for path in fit.missing)
 
 
 def _refusal(fit: Match) -> str:

@@ -93,9 +93,9 @@ def conversions(
     by_name = {group.name: group for group in loaded}
     arrays = Counter(layer_of(name) for name in by_name)
     return tuple(
-        made._replace(layer=layer, layer_arrays=max(1, arrays[layer]))
+        conversion._replace(layer=layer, layer_arrays=max(1, arrays[layer]))
         for group in kept
-        if (made := _conversion(group, by_name.get(group.name)))
+        if (conversion := _conversion(group, by_name.get(group.name)))
         for layer in (layer_of(group.name),)
     )
 
@@ -120,11 +120,11 @@ def _conversion(group: TensorGroup, same: TensorGroup | None) -> Conversion | No
     elements = prod(group.shape)
     if group.dtype.startswith("F8") and (stacked or (same and same.dtype != group.dtype)):
         temporary = group.nbytes + _FP8_ON_THE_WAY * elements
-        held = stacked * _BFLOAT16 * elements
-        return Conversion(group.copies, held, temporary, _FP8_LOADS)
+        nbytes = stacked * _BFLOAT16 * elements
+        return Conversion(group.copies, nbytes, temporary, _FP8_LOADS)
     if group.dtype.startswith("F8") and ".kv_b_proj." in group.name:
-        held, temporary = _BFLOAT16 * elements, group.nbytes + _FP8_ON_THE_WAY * elements
-        return Conversion(1, held, temporary, _FP8_LOADS)
+        nbytes, temporary = _BFLOAT16 * elements, group.nbytes + _FP8_ON_THE_WAY * elements
+        return Conversion(1, nbytes, temporary, _FP8_LOADS)
     if group.name.endswith(".qweight") and same is None:
         temporary = _AWQ_ON_THE_WAY * group.nbytes
         return Conversion(group.copies, 0, temporary, _AWQ_LOADS)

@@ -45,8 +45,8 @@ def rank_footprint(
     """
     if rank.parallel == "pipeline":
         kept = {path for path, _ in share.all_modules()}
-        held = [(array, array.nbytes) for array in _arrays(footprint, model, kept)]
-        return _with_arrays(footprint, share, held, ())
+        arrays = [(array, array.nbytes) for array in _arrays(footprint, model, kept)]
+        return _with_arrays(footprint, share, arrays, ())
     parts = [(array, _part(array, model, rank.size)) for array in _arrays(footprint, model)]
     order = {path: number for number, (path, _) in enumerate(model.all_modules())}
     # MLX evaluates the last arrays of a module tree first (mlx transforms.cpp, eval_impl).
@@ -124,12 +124,12 @@ def _part(array: _Array, model: Model, size: int) -> int:
 def _with_arrays(
     footprint: WeightFootprint,
     share: Model,
-    held: list[tuple[_Array, int]],
+    arrays: list[tuple[_Array, int]],
     cut: tuple[CutArray, ...],
 ) -> WeightFootprint:
     sizes: Counter[int] = Counter()
     parts = dict.fromkeys(footprint.by_part, 0)
-    for array, nbytes in held:
+    for array, nbytes in arrays:
         sizes[nbytes] += array.copies
         part = array.module.part if array.module else part_of(array.path)
         parts[part.value] += nbytes * array.copies

@@ -249,7 +249,7 @@ def test_a_projector_adds_its_weights(memfit: Memfit, qwen: Path, tmp_path: Path
     ).json["memories"]
     assert split[0]["weights_bytes"] == added
     run = memfit("estimate", qwen, "--mmproj", qwen)
-    assert (run.code, "is no vision projector" in run.err) == (3, True)
+    assert (run.code, "is not a vision projector" in run.err) == (3, True)
     folder = write_config(tmp_path / "model", QWEN3_4B)
     run = memfit("estimate", folder, "--mmproj", projector)
     assert (run.code, "a projector belongs to a GGUF file" in run.err) == (3, True)

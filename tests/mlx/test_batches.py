@@ -15,7 +15,8 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.sizing.sized_model import Method, size
+from memfit.estimators.questions.runtime import Method
+from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.peak import peak
 from memfit.estimators.trace.traced_model import TracedModel

@@ -14,22 +14,22 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import converted
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
-from memfit.estimators.results.estimate import Action, Cell, Estimate, ServerRun
+from memfit.estimators.results.advice import Action, Cell, ServerRun
+from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.mlx_lm import MLX_LM
 from memfit.estimators.runtimes.mlx_lm_commands import together
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.joint import JointSearch, Settings
+from memfit.estimators.sizing.joint import JointSearch, RequestSettings
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT
-from memfit.estimators.sizing.server_bound import server_need
-from memfit.estimators.sizing.server_memory import need_of
+from memfit.estimators.sizing.server_bound import ServerBound, need_of
 from memfit.estimators.sizing.serving import REPLY_TOKENS
 from memfit.estimators.sizing.sized_model import SizedModel
+from tests.selection import QUICK_SAMPLES, examples, quick
 
 CASES = Path(__file__).parents[1] / "arch" / "cases"
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
@@ -93,7 +93,7 @@ def sized(case: Case, device: Device | None, bits: int | None) -> SizedModel:
     return replace(found, _answers={})
 
 
-def brute(case: Case) -> Iterator[tuple[Settings, Workload]]:
+def brute(case: Case) -> Iterator[tuple[RequestSettings, Workload]]:
     """Every set of settings, the cheapest first, without the search's own lists."""
     asked = case.workload
     kv_choices = [bits for bits in (8, 4) if bits < (asked.kv_bits or 16) and asked.batch == 1]
@@ -103,7 +103,7 @@ def brute(case: Case) -> Iterator[tuple[Settings, Workload]]:
         workload = replace(asked, prefill_step=step or asked.prefill_step)
         if kv:
             workload = replace(workload, kv_bits=kv, quantized_kv_start=0)
-        yield Settings(workload.prefill_step, workload.kv_bits, weights), workload
+        yield RequestSettings(workload.prefill_step, workload.kv_bits, weights), workload
 
 
 def device_of(case: Case) -> Device:
@@ -126,7 +126,7 @@ def is_possible(case: Case) -> bool:
     return True
 
 
-def verdict_of(case: Case, device: Device, chosen: Settings, workload: Workload) -> str:
+def verdict_of(case: Case, device: Device, chosen: RequestSettings, workload: Workload) -> str:
     try:
         model = sized(case, device, chosen.weight_bits)
         return estimate(model, workload, advises=False).verdict
@@ -134,20 +134,9 @@ def verdict_of(case: Case, device: Device, chosen: Settings, workload: Workload)
         return "refused"
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(cases)
 def test_no_cheaper_set_fits_than_the_one_found(case: Case) -> None:
-    check_cheapest(case)
-
-
-@pytest.mark.exhaustive
-@settings(max_examples=300, deadline=None)
-@given(cases)
-def test_no_cheaper_set_fits_than_the_one_found_in_many_examples(case: Case) -> None:
-    check_cheapest(case)
-
-
-def check_cheapest(case: Case) -> None:
     if not is_possible(case):
         return
     device = device_of(case)
@@ -160,7 +149,7 @@ def check_cheapest(case: Case) -> None:
     assert list(found) == expected
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(cases)
 def test_the_longest_prompt_of_all_steps_is_that_of_brute_force(case: Case) -> None:
     if not is_possible(case):
@@ -168,7 +157,7 @@ def test_the_longest_prompt_of_all_steps_is_that_of_brute_force(case: Case) -> N
     device = device_of(case)
     model = sized(case, device, None)
     search = JointSearch(model, case.workload)
-    found = search.longest(search.asked)
+    found = search.longest(search.requested)
     asked, longest, best = case.workload, 0, None
     for step in [s for s in (asked.prefill_step, *STEPS) if s <= asked.prefill_step]:
         tokens = longest_by_steps(model, replace(asked, prefill_step=step))
@@ -192,7 +181,7 @@ def longest_by_steps(model: SizedModel, workload: Workload) -> int:
     return longest
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 # Fewer KV bits fit this prompt, but their longest is shorter than without them.
 @example(Case("qwen3", None, Workload(prompt_tokens=1122, prefill_step=128), 0))
 @given(cases)
@@ -222,7 +211,7 @@ def check_server(model: SizedModel, workload: Workload, cell: Cell) -> None:
     assert cell.prompt_cache_size is not None
     served = replace(workload, max_tokens=workload.max_tokens or REPLY_TOKENS)
     flags = together(served, cell.prompt_cache_size)
-    need = need_of(server_need(model, served, flags, clients=workload.batch))
+    need = need_of(ServerBound(model, served, workload.batch).moment(flags))
     assert (judge(need, model.device)[0], need.peak_bytes) == (cell.verdict, cell.needed_bytes)
 
 
@@ -250,7 +239,7 @@ def check_printed_server(model: SizedModel, workload: Workload, server: ServerRu
 
     def need(tokens: int) -> Need:
         longer = replace(served, prompt_tokens=tokens)
-        return need_of(server_need(model, longer, server.settings, clients=workload.batch))
+        return need_of(ServerBound(model, longer, workload.batch).moment(server.settings))
 
     assert judge(need(served.prompt_tokens), model.device)[0] == "fits"
     assert need(served.prompt_tokens).peak_bytes == server.needed_bytes
@@ -269,13 +258,13 @@ def changed(workload: Workload, chosen: dict[str, int]) -> Workload:
     return workload
 
 
-def test_figures_are_never_below_the_part_that_is_quick_to_compute() -> None:
-    for path in sorted(SAMPLES.glob("*.yaml")):
-        model = catalog().sized(str(path), device=memory_device(64 * GIB))
-        for prompt, step in product((1, 300, 9001), (2048, 100)):
-            workload = Workload(prompt_tokens=prompt, prefill_step=step, max_tokens=50)
-            least = model.runtime_model.least_bytes(workload)
-            assert least <= model.figures_for(workload).moment.nbytes, path.stem
+@pytest.mark.parametrize("name", quick(sorted(SAMPLES.glob("*.yaml")), QUICK_SAMPLES))
+def test_figures_are_never_below_the_part_that_is_quick_to_compute(name: Path) -> None:
+    model = catalog().sized(str(name), device=memory_device(64 * GIB))
+    for prompt, step in product((1, 300, 9001), (2048, 100)):
+        workload = Workload(prompt_tokens=prompt, prefill_step=step, max_tokens=50)
+        least = model.runtime_model.least_bytes(workload)
+        assert least <= model.figures_for(workload).moment.nbytes
 
 
 def answered(name: str, device: Device | None, **changes: Any) -> Estimate:
@@ -287,7 +276,7 @@ def answered(name: str, device: Device | None, **changes: Any) -> Estimate:
         device=device,
         runtime=replace(MLX_LM, mlx_version=mlx),
     )
-    return estimate(model, workload, units=Units.GB)
+    return estimate(model, workload)
 
 
 def test_a_model_too_large_at_16_bits_fits_converted_to_4() -> None:
@@ -339,7 +328,9 @@ def test_settings_that_cannot_fit_comfortably_are_not_computed_once_one_fits_tig
     search = JointSearch(
         model.on(working_set_device(model.requirement(workload).peak_bytes)), workload
     )
-    assert search.best([search.asked, smaller := Settings(128, None)]) == (search.asked,)
+    assert search.best([search.requested, smaller := RequestSettings(128, None)]) == (
+        search.requested,
+    )
     assert not search.sized.is_known(search.workload_with(smaller))
 
 
@@ -368,6 +359,7 @@ def test_a_batch_never_gets_kv_bits_and_a_rotating_cache_neither() -> None:
         assert all("kv_bits" not in action.settings for action in answer.actions)
 
 
+@pytest.mark.exhaustive
 def test_cells_of_macs_are_what_an_estimate_says_on_each() -> None:
     answer = answered("qwen3.5-35b-a3b", None, prompt_tokens=20_000)
     assert answer.verdict == "unknown"

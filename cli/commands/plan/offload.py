@@ -1,14 +1,14 @@
 """``memfit plan offload``: conversations kept in memory and on disk."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from msgspec.structs import replace
 
-from memfit.cli.commands.plan.subject import CacheBudget, sized_for_mlx_lm
+from memfit.cli.commands.plan.subject import CACHE_BUDGET, sized_for_mlx_lm
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import OptionGroup, grouped, parsed
+from memfit.cli.options.groups import OptionGroup, grouped, option
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import AdaptedModel, MachineOptions, VersionOptions
 from memfit.estimators.base.units import parse_count, parse_rate, parse_size
@@ -26,45 +26,39 @@ if TYPE_CHECKING:
 class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
     """The conversations, and where they are stored."""
 
-    conversations: Annotated[int, typer.Option(help="Number of conversations.")] = 8
-    tokens: Annotated[
-        str | None, typer.Option(help="Tokens of each conversation, such as 18000 or 16k.")
-    ] = None
-    stored_bits: Annotated[int, typer.Option(help="Bits of a stored conversation: 4, 8 or 16.")] = 4
-    stored_group_size: Annotated[int, typer.Option(help="Group size of --stored-bits.")] = 64
-    in_blocks: Annotated[
-        bool,
-        typer.Option(
-            "--in-blocks",
-            help="Quantise every layer, in whole blocks of 256 tokens, as agent-memory does; else"
-            " caches are stored as by mlx-lm.",
-        ),
-    ] = False
-    cache_budget: CacheBudget = None
-    disk: Annotated[str | None, typer.Option(metavar="SIZE", help="Free disk space.")] = None
-    read: Annotated[
-        str | None,
-        typer.Option(metavar="RATE", help="Read bandwidth of the disk, such as 3.5GB/s."),
-    ] = None
-    write: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Write bandwidth of the disk, such as 2GB/s.")
-    ] = None
-    prefill_speed: Annotated[
-        int | None, typer.Option(metavar="N", help="Prompt tokens per second, not generated ones.")
-    ] = None
-    requests: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Simulate this CSV or JSONL of agent, prompt_tokens and completion_tokens.",
-        ),
-    ] = None
-    plot: Annotated[
-        bool, typer.Option("--plot", help="Draw the size of all conversations by tokens.")
-    ] = False
+    conversations: int = option(help="Number of conversations.", default=8)
+    tokens: int | None = option(
+        help="Tokens of each conversation, such as 18000 or 16k.", read=parse_count
+    )
+    stored_bits: int = option(help="Bits of a stored conversation: 4, 8 or 16.", default=4)
+    stored_group_size: int = option(help="Group size of --stored-bits.", default=64)
+    in_blocks: bool = option(
+        "--in-blocks",
+        help="Quantise every layer, in whole blocks of 256 tokens, as agent-memory does; else"
+        " caches are stored as by mlx-lm.",
+        default=False,
+    )
+    cache_budget: int | None = CACHE_BUDGET
+    disk: int | None = option(metavar="SIZE", help="Free disk space.", read=parse_size)
+    read: int | None = option(
+        metavar="RATE", help="Read bandwidth of the disk, such as 3.5GB/s.", read=parse_rate
+    )
+    write: int | None = option(
+        metavar="RATE", help="Write bandwidth of the disk, such as 2GB/s.", read=parse_rate
+    )
+    prefill_speed: int | None = option(
+        metavar="N", help="Prompt tokens per second, not generated ones."
+    )
+    requests: Path | None = option(
+        metavar="FILE",
+        help="Simulate this CSV or JSONL of agent, prompt_tokens and completion_tokens.",
+    )
+    plot: bool = option(
+        "--plot", help="Draw the size of all conversations by tokens.", default=False
+    )
 
     def question(self) -> "OffloadQuestion":
-        """Return what is asked.
+        """Return the question.
 
         Raises:
             InputError: when a value or the file of requests cannot be read.
@@ -73,17 +67,12 @@ class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
         from memfit.estimators.plans.offload.plan import OffloadQuestion
         from memfit.estimators.results.offload import Speeds
 
-        tokens = parsed("--tokens", parse_count, self.tokens)
         return OffloadQuestion(
             conversations=self.conversations,
-            tokens=DEFAULT_CONTEXT if tokens is None else tokens,
-            hot_bytes=parsed("--cache-budget", parse_size, self.cache_budget),
-            disk_bytes=parsed("--disk", parse_size, self.disk),
-            speeds=Speeds(
-                parsed("--read", parse_rate, self.read),
-                parsed("--write", parse_rate, self.write),
-                self.prefill_speed,
-            ),
+            tokens=DEFAULT_CONTEXT if self.tokens is None else self.tokens,
+            hot_bytes=self.cache_budget,
+            disk_bytes=self.disk,
+            speeds=Speeds(self.read, self.write, self.prefill_speed),
             requests=read_request_trace(self.requests, agents=True) if self.requests else (),
         )
 
@@ -107,7 +96,7 @@ class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
 @grouped
 def offload(
     model: AdaptedModel,
-    asked: OffloadOptions,
+    options: OffloadOptions,
     machine: MachineOptions,
     versions: VersionOptions,
     output: PlanOutput,
@@ -116,26 +105,23 @@ def offload(
 
     Also the time saved by loading them again.
     """
-    # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.offload import to_document
     from memfit.estimators.base.workload import Workload
     from memfit.estimators.plans.offload.plan import plan_offload
     from memfit.estimators.sizing.estimate import ALONE, notes_on_versions
 
-    question = asked.question()
+    question = options.question()
     device = machine.machine()
     sized = sized_for_mlx_lm(model, device, versions, verbose=output.verbose)
     alone = Workload(prompt_tokens=question.tokens)
-    storage = asked.storage(sized.model)
+    storage = options.storage(sized.model)
     result = plan_offload(
         storage,
         question if model.quantization() else _with_measured(question, sized, storage, device),
         _server(sized, alone),
     )
-    others = notes_on_versions(sized, alone, output.units, of=ALONE)
+    others = notes_on_versions(sized, alone, of=ALONE)
     result = replace(result, notes=(*result.notes, *others))
-    output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
+    output.write(result, units=output.units, plot=output.draws(options.plot))
     raise typer.Exit(Exit.NO if result.hot_conversations == 0 else Exit.YES)
 
 
@@ -164,7 +150,7 @@ def _with_measured(
     from memfit.probes.prompt_caches.saved import saved_storage
     from memfit.probes.store import user_store
 
-    found, warnings = saved_storage(
+    measured, warnings = saved_storage(
         sized,
         device or detect_host(),
         user_store(),
@@ -172,7 +158,7 @@ def _with_measured(
         bits=storage.bits,
         group_size=storage.kept_group_size,
     )
-    if found and storage.in_blocks:
+    if measured and storage.in_blocks:
         # The restores that were measured are of caches as mlx-lm stores them.
-        found = replace(found, bulk_bytes=None, streaming_bytes=None)
-    return replace(question, measured=found, warnings=warnings)
+        measured = replace(measured, bulk_bytes=None, streaming_bytes=None)
+    return replace(question, measured=measured, warnings=warnings)

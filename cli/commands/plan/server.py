@@ -1,12 +1,13 @@
 """``memfit plan server``: what a server takes at most, and the flags that fit."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import Traffic, sized_for_mlx_lm, sized_model
+from memfit.cli.commands.plan.subject import TRAFFIC, sized_for_mlx_lm, sized_model
 from memfit.cli.exits import exit_of_verdict
-from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
+from memfit.cli.options.groups import Only, OptionGroup, grouped, option
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import (
     CONTEXT,
@@ -17,7 +18,8 @@ from memfit.cli.options.questions import (
     WorkloadOptions,
 )
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.units import Units, parse_count, parse_server_size
+from memfit.estimators.base.setting_names import setting
+from memfit.estimators.base.units import parse_count, parse_server_size
 
 if TYPE_CHECKING:
     from memfit.estimators.base.server_settings import ServerSettings
@@ -33,33 +35,24 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
     """The flags of mlx_lm.server or, with images, of mlx_vlm.server, and its requests."""
 
     panel = "Server options"
-    prefill_step_size: Annotated[int, typer.Option(help="Tokens in a prefill chunk.")] = 2048
-    max_tokens: Annotated[str, typer.Option(help="Tokens that each request generates.")] = "512"
-    prompt_concurrency: Annotated[
-        int | None, typer.Option(help="Prompts prefilled together; 8 by default.")
-    ] = None
-    decode_concurrency: Annotated[
-        int | None, typer.Option(help="Requests that decode together; 32 by default.")
-    ] = None
-    prompt_cache_size: Annotated[
-        int | None, typer.Option(help="Caches kept for later requests; 10 by default.")
-    ] = None
-    prompt_cache_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The server's limit of those caches.")
-    ] = None
-    max_num_seqs: Annotated[
-        int | None, typer.Option(help="With --image: requests taken out of the queue.")
-    ] = None
-    vision_cache_size: Annotated[
-        int | None, typer.Option(help="With --image: images with kept features; 20 by default.")
-    ] = None
-    clients: Annotated[
-        int | None,
-        typer.Option(
-            help="Requests open at a time; by default twice what can run together, with --image 8."
-        ),
-    ] = None
-    traffic: Traffic = None
+    prefill_step_size: int = option(help="Tokens in a prefill chunk.", default=2048)
+    max_tokens: int = option(
+        help="Tokens that each request generates.", default=512, read=parse_count
+    )
+    prompt_concurrency: int | None = option(help="Prompts prefilled together; 8 by default.")
+    decode_concurrency: int | None = option(help="Requests that decode together; 32 by default.")
+    prompt_cache_size: int | None = option(help="Caches kept for later requests; 10 by default.")
+    prompt_cache_bytes: int | None = option(
+        metavar="SIZE", help="The server's limit of those caches.", read=parse_server_size
+    )
+    max_num_seqs: int | None = option(help="With --image: requests taken out of the queue.")
+    vision_cache_size: int | None = option(
+        help="With --image: images with kept features; 20 by default."
+    )
+    clients: int | None = option(
+        help="Requests open at a time; by default twice what can run together, with --image 8."
+    )
+    traffic: Path | None = TRAFFIC
 
     def settings(self, *, images: bool) -> "ServerSettings":
         """Return the flags of the server for prompts with images, or without.
@@ -74,7 +67,7 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
         for name in (*text, "prompt_cache_bytes", "traffic") if images else seen:
             if getattr(self, name) is not None:
                 server = "mlx_lm.server, which takes no images" if images else "mlx_vlm.server"
-                raise InputError(f"{_option(name)} is for {server}; leave it out")
+                raise InputError(f"{setting(name)} is for {server}; leave it out")
         given = {
             name: value for name in (*text, *seen) if (value := getattr(self, name)) is not None
         }
@@ -85,12 +78,10 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
             least = 0 if name == "prompt_cache_size" else 1
             most = 2**30 if name == "prefill_step_size" else _MOST_AT_ONCE
             if not least <= value <= most:
-                raise InputError(f"{_option(name)} {value}: give from {least} to {most}")
+                raise InputError(f"{setting(name)} {value}: give from {least} to {most}")
         return ServerSettings(
             prefill_step=self.prefill_step_size,
-            prompt_cache_bytes=parsed(
-                "--prompt-cache-bytes", parse_server_size, self.prompt_cache_bytes
-            ),
+            prompt_cache_bytes=self.prompt_cache_bytes,
             **given,
         )
 
@@ -109,14 +100,10 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
         return tuple(requests), times
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 @grouped
 def server(
     model: AssumableModel,
-    asked: ServerOptions,
+    options: ServerOptions,
     workload: Annotated[
         WorkloadOptions, Only(*CONTEXT, "kv_bits", "kv_group_size", "quantized_kv_start", *IMAGES)
     ],
@@ -128,21 +115,17 @@ def server(
 
     With --image it is mlx_vlm.server, with an upper bound.
     """
-    # The library is imported here so that --help stays fast.
     from msgspec.structs import replace
 
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.assumed import marked
-    from memfit.cli.render.views.server import to_document
     from memfit.estimators.questions.runtime import MARGIN_BYTES
     from memfit.estimators.sizing.ranks import RankedModel
     from memfit.estimators.sizing.resolved import resolved
 
     images = workload.has_images
-    question = (asked.settings(images=images), asked.recorded(), asked.clients)
+    question = (options.settings(images=images), options.recorded(), options.clients)
     sizes = sized_model if images else sized_for_mlx_lm
     sized = sizes(
-        model, machine.machine(), runtime, verbose=output.verbose, margin_bytes=MARGIN_BYTES
+        model, machine.first_machine(), runtime, verbose=output.verbose, margin_bytes=MARGIN_BYTES
     )
     target = resolved(
         sized.loaded(),
@@ -151,12 +134,11 @@ def server(
         keeps_runtime=False,
         deciding=RankedModel.full_first,
     )
-    most = parsed("--max-tokens", parse_count, asked.max_tokens)
-    run = replace(target.workload, max_tokens=most)
-    result = _planned(target.sized, run, *question, output.units)
-    document = to_document(result, output.units, plot=output.draws(False))
-    output.write(Answer(result, marked(document, model.as_type)))
-    raise typer.Exit(exit_of_verdict(result.verdict, is_asked=result.device is not None))
+    run = replace(target.workload, max_tokens=options.max_tokens)
+    result = _planned(target.sized, run, *question)
+    plot = output.draws(False)
+    output.write(result, units=output.units, plot=plot, as_type=model.as_type)
+    raise typer.Exit(exit_of_verdict(result.verdict, is_requested=result.device is not None))
 
 
 def _planned(
@@ -165,7 +147,6 @@ def _planned(
     settings: "ServerSettings",
     recorded: "tuple[tuple[Request, ...], tuple[tuple[float, float], ...]]",
     clients: int | None,
-    units: Units,
 ) -> "ServerPlan":
     from memfit.estimators.plans.server.images import PREFILLED, plan_image_server
     from memfit.estimators.plans.server.plan import plan_server
@@ -176,6 +157,4 @@ def _planned(
     traffic, times = recorded
     # Times say how many requests were open.
     clients = clients or (1 if times else 2 * settings.rows)
-    return plan_server(
-        sized, run, settings, clients=clients, traffic=traffic, times=times, units=units
-    )
+    return plan_server(sized, run, settings, clients=clients, traffic=traffic, times=times)

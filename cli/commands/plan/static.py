@@ -8,7 +8,7 @@ import typer
 
 from memfit.cli.commands.plan.subject import sized_for_mlx_lm
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.groups import Only, OptionGroup, grouped, option
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import CONTEXT, AdaptedModel, VersionOptions, WorkloadOptions
 from memfit.cli.render.output import write_whole
@@ -26,23 +26,18 @@ _LARGEST_TRACE = 2**30
 class TraceOptions(OptionGroup, frozen=True, kw_only=True):
     """The recorded graph."""
 
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A recorded trace; by default MLX records one."),
-    ] = None
-    save_trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the recorded trace to a file.")
-    ] = None
-    prefill_step: Annotated[int, typer.Option(help="Tokens of a recorded prompt chunk.")] = (
-        FOUNDRY_CHUNK
+    trace: Path | None = option(
+        metavar="FILE", help="A recorded trace; by default MLX records one."
     )
-    plot: Annotated[bool, typer.Option("--plot", help="Draw the arena by call.")] = False
+    save_trace: Path | None = option(metavar="FILE", help="Write the recorded trace to a file.")
+    prefill_step: int = option(help="Tokens of a recorded prompt chunk.", default=FOUNDRY_CHUNK)
+    plot: bool = option("--plot", help="Draw the arena by call.", default=False)
 
 
 @grouped
 def static(
     model: AdaptedModel,
-    asked: TraceOptions,
+    options: TraceOptions,
     workload: Annotated[WorkloadOptions, Only(*CONTEXT)],
     versions: VersionOptions,
     output: PlanOutput,
@@ -51,19 +46,16 @@ def static(
 
     All other allocations are added.
     """
-    # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.static import to_document
     from memfit.estimators.plans.static.plan import plan_static
     from memfit.estimators.trace.graph_format import to_json
 
     tokens, _ = workload.tokens()
     conversion = model.quantization()
-    kept = _read(asked.trace) if asked.trace else None
+    stored = _read(options.trace) if options.trace else None
     sized = sized_for_mlx_lm(model, None, versions, verbose=output.verbose)
-    recorded = kept or _record(sized, tokens, asked.prefill_step, conversion)
-    if asked.save_trace:
-        write_whole(asked.save_trace, to_json(recorded))
+    recorded = stored or _record(sized, tokens, options.prefill_step, conversion)
+    if options.save_trace:
+        write_whole(options.save_trace, to_json(recorded))
     result = plan_static(
         recorded,
         sized.model,
@@ -71,7 +63,7 @@ def static(
         context_tokens=tokens,
         environment=os.environ,
     )
-    output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
+    output.write(result, units=output.units, plot=output.draws(options.plot))
     raise typer.Exit(Exit.YES)
 
 

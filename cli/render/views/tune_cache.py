@@ -1,10 +1,10 @@
 """Measured stores and restores of a cache as a document."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from memfit.cli.render.document import Document, Table, report
-from memfit.cli.render.views.offload import simulation_rows
+from memfit.cli.render.view import view
+from memfit.cli.render.views.plan_offload import simulation_rows
 from memfit.cli.render.views.tune_text import NOTHING, seconds, size
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.probes.prompt_caches.result import (
@@ -36,42 +36,36 @@ _RESTORED = (
 )
 
 
-class TuneCacheView(NamedTuple):
-    result: CacheTuneResult
-    units: Units
-
-    def document(self) -> Document:
-        """Return the tables of stores and restores, and the answer."""
-        result, units = self.result, self.units
-        files = [(each, file) for each in result.conversations for file in each.stored]
-        stored = tuple(_stored(each, file, units) for each, file in files)
-        restored = tuple(
-            _restored(each, file, restore, units)
-            for each, file in files
-            for restore in file.restores
-        )
-        return report(
-            title=result.model,
-            facts=tuple(_facts(result, units)),
-            tables=(
-                Table(_STORED, stored, "Stored", keys=2),
-                Table(
-                    *(_RESTORED, restored, "Restored; peaks are without weights"),
-                    droppable=(6, 5),
-                    keys=3,
-                ),
-                *_served(result.replay, units),
+@view(CacheTuneResult)
+def to_document(result: CacheTuneResult, units: Units) -> Document:
+    """Return the tables of stores and restores, and the answer."""
+    files = [(each, file) for each in result.conversations for file in each.stored]
+    stored = tuple(_stored(each, file, units) for each, file in files)
+    restored = tuple(
+        _restored(each, file, restore, units) for each, file in files for restore in file.restores
+    )
+    return report(
+        title=result.model,
+        facts=tuple(_facts(result, units)),
+        tables=(
+            Table(_STORED, stored, "Stored", keys=2),
+            Table(
+                *(_RESTORED, restored, "Restored; peaks are without weights"),
+                droppable=(6, 5),
+                keys=3,
             ),
-            verdict=_verdict(result),
-            colour="green" if result.answer.shortest_tokens else "yellow",
-            sections=(
-                ("Why", (*result.answer.reasons, *_tiers(result, units))),
-                ("Served", tuple(_replay_lines(result.replay, units))),
-                ("Not measured", tuple(_unmeasured(result))),
-                ("Not as planned; report these lines", result.report),
-                ("Notes", tuple(note.message for note in result.notes)),
-            ),
-        )
+            *_served(result.replay, units),
+        ),
+        verdict=_verdict(result),
+        colour="green" if result.answer.shortest_tokens else "yellow",
+        sections=(
+            ("Why", (*result.answer.reasons, *_tiers(result, units))),
+            ("Served", tuple(_replay_lines(result.replay, units))),
+            ("Not measured", tuple(_unmeasured(result))),
+            ("Not as planned; report these lines", result.report),
+            ("Notes", tuple(note.message for note in result.notes)),
+        ),
+    )
 
 
 def _facts(result: CacheTuneResult, units: Units) -> Iterator[str]:

@@ -158,7 +158,7 @@ class Dense(ClassRow, frozen=True, kw_only=True):
         return replace(decoder(fields, self, sizes, windows, [mlp] * count), notes=notes)
 
 
-class Sizes(Struct, frozen=True):
+class LayerSizes(Struct, frozen=True):
     """The sizes that shape a layer."""
 
     hidden: int
@@ -171,7 +171,7 @@ class Sizes(Struct, frozen=True):
 def decoder(
     fields: Fields,
     traits: Dense,
-    sizes: Sizes,
+    sizes: LayerSizes,
     windows: Sequence[int | None],
     feed_forwards: Sequence[FeedForwardBlock],
 ) -> Model:
@@ -204,7 +204,7 @@ def decoder(
     )
 
 
-def sizes_of(fields: Fields, traits: Dense) -> Sizes:
+def sizes_of(fields: Fields, traits: Dense) -> LayerSizes:
     """Return the sizes that shape a layer of a class."""
     hidden = _size(fields, traits, traits.hidden_key)
     most = MAX_NORMED_HEADS if traits.qk_norm is QKNorm.EACH_HEAD else MAX_VALUE
@@ -217,7 +217,7 @@ def sizes_of(fields: Fields, traits: Dense) -> Sizes:
             " the model class needs them to be",
         )
     kv_heads = _kv_heads(fields, traits, heads)
-    return Sizes(hidden, heads, kv_heads, head_dim, _width(fields, traits, hidden))
+    return LayerSizes(hidden, heads, kv_heads, head_dim, _width(fields, traits, hidden))
 
 
 def _size(fields: Fields, traits: Dense, key: str, *, most: int = MAX_VALUE) -> int:
@@ -258,7 +258,7 @@ def _width(fields: Fields, traits: Dense, hidden: int) -> int:
     return width // 2 if traits.width is Width.HALF else width
 
 
-def _mixer(fields: Fields, traits: Dense, sizes: Sizes, window: int | None) -> Attention:
+def _mixer(fields: Fields, traits: Dense, sizes: LayerSizes, window: int | None) -> Attention:
     return Attention(
         heads=sizes.heads,
         kv_heads=sizes.kv_heads,
@@ -272,7 +272,7 @@ def _mixer(fields: Fields, traits: Dense, sizes: Sizes, window: int | None) -> A
     )
 
 
-def _attention(fields: Fields, traits: Dense, sizes: Sizes) -> Modules:
+def _attention(fields: Fields, traits: Dense, sizes: LayerSizes) -> Modules:
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     fused = len(traits.projections) == 2
     outputs = [queries + 2 * keys] if fused else [queries, keys, keys]
@@ -288,7 +288,7 @@ def _has_qk_norm(fields: Fields, traits: Dense) -> bool:
     return traits.qk_norm is not QKNorm.NONE and is_on(fields, traits.qk_norm_on)
 
 
-def _qk_norms(fields: Fields, traits: Dense, sizes: Sizes) -> Modules:
+def _qk_norms(fields: Fields, traits: Dense, sizes: LayerSizes) -> Modules:
     if not _has_qk_norm(fields, traits):
         return ()
     dim = sizes.head_dim
@@ -305,7 +305,7 @@ def _qk_norms(fields: Fields, traits: Dense, sizes: Sizes) -> Modules:
     return tuple(modules)
 
 
-def dense_mlp(fields: Fields, traits: Dense, sizes: Sizes) -> FeedForwardBlock:
+def dense_mlp(fields: Fields, traits: Dense, sizes: LayerSizes) -> FeedForwardBlock:
     """Return the MLP of the dense layers of a class."""
     *names, last = traits.mlp_projections
     bias = is_on(fields, traits.mlp_bias)

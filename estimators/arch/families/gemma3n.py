@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.blocks import attention, dense_mlp, grouped_attention
 from memfit.estimators.arch.class_row import Irregular, Sanitize, VisionTraits
 from memfit.estimators.arch.families import towers_gemma3n
-from memfit.estimators.arch.families.vision import with_towers
+from memfit.estimators.arch.families.towers import with_towers
 from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model

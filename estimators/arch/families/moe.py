@@ -12,7 +12,7 @@ from memfit.estimators.arch import blocks
 from memfit.estimators.arch.families.dense import (
     Dense,
     Flag,
-    Sizes,
+    LayerSizes,
     decoder,
     dense_mlp,
     is_on,
@@ -74,7 +74,7 @@ class MoE(Dense, frozen=True, kw_only=True):
         return decoder(fields, self, sizes, (None,) * count, feed_forwards)
 
 
-def _experts(fields: Fields, traits: MoE, sizes: Sizes) -> blocks.FeedForwardBlock:
+def _experts(fields: Fields, traits: MoE, sizes: LayerSizes) -> blocks.FeedForwardBlock:
     bias = is_on(fields, traits.mlp_bias)
     width = _size(fields, traits, traits.expert_width) or sizes.width
     shared = _size(fields, traits, traits.shared_width) if traits.shared_width else 0

@@ -22,7 +22,7 @@ from memfit.estimators.arch.class_row import (
     projections,
 )
 from memfit.estimators.arch.families import towers_qwen
-from memfit.estimators.arch.families.vision import with_towers
+from memfit.estimators.arch.families.towers import with_towers
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import (

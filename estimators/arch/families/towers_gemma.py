@@ -4,7 +4,7 @@ Source: transformers models/siglip, gemma3, gemma4 and gemma4_unified; absent ke
 defaults of its config classes. mlx-lm builds none of them.
 """
 
-from memfit.estimators.arch.families.tower_blocks import (
+from memfit.estimators.arch.families.towers import (
     dense,
     layer_norms,
     repeated,

@@ -3,7 +3,7 @@
 Source: mlx_vlm/models/glm4v, glm4v_moe and glm_ocr, config.py and vision.py. mlx-lm builds none.
 """
 
-from memfit.estimators.arch.families.tower_blocks import (
+from memfit.estimators.arch.families.towers import (
     dense,
     layer_norms,
     repeated,

@@ -4,7 +4,7 @@ Source: transformers models/llama4, pixtral, mistral3, llava and clip, mlx_vlm/m
 internvl_chat; absent keys take the defaults of their config classes. mlx-lm builds none of them.
 """
 
-from memfit.estimators.arch.families.tower_blocks import (
+from memfit.estimators.arch.families.towers import (
     dense,
     layer_norms,
     projections,

@@ -6,7 +6,7 @@ its config classes. mlx-lm builds none of them.
 
 from collections.abc import Callable
 
-from memfit.estimators.arch.families.tower_blocks import (
+from memfit.estimators.arch.families.towers import (
     dense,
     layer_norms,
     repeated,

@@ -26,9 +26,9 @@ class Cursor:
         self.name = name
         self._source = source
         self._limit = min(source.size, MAX_HEADER_BYTES)
-        self._held = b""
-        self._start = 0  # offset of the held bytes
-        self._at = 0  # position in the held bytes
+        self._buffer = b""
+        self._start = 0  # offset of the buffer
+        self._at = 0  # position in the buffer
         self._piece = _FIRST_PIECE
         self._strings_left = MAX_STRINGS
         self._digest = hashlib.sha256()
@@ -43,7 +43,7 @@ class Cursor:
     def sha256(self) -> str:
         """The digest of the bytes passed over so far, hexadecimal."""
         digest = self._digest.copy()
-        digest.update(self._held[: self._at])
+        digest.update(self._buffer[: self._at])
         return digest.hexdigest()
 
     def use_byte_order(self, order: str) -> None:
@@ -54,7 +54,7 @@ class Cursor:
     def take(self, count: int, what: str) -> bytes:
         """Return the next ``count`` bytes; ``what`` names them in messages."""
         self._need(count, what)
-        taken = self._held[self._at : self._at + count]
+        taken = self._buffer[self._at : self._at + count]
         self._at += count
         return taken
 
@@ -72,9 +72,9 @@ class Cursor:
         """Go ``count`` bytes further without keeping them."""
         self._require(count, what)
         while count:
-            held = min(count, len(self._held) - self._at)
-            self._at += held
-            count -= held
+            passed = min(count, len(self._buffer) - self._at)
+            self._at += passed
+            count -= passed
             if count:
                 self._need(1, what)
 
@@ -89,13 +89,13 @@ class Cursor:
         length_at = self._u64.unpack_from
         while count:
             self._need(8, what)
-            held, at, last = self._held, self._at, len(self._held) - 8
+            buffer, at, last = self._buffer, self._at, len(self._buffer) - 8
             length = 0
             while count and at <= last:
-                (length,) = length_at(held, at)
+                (length,) = length_at(buffer, at)
                 at += 8 + length
                 count -= 1
-            if at <= len(held):
+            if at <= len(buffer):
                 self._at = at
             else:
                 self._at = at - length
@@ -113,14 +113,14 @@ class Cursor:
 
     def _need(self, count: int, what: str) -> None:
         """Hold at least ``count`` bytes from the position on."""
-        if count <= len(self._held) - self._at:
+        if count <= len(self._buffer) - self._at:
             return
         self._require(count, what)
-        self._digest.update(self._held[: self._at])
-        self._held = self._held[self._at :]
+        self._digest.update(self._buffer[: self._at])
+        self._buffer = self._buffer[self._at :]
         self._start += self._at
         self._at = 0
-        end = self._start + len(self._held)
-        wanted = min(max(self._piece, count - len(self._held)), self._limit - end)
-        self._held += self._source.read(end, wanted)
+        end = self._start + len(self._buffer)
+        wanted = min(max(self._piece, count - len(self._buffer)), self._limit - end)
+        self._buffer += self._source.read(end, wanted)
         self._piece = min(2 * self._piece, _LARGEST_PIECE)

@@ -141,7 +141,7 @@ def with_projector(checkpoint: Checkpoint, path: Path) -> Checkpoint:
     with FileSource(path) as source:
         header = read_gguf(source, name)
     if header.metadata.get("general.architecture") != "clip":
-        raise UnsupportedError(f"{name}: is no vision projector")
+        raise UnsupportedError(f"{name}: is not a vision projector")
     own = {k: value for k, value in header.metadata.items() if k.startswith("clip.")}
     own.setdefault("clip.projector_type", "")
     return replace(
@@ -154,11 +154,6 @@ def with_projector(checkpoint: Checkpoint, path: Path) -> Checkpoint:
             left for left in checkpoint.skipped_files if left.name != printable(path.name)
         ),
     )
-
-
-def has_models(names: Sequence[str]) -> bool:
-    """Tell whether there are GGUF models among a directory's names."""
-    return bool(gguf_models(names))
 
 
 def read_gguf_directory(directory: Path, names: Sequence[str]) -> Checkpoint:

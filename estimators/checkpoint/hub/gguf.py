@@ -29,7 +29,7 @@ class HubSource:
         """Open a file of the repository; cached bytes are not fetched again."""
         self._repository, self._name = repository, name
         self.size: int = repository.size(name)
-        self._content = repository.cached_header(name)
+        self._content = repository.cached(name) or b""
 
     def read(self, offset: int, count: int) -> bytes:
         """Return exactly ``count`` bytes at ``offset``.
@@ -45,7 +45,7 @@ class HubSource:
 
     def keep(self) -> None:
         """Cache what was fetched."""
-        self._repository.cache_header(self._name, self._content)
+        self._repository.cache(self._name, self._content)
 
 
 def read_usual_gguf(repository: Repository, reference: str) -> Checkpoint:

@@ -18,14 +18,9 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import Progress
 from memfit.estimators.checkpoint.config import CONFIG, MAX_CONFIG_BYTES, MODELOPT
 from memfit.estimators.checkpoint.hub.header_cache import HeaderCache
-from memfit.estimators.checkpoint.hub.listing import (
-    MAX_LISTING_BYTES,
-    Listing,
-    RemoteFile,
-    parse_listing,
-)
+from memfit.estimators.checkpoint.hub.listing import MAX_LISTING_BYTES, Listing, parse_listing
 from memfit.estimators.checkpoint.hub.parallel import start
-from memfit.estimators.checkpoint.hub.requests import ATTEMPTS, Answer, Client, NoAnswerError
+from memfit.estimators.checkpoint.hub.requests import ATTEMPTS, Client, NoAnswerError, Response
 from memfit.estimators.checkpoint.hub.settings import Hub
 from memfit.estimators.checkpoint.manifest import Index
 from memfit.estimators.checkpoint.safetensors import (
@@ -79,7 +74,7 @@ class Repository:
         self.stale = ""
         self._hub, self._name, self._cache, self._sink = hub, name, cache, progress
         self._client: Client | None = None
-        self._begun: dict[str, Answer | UnreachableError] = {}
+        self._begun: dict[str, Response | UnreachableError] = {}
         self.listing = self._listing(revision, listing_only)
 
     def names(self) -> Sequence[str]:
@@ -96,14 +91,14 @@ class Repository:
 
     def read(self, name: str, *, limit: int) -> bytes:
         """Return a small file whole, as it is at the listed commit."""
-        file = self._file(name)
+        file = self.listing.files[name]
         if file.size is not None and file.size > limit:
             raise CheckpointError(
                 f"{printable(self.label / name)}: {file.size} bytes; such a file may have"
                 f" at most {limit}"
             )
         # Cached by digest: an unchanged file is not fetched again at a new commit.
-        if (kept := self._kept(name)) is not None and file.is_content(kept):
+        if (kept := self.cached(name)) is not None and file.is_content(kept):
             return kept
         begun = self._begun.pop(name, None)
         if isinstance(begun, UnreachableError):
@@ -119,12 +114,12 @@ class Repository:
             raise UnreachableError(
                 f"{printable(self.label / name)}: what came is not the file that the Hub lists"
             )
-        self._cache.put(content, *self._key(name))
+        self.cache(name, content)
         return content
 
     def size(self, name: str) -> int:
         """Return the bytes of a file."""
-        size = self._file(name).size
+        size = self.listing.files[name].size
         if size is None:
             raise UnreachableError(
                 f"{printable(self.label / name)}: the Hub does not give its size"
@@ -137,7 +132,7 @@ class Repository:
 
     def headers(self, names: Sequence[str], index: Index | None) -> Iterable[Header]:
         """Return the headers, in parallel where they have to be fetched."""
-        found = {name: self._kept(name) for name in names}
+        found = {name: self.cached(name) for name in names}
         missing = [name for name, content in found.items() if content is None]
         # One request for each header, when the first range is long enough.
         expected = _expected_bytes(index)
@@ -147,12 +142,12 @@ class Repository:
         found.update(zip(missing, self._parallel(jobs), strict=True))
         return [self._parsed(name, found[name] or b"") for name in names]
 
-    def cached_header(self, name: str) -> bytes:
-        """Return what is kept of a file's beginning, empty where nothing is."""
-        return self._kept(name) or b""
+    def cached(self, name: str) -> bytes | None:
+        """Return what the cache has of a file: its beginning, or a small one whole."""
+        return self._cache.get(*self._key(name))
 
-    def cache_header(self, name: str, content: bytes) -> None:
-        """Keep a file's beginning for another time."""
+    def cache(self, name: str, content: bytes) -> None:
+        """Cache a file's beginning, or a small one whole."""
         self._cache.put(content, *self._key(name))
 
     def piece(self, name: str, start: int, end: int) -> bytes:
@@ -181,7 +176,7 @@ class Repository:
         wanted = partial(_header_bytes, size=size, path=path)
         begun = self._begun.pop(name, None)
         # Brought by the first round.
-        if isinstance(begun, Answer) and self._is_listed(begun):
+        if isinstance(begun, Response) and self._is_listed(begun):
             content = self._checked(begun, name)
         else:
             content = self._range(name, wanted, 0, min(expected, size))
@@ -193,18 +188,18 @@ class Repository:
             raise UnreachableError(f"{printable(path)}: the Hub sent only a part of the header")
         # Without the tensors that came along.
         content = content[:header_bytes]
-        self._cache.put(content, *self._key(name))
+        self.cache(name, content)
         return content
 
     def _range(self, name: str, wanted: Callable[[bytearray], int], start: int, end: int) -> bytes:
         url = self._url(self.listing.commit, name)
         return self._checked(self._connected().get(url, wanted, span=(start, end)), name)
 
-    def _is_listed(self, begun: Answer) -> bool:
+    def _is_listed(self, begun: Response) -> bool:
         """Asked by the revision's name, an answer may be of another commit: a push came between."""
         return begun.commit == self.listing.commit
 
-    def _checked(self, answer: Answer, name: str) -> bytes:
+    def _checked(self, answer: Response, name: str) -> bytes:
         # A proxy or a mirror may send another file under the same name.
         if answer.total not in (None, self.size(name)):
             raise UnreachableError(
@@ -256,7 +251,7 @@ class Repository:
             ]
         return self._parallel(jobs)[0]
 
-    def _begin(self, name: str, fetch: Callable[[], Answer]) -> bytes:
+    def _begin(self, name: str, fetch: Callable[[], Response]) -> bytes:
         """Fetch a file before its existence is known."""
         try:
             self._begun[name] = fetch()
@@ -273,14 +268,14 @@ class Repository:
             return partial(self._begin, MODELOPT, lambda: self._whole(url, MAX_CONFIG_BYTES))
         return partial(self._begin, SINGLE_FILE, lambda: self._likely_header(revision))
 
-    def _likely_header(self, revision: str) -> Answer:
+    def _likely_header(self, revision: str) -> Response:
         path = self.label / SINGLE_FILE
         # The size is not listed yet; `_header` checks it again.
         wanted = partial(_header_bytes, size=MAX_EXTENT, path=path)
         url = self._url(revision, SINGLE_FILE)
         return self._connected().get(url, wanted, span=(0, USUAL_HEADER_BYTES), attempts=1)
 
-    def _whole(self, url: str, limit: int, attempts: int = ATTEMPTS) -> Answer:
+    def _whole(self, url: str, limit: int, attempts: int = ATTEMPTS) -> Response:
         # One byte more than the limit shows that there is more.
         answer = self._connected().get(url, lambda _: limit + 1, attempts=attempts)
         if len(answer.content) > limit:
@@ -323,16 +318,10 @@ class Repository:
             self._client = Client(self._hub, self._name, self._sink)
         return self._client
 
-    def _kept(self, name: str) -> bytes | None:
-        return self._cache.get(*self._key(name))
-
     def _key(self, name: str) -> tuple[str, ...]:
         # By content where the Hub lists a digest, else by commit: a branch changes.
         digest = self.listing.files[name].digest
         return self._hub.endpoint, self._name, digest or f"{self.listing.commit}/{name}"
-
-    def _file(self, name: str) -> RemoteFile:
-        return self.listing.files[name]
 
     def _url(self, revision: str, name: str) -> str:
         return f"{self._hub.endpoint}/{self._name}/resolve/{quote(revision, safe='')}/{quote(name)}"

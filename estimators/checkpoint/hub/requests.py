@@ -61,7 +61,7 @@ class _AgainError(Exception):
         self.pause = pause
 
 
-class Answer(Struct, frozen=True):
+class Response(Struct, frozen=True):
     """The requested part of a response body, and what the headers say about the file."""
 
     content: bytes
@@ -118,7 +118,7 @@ class Client:
         *,
         span: tuple[int, int] | None = None,
         attempts: int = ATTEMPTS,
-    ) -> Answer:
+    ) -> Response:
         """Return the body at ``url``, from ``span[0]`` to before ``span[1]`` where it is given.
 
         Reading stops once there are ``wanted(body so far)`` bytes, whatever the server sends on.
@@ -162,7 +162,7 @@ class Client:
         span: tuple[int, int] | None,
         attempts: int,
         deadline: float,
-    ) -> Answer:
+    ) -> Response:
         pause = FIRST_PAUSE_SECONDS
         for attempt in range(1, attempts + 1):
             try:
@@ -194,14 +194,14 @@ class Client:
         wanted: Callable[[bytearray], int],
         span: tuple[int, int] | None,
         deadline: float,
-    ) -> Answer:
+    ) -> Response:
         request: httpx2.Request | None = None
         commit = None
         for hop in range(MAX_REDIRECTS + 1):
             answer = self._attempt(url, request, wanted, span, deadline)
             # Only the Hub itself knows the commit; the storage that it redirects to does not.
             commit = answer.commit if hop == 0 else commit
-            if isinstance(answer, Answer):
+            if isinstance(answer, Response):
                 return replace(answer, commit=commit)
             request = answer.request
             # The token is for the endpoint alone; a signed address of a storage needs none.
@@ -224,7 +224,7 @@ class Client:
         wanted: Callable[[bytearray], int],
         span: tuple[int, int] | None,
         deadline: float,
-    ) -> "Answer | _Redirect":
+    ) -> "Response | _Redirect":
         """One request, by default a new one: an answer, or where it leads."""
         import httpx2
 
@@ -243,7 +243,7 @@ class Client:
                 self._reject(response, url)
                 skipped, total = self._extent(response, span[0] if span else 0)
                 self._read(response, body, skipped, wanted, deadline)
-                return Answer(bytes(body[skipped:]), total, commit)
+                return Response(bytes(body[skipped:]), total, commit)
         # Without an answer in time another attempt may get one.
         except httpx2.TimeoutException:
             limit = f"{self._hub.timeout_seconds:g} s"

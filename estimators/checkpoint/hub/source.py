@@ -193,9 +193,9 @@ def _is_of_gguf(repository: Repository) -> bool:
         return False
     if not any(name.lower().endswith(_GGUF) for name in repository.listing.files):
         return False
-    from memfit.estimators.checkpoint.gguf.files import has_models
+    from memfit.estimators.checkpoint.gguf.files import gguf_models
 
-    return has_models(list(repository.listing.files))
+    return bool(gguf_models(list(repository.listing.files)))
 
 
 def _reject_without_config(repository: Repository) -> None:

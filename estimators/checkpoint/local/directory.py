@@ -13,8 +13,8 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.other_kinds import kind_of_files
 from memfit.estimators.checkpoint.safetensors import read_header
 from memfit.estimators.checkpoint.shards import list_some, shard_total
-from memfit.estimators.checkpoint.weight_files import is_weight_file, read_weights
-from memfit.estimators.results.estimate import Source
+from memfit.estimators.checkpoint.weight_files import is_weight_file, with_weights
+from memfit.estimators.results.terms import Source
 
 _READ = (".json", ".safetensors", ".bin")
 
@@ -52,25 +52,15 @@ def read_checkpoint_files(files: CheckpointFiles, source: Source) -> Checkpoint:
         raise UnsupportedError(f"{printable(files.label)}: {kind}, not a language model")
     if CONFIG not in names:
         raise CheckpointError(f"{printable(files.label)}: {_what_is_missing(names)}")
-    config = model_config(files)
-    weights = read_weights(files, names)
-    return Checkpoint(
+    checkpoint = Checkpoint(
         id=printable(files.label),
         source=source,
-        config=config,
+        config=model_config(files),
         config_name=printable(files.label / CONFIG),
-        tensors=weights.tensors,
-        weight_bytes_bound=weights.bound,
-        file_bytes=weights.file_bytes,
-        header_bytes=weights.header_bytes,
-        shards=weights.shards,
-        header_sha256=weights.header_sha256,
-        has_other_names=weights.has_other_names,
-        skipped_files=weights.skipped_files,
-        warnings=weights.warnings,
         other_kind=kind,
         others=files,
     )
+    return with_weights(checkpoint, files, names)
 
 
 def read_file(path: Path) -> Checkpoint:

@@ -11,8 +11,6 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator
 
-from msgspec import Struct
-
 from memfit.estimators.base.errors import ConfigError
 from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.base.units import ceil_div
@@ -24,13 +22,13 @@ from memfit.estimators.images.families.fitting import (
 )
 from memfit.estimators.images.families.tiles import padded_tiles
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
-from memfit.estimators.images.settings import ProcessorFiles, reject_videos, require_one_image
+from memfit.estimators.images.settings import Processor, ProcessorFiles
 
 _ONE = TokenRun("text", 1)
 _MOST_FEATURES = 2**20
 
 
-class InternVL(Struct, frozen=True):
+class InternVL(Processor, frozen=True):
     """Up to 12 tiles in the ratio of the image, and the whole image as one more."""
 
     features_key: str = "num_image_token"
@@ -38,9 +36,8 @@ class InternVL(Struct, frozen=True):
     features: int | None = None
     """Without it; None: as many as the sizes of config.json leave."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         """Return the plan; most settings are in config.json."""
-        reject_videos(files, asked)
         vision = files.config.sub("vision_config")
         side = vision.pair("image_size", 448)[0]
         patch = vision.pair("patch_size", 14)[0]
@@ -58,7 +55,7 @@ class InternVL(Struct, frozen=True):
             self.features_key, max(1, features), least=1, most=_MOST_FEATURES
         )
         images = []
-        for image in asked.each_image():
+        for image in inputs.each_image():
             tiles = math.prod(_grid_by_area(image, least, most, side))
             tiles += adds_whole and tiles > 1
             tokens = (_ONE, TokenRun("image", features * tiles), _ONE)
@@ -74,11 +71,10 @@ def _grid_by_area(image: ImageSize, least: int, most: int, side: int) -> tuple[i
     return closest_grid(image, least, most, is_nearer)
 
 
-class AyaVision(Struct, frozen=True):
+class AyaVision(Processor, frozen=True):
     """Up to 12 tiles in the ratio of the image, each after its number, and the whole image."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
-        reject_videos(files, asked)
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         side = files.image.edge("size", 364)
         least = files.image.count("min_patches", 1, most=64)
         most = files.image.count("max_patches", 12, most=64)
@@ -86,7 +82,7 @@ class AyaVision(Struct, frozen=True):
         patch *= files.processor.count("downsample_factor", 1, most=64)
         features = (files.processor.count("img_size", 364, most=4096) // patch) ** 2
         images = []
-        for image in asked.each_image():
+        for image in inputs.each_image():
             tiles = math.prod(grid_by_half(image, least, most, side))
             tiles += tiles > 1
             tokens = (_ONE, *(_ONE, TokenRun("image", features)) * tiles, _ONE)
@@ -94,7 +90,7 @@ class AyaVision(Struct, frozen=True):
         return _one_array(images, (CHANNELS, side, side))
 
 
-class LlavaOnevision(Struct, frozen=True):
+class LlavaOnevision(Processor, frozen=True):
     """LLaVA-NeXT's tiles of the best resolution, their features reduced to a limit."""
 
     side: int = 384
@@ -103,9 +99,8 @@ class LlavaOnevision(Struct, frozen=True):
     tiles: int = 6
     """Along an edge, of the published resolutions."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         """Return the plan; each image has as many tiles as the largest one."""
-        reject_videos(files, asked)
         side = files.image.edge("size", self.side)
         each = files.processor.count("num_image_tokens", self.features, most=_MOST_FEATURES)
         strategy = files.processor.text("vision_feature_select_strategy", "full")
@@ -116,7 +111,7 @@ class LlavaOnevision(Struct, frozen=True):
         edges = range(self.side, self.side * (self.tiles + 1), self.side)
         points = files.image.sizes("image_grid_pinpoints", [[h, w] for h in edges for w in edges])
         images = []
-        for image in asked.each_image():
+        for image in inputs.each_image():
             height, width = best_resolution(image, points)
             across = math.isqrt(each)
             rows, columns = unpadded(image, height // side, width // side, across)
@@ -127,7 +122,7 @@ class LlavaOnevision(Struct, frozen=True):
             tiles = 1 + (height // side) * (width // side)
             run = (TokenRun("image", features),)
             images.append(PlannedImage(side, side, tiles * each, run, tiles))
-        planned = padded_tiles(images, asked, side)
+        planned = padded_tiles(images, inputs, side)
         count = InputArray("batch_num_images", (len(images),), "int64", (1,) * len(images))
         return ImagePlan(planned.images, (*planned.arrays, count))
 
@@ -140,16 +135,15 @@ _DEEPSEEK = (
 )
 
 
-class DeepseekVL2(Struct, frozen=True):
+class DeepseekVL2(Processor, frozen=True):
     """The whole image, and tiles of the best resolution of a list; one to three images."""
 
     side: int = 384
     patch: int = 14
     down: int = 2
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         """Return the plan; more than two images have one tile each in addition to the whole."""
-        reject_videos(files, asked)
         published = [[w * self.side, h * self.side] for w, h in _DEEPSEEK]
         points = files.processor.sizes("candidate_resolutions", published)
         if not points:
@@ -159,9 +153,9 @@ class DeepseekVL2(Struct, frozen=True):
         side = points[0][0]
         across = ceil_div(side // patch, down)
         images, crops = [], []
-        for image in asked.each_image():
+        for image in inputs.each_image():
             height, width = side, side
-            if len(asked.each_image()) <= 2:
+            if len(inputs.each_image()) <= 2:
                 height, width = best_resolution(image, [(h, w) for w, h in points])
             columns, rows = width // side, height // side
             features = across * (across + 1) + 1 + rows * across * (columns * across + 1)
@@ -175,7 +169,7 @@ class DeepseekVL2(Struct, frozen=True):
         return ImagePlan(planned.images, (*planned.arrays, crop))
 
 
-class DeepseekOcr(Struct, frozen=True):
+class DeepseekOcr(Processor, frozen=True):
     """A view of the whole image, and tiles of an image that is larger than one."""
 
     tile: int = 640
@@ -183,11 +177,9 @@ class DeepseekOcr(Struct, frozen=True):
     lines: bool = True
     """Whether rows of features end with a break; then one tile is none."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         """Return the plan of one image; settings are constants."""
-        reject_videos(files, asked)
-        require_one_image(files, asked)
-        (image,) = asked.each_image()
+        (image,) = inputs.each_image()
         base, across, least = 1024, ceil_div(self.tile // 16, 4), 2 if self.lines else 1
         columns = rows = 1
         if max(image.width, image.height) > self.tile or not self.lines:
@@ -211,7 +203,7 @@ class DeepseekOcr(Struct, frozen=True):
         )
 
 
-class Llama4(Struct, frozen=True):
+class Llama4(Processor, frozen=True):
     """Tiles in one of eight ratios with separators; the whole image has tokens of its own."""
 
     side: int = 336
@@ -219,13 +211,12 @@ class Llama4(Struct, frozen=True):
     shuffled: int = 4
     """Patches that become one token."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
-        reject_videos(files, asked)
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         side = files.image.pair("size", self.side)[0]
         most = files.image.count("max_patches", 16, most=256)
         each = (side // self.patch) ** 2 // self.shuffled
         images = []
-        for image in asked.each_image():
+        for image in inputs.each_image():
             rows, columns = _least_stretched(image, side, most)
             tiles = rows * columns
             tokens: tuple[TokenRun, ...] = (_ONE, TokenRun("image", each), _ONE)
@@ -251,7 +242,7 @@ def _least_stretched(image: ImageSize, side: int, most: int) -> tuple[int, int]:
     return min((grid for grid in grids if math.prod(grid) <= most), key=left)
 
 
-class Molmo(Struct, frozen=True):
+class Molmo(Processor, frozen=True):
     """The whole image, and up to 12 crops that overlap; patches are pooled two by two."""
 
     side: int = 336
@@ -262,15 +253,8 @@ class Molmo(Struct, frozen=True):
     pooled: int = 12
     """Tokens of a row of the whole image, and rows."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
-        """Return the plan of one image.
-
-        Raises:
-            UnsupportedError: for several images, of which the processor makes a batch.
-        """
-        reject_videos(files, asked)
-        require_one_image(files, asked)
-        (image,) = asked.each_image()
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
+        (image,) = inputs.each_image()
         side = files.image.pair("base_image_input_size", self.side)[0]
         patch = files.image.count("image_patch_size", self.patch, most=256)
         most = files.image.count("max_crops", self.crops, most=64)
@@ -337,8 +321,7 @@ class Molmo(Struct, frozen=True):
 class Molmo2(Molmo, frozen=True):
     """As Molmo, with several images and the places of pooled patches for each token."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
-        reject_videos(files, asked)
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         side = files.image.edge("size", 378)
         patch = files.image.count("patch_size", self.patch, most=256)
         most = files.image.count("max_crops", 8, most=64)
@@ -348,7 +331,7 @@ class Molmo2(Molmo, frozen=True):
         if window < 1:
             raise ConfigError(f"{files.image.reading.name}: crops of {side} pixels leave nothing")
         images, grids = [], []
-        for image in asked.each_image():
+        for image in inputs.each_image():
             grid = _least_enlarged(image, window * patch, (before + after) * patch, most)
             whole = ceil_div(side // patch, down), ceil_div(side // patch, across)
             long = [count * window + before + after for count in grid]
@@ -399,13 +382,12 @@ def _over(length: int, whole: int) -> float:
     return length / whole if whole else math.inf
 
 
-class Step3(Struct, frozen=True):
+class Step3(Processor, frozen=True):
     """Windows of a square that the image is padded to, and the whole; settings are constants."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
-        reject_videos(files, asked)
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         images, counts = [], []
-        for image in asked.each_image():
+        for image in inputs.each_image():
             across = _windows(max(image.width, image.height))
             tokens: list[TokenRun] = []
             for row in range(across):

@@ -58,10 +58,10 @@ def closest_grid(
     }
     aspect, best, closest = image.width / image.height, (1, 1), math.inf
     for columns, rows in sorted(grids, key=math.prod):
-        apart = abs(aspect - columns / rows)
-        if apart < closest or (apart == closest and wins(columns * rows, math.prod(best))):
+        gap = abs(aspect - columns / rows)
+        if gap < closest or (gap == closest and wins(columns * rows, math.prod(best))):
             best = columns, rows
-        closest = min(closest, apart)
+        closest = min(closest, gap)
     return best
 
 

@@ -5,12 +5,10 @@ Source: mlx_vlm/models/gemma4/processing_gemma4.py.
 
 import math
 
-from msgspec import Struct
-
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.images import Images, VideoSize
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
-from memfit.estimators.images.settings import ProcessorFiles, Settings, reject_videos
+from memfit.estimators.images.settings import FileSettings, Processor, ProcessorFiles
 
 _IMAGE_TOKENS = 280
 _FRAME_TOKENS = 70
@@ -18,29 +16,23 @@ _FRAMES = 32
 _BORDER = TokenRun("text", 1)
 
 
-class Gemma4(Struct, frozen=True):
+class Gemma4(Processor, frozen=True):
     """The processor of all sizes of Gemma 4."""
 
     is_unified: bool = False
     """Whether the class is given patches, up to the budget, in place of pixels."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
-        """Return the plan of all images and videos.
-
-        Raises:
-            InputError: for an image that would be resized to nothing.
-        """
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         still = [
             _planned(files.image, image.height, image.width, _IMAGE_TOKENS)
-            for image in asked.each_image()
+            for image in inputs.each_image()
         ]
-        moving = [_video(files.video, video) for video in asked.videos]
+        moving = [_video(files.video, video) for video in inputs.videos]
         shapes = [(CHANNELS, image.height, image.width) for image in still]
         # Images of one size are one array, others a list of arrays.
         pixels = [(len(still), *shapes[0])] if len(set(shapes)) == 1 else shapes
         of_images = tuple(InputArray("pixel_values", shape, "float32") for shape in pixels)
         if self.is_unified:
-            reject_videos(files, asked)
             of_images = _patches(files.image, [image.feature_count for image in still])
         return ImagePlan(
             images=(*still, *moving),
@@ -52,7 +44,7 @@ class Gemma4(Struct, frozen=True):
         )
 
 
-def _planned(settings: Settings, height: int, width: int, budget: int) -> PlannedImage:
+def _planned(settings: FileSettings, height: int, width: int, budget: int) -> PlannedImage:
     """An image within its budget; the arithmetic in floats is the processor's own."""
     patch = settings.edge("patch_size", 16)
     pooled = settings.count("pooling_kernel_size", 3, most=64)
@@ -76,7 +68,7 @@ def _planned(settings: Settings, height: int, width: int, budget: int) -> Planne
     )
 
 
-def _patches(settings: Settings, features: list[int]) -> tuple[InputArray, ...]:
+def _patches(settings: FileSettings, features: list[int]) -> tuple[InputArray, ...]:
     """Source: mlx_vlm/models/gemma4_unified/processing_gemma4_unified.py."""
     side = settings.edge("patch_size", 16) * settings.count("pooling_kernel_size", 3, most=64)
     shape = (len(features), settings.count("max_soft_tokens", _IMAGE_TOKENS, most=2**20))
@@ -86,7 +78,7 @@ def _patches(settings: Settings, features: list[int]) -> tuple[InputArray, ...]:
     )
 
 
-def _video(settings: Settings, video: VideoSize) -> PlannedImage:
+def _video(settings: FileSettings, video: VideoSize) -> PlannedImage:
     """A video of at most 32 frames, each with its time before it, a token a character."""
     frames = min(video.frames, settings.count("num_frames", _FRAMES, most=4096))
     one = _planned(settings, video.height, video.width, _FRAME_TOKENS)
@@ -101,7 +93,7 @@ def _video(settings: Settings, video: VideoSize) -> PlannedImage:
     )
 
 
-def _video_arrays(settings: Settings, video: PlannedImage) -> tuple[InputArray, ...]:
+def _video_arrays(settings: FileSettings, video: PlannedImage) -> tuple[InputArray, ...]:
     """Frames are padded to the budget."""
     patch = settings.edge("patch_size", 16)
     pooled = settings.count("pooling_kernel_size", 3, most=64)

@@ -10,32 +10,24 @@ models/glm4v/image_processing_pil_glm4v.py.
 import math
 from typing import Literal, NamedTuple
 
-from msgspec import Struct
-
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.images import Images, ImageSize, VideoSize
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
-from memfit.estimators.images.settings import (
-    ProcessorFiles,
-    Settings,
-    reject_videos,
-    require_one_image,
-)
+from memfit.estimators.images.settings import FileSettings, Processor, ProcessorFiles
 
 MOST_ASPECT = 200
 _VIDEO_PIXELS = (128 * 32 * 32, 768 * 32 * 32)  # defaults of Qwen3VLVideoProcessor
 _FRAMES_A_SECOND = 2.0
 
 
-class PatchGrid(Struct, frozen=True):
+class PatchGrid(Processor, frozen=True):
     """How one family resizes; ``pixels`` are the fewest and the most of its published models."""
 
     patch: int
     pixels: tuple[int, int]
     counts_frames: bool = False
     """Whether the pixels of an image count once for each frame of a patch, as in GLM-V."""
-    takes_videos: bool = True
     temporal: int = 2
     """Frames of a patch."""
     stamps_frames: bool = False
@@ -48,26 +40,14 @@ class PatchGrid(Struct, frozen=True):
     """Whether a side above 200 times the other is made shorter."""
     breaks_rows: bool = False
     """Whether features have a break after each row, a start and an end."""
-    one_image: bool = False
-    """Whether the processor takes one image, in an array with a batch."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
-        """Return the plan of all images and videos.
-
-        Raises:
-            InputError: for an image that the processor refuses.
-            UnsupportedError: for a video where mlx-vlm gives the family none.
-        """
-        if not self.takes_videos:
-            reject_videos(files, asked)
-        if self.one_image:
-            require_one_image(files, asked)
-        settings = Settings({}, files.image.reading) if self.is_fixed else files.image
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
+        settings = FileSettings({}, files.image.reading) if self.is_fixed else files.image
         of_images = _read(settings, self, self.pixels)
         video = files.video if files.video.values else files.image
         of_videos = _read(video, self, _VIDEO_PIXELS)
-        still = [self._image(of_images, image) for image in asked.each_image()]
-        moving = [self._video(of_videos, each) for each in asked.videos]
+        still = [self._image(of_images, image) for image in inputs.each_image()]
+        moving = [self._video(of_videos, each) for each in inputs.videos]
         return ImagePlan(
             images=tuple(each.image for each in (*still, *moving)),
             arrays=(
@@ -174,7 +154,7 @@ def _cut(height: int, width: int, settings: _Settings) -> tuple[int, int]:
     return max(unit, rows), max(unit, columns)
 
 
-def _read(settings: Settings, family: PatchGrid, pixels: tuple[int, int]) -> _Settings:
+def _read(settings: FileSettings, family: PatchGrid, pixels: tuple[int, int]) -> _Settings:
     least, most = settings.pixels(pixels)
     return _Settings(
         patch=settings.edge("patch_size", family.patch),

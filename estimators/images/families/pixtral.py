@@ -6,31 +6,24 @@ mistral3/processing_mistral3.py.
 
 import math
 
-from msgspec import Struct
-
 from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
-from memfit.estimators.images.settings import ProcessorFiles, reject_videos
+from memfit.estimators.images.settings import Processor, ProcessorFiles
 
 
-class Pixtral(Struct, frozen=True):
+class Pixtral(Processor, frozen=True):
     """One family; its sizes are those of its published models."""
 
     longest: int
     patch: int
     merge: int
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
-        """Return the plan of all images; the array is as large as the largest of them.
-
-        Raises:
-            UnsupportedError: for a video, which mlx-vlm's processors of these models do not take.
-        """
-        reject_videos(files, asked)
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
+        """Return the plan; the array is as large as the largest image."""
         patch = files.processor.edge("patch_size", self.patch)
         merge = files.processor.count("spatial_merge_size", self.merge, most=64)
         most = files.image.pair("size", self.longest)
-        images = tuple(_planned(image, most, patch, merge) for image in asked.each_image())
+        images = tuple(_planned(image, most, patch, merge) for image in inputs.each_image())
         height = max(image.height for image in images)
         width = max(image.width for image in images)
         return ImagePlan(

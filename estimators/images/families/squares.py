@@ -8,20 +8,14 @@ llava_bunny/llava_bunny.py; transformers' models/gemma3/image_processing_pil_gem
 
 import math
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
-from memfit.estimators.images.settings import (
-    ProcessorFiles,
-    Settings,
-    reject_videos,
-    require_one_image,
-)
+from memfit.estimators.images.settings import FileSettings, Processor, ProcessorFiles
 
 
-class Square(Struct, frozen=True):
+class Square(Processor, frozen=True):
     """One family; its sizes are those of its published models."""
 
     side: int
@@ -36,13 +30,7 @@ class Square(Struct, frozen=True):
     crops: bool = False
     """Whether the processor can add crops of long images: pan and scan."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
-        """Return the plan of all images.
-
-        Raises:
-            UnsupportedError: for a video, which mlx-vlm's processors of these models do not take.
-        """
-        reject_videos(files, asked)
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         features = files.processor.count(self.features_key, self.features, most=2**20)
         features = files.image.count(self.features_key, features, most=2**20)
         one = (
@@ -50,48 +38,42 @@ class Square(Struct, frozen=True):
             TokenRun("image", features),
             TokenRun("text", self.after),
         )
-        crops = [_crops(files.image, each) if self.crops else 0 for each in asked.each_image()]
+        crops = [_crops(files.image, each) if self.crops else 0 for each in inputs.each_image()]
         return _squares(files.image.pair("size", self.side), self.patch, one, crops)
 
 
-class Clip(Struct, frozen=True):
+class Clip(Processor, frozen=True):
     """LLaVA 1.5: CLIP's square, its class token left out where the strategy says so."""
 
     side: int
     patch: int
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         key = "crop_size" if "crop_size" in files.image else "size"
-        reject_videos(files, asked)
         size = files.image.pair(key, self.side)
         patch = files.processor.count("patch_size", self.patch, most=256)
         added = files.processor.count("num_additional_image_tokens", 1, least=0, most=64)
         strategy = files.processor.text("vision_feature_select_strategy", "default")
         features = (size[0] // patch) * (size[1] // patch) + added - (strategy == "default")
-        return _squares(size, patch, (TokenRun("image", features),), [0] * len(asked.each_image()))
+        return _squares(size, patch, (TokenRun("image", features),), [0] * len(inputs.each_image()))
 
 
-class Expanded(Struct, frozen=True):
+class Expanded(Processor, frozen=True):
     """FastVLM and nanoLLaVA: one token, in place of which the class puts all features."""
 
     side: int
     patch: int
     """Pixels that become one feature, along an edge."""
-    one_image: bool = False
-    """Whether the class takes one image."""
     sizes: bool = False
     """Whether the class is given the sizes of the images."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
-        reject_videos(files, asked)
-        count = len(asked.each_image())
-        if self.one_image:
-            require_one_image(files, asked)
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
+        count = len(inputs.each_image())
         side = files.image.pair("crop_size" if "crop_size" in files.image else "size", self.side)
         features = (side[0] // self.patch) * (side[1] // self.patch)
         planned = _squares(side, self.patch, (TokenRun("image", 1),), [0] * count)
         images = tuple(replace(image, added=features - 1) for image in planned.images)
-        sizes = tuple((image.width, image.height) for image in asked.each_image())
+        sizes = tuple((image.width, image.height) for image in inputs.each_image())
         shown = InputArray("image_sizes", (count, 2), "int64", sizes)
         return ImagePlan(images, (*planned.arrays, *([shown] if self.sizes else [])))
 
@@ -118,7 +100,7 @@ def _squares(
     )
 
 
-def _crops(settings: Settings, image: ImageSize) -> int:
+def _crops(settings: FileSettings, image: ImageSize) -> int:
     """Crops of an image that is long enough; source: Gemma3ImageProcessorPil.pan_and_scan."""
     if not settings.flag("do_pan_and_scan", default=False):
         return 0

@@ -11,20 +11,18 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
 
-from msgspec import Struct
-
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import short
 from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.images.families.fitting import best_resolution, grid_by_half, unpadded
 from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
-from memfit.estimators.images.settings import ProcessorFiles, Settings, reject_videos
+from memfit.estimators.images.settings import FileSettings, Processor, ProcessorFiles
 
 _ONE = TokenRun("text", 1)
 
 
-class Idefics3(Struct, frozen=True):
+class Idefics3(Processor, frozen=True):
     """Rows and columns of tiles, each after a tag, and the whole image as one more tile."""
 
     longest: int
@@ -32,16 +30,15 @@ class Idefics3(Struct, frozen=True):
     features: int
     patch: int = 14
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         """Return the plan; the array is as long as the most tiles of an image."""
-        reject_videos(files, asked)
         tile = files.image.sub("max_image_size").count("longest_edge", self.tile, most=4096)
         longest = files.image.sub("size").count("longest_edge", self.longest, most=2**16)
         features = files.processor.count("image_seq_len", self.features, most=2**20)
         splits = files.image.flag("do_image_splitting", default=True)
         tags = _added_tags(files.tokenizer)
         images = []
-        for image in asked.each_image():
+        for image in inputs.each_image():
             rows, columns = _rows_and_columns(image, longest, tile) if splits else (0, 0)
             tiles = rows * columns + 1
             run = TokenRun("image", features)
@@ -67,7 +64,7 @@ class Idefics3(Struct, frozen=True):
         )
 
 
-def _added_tags(tokenizer: Settings) -> set[str]:
+def _added_tags(tokenizer: FileSettings) -> set[str]:
     """The tags of rows and columns that are one token each."""
     added = tokenizer.sub("added_tokens_decoder").values.values()
     more = tokenizer.values.get("additional_special_tokens")
@@ -103,7 +100,7 @@ def _rows_and_columns(image: ImageSize, longest: int, tile: int) -> tuple[int, i
     return height // tile, width // tile
 
 
-class LlavaNext(Struct, frozen=True):
+class LlavaNext(Processor, frozen=True):
     """The whole image, and tiles of the best resolution of a list, without its padding."""
 
     side: int = 336
@@ -115,9 +112,8 @@ class LlavaNext(Struct, frozen=True):
     down: str = "1"
     """The share of rows and columns of patches that become features."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         """Return the plan; each image has as many tiles as the largest one."""
-        reject_videos(files, asked)
         side = files.image.edge("crop_size" if "crop_size" in files.image else "size", self.side)
         patch = files.processor.count("patch_size", self.patch, most=256)
         added = files.processor.count("num_additional_image_tokens", self.added, least=0, most=64)
@@ -129,7 +125,7 @@ class LlavaNext(Struct, frozen=True):
             points = files.image.sizes("image_grid_pinpoints", [])
         across = int(side // patch * self._share(files))
         images = []
-        for image in asked.each_image():
+        for image in inputs.each_image():
             height, width = best_resolution(image, points)
             tiles = 1 + (height // side) * (width // side)
             rows, columns = unpadded(image, height // side, width // side, across)
@@ -137,7 +133,7 @@ class LlavaNext(Struct, frozen=True):
             patches = tiles * (side // patch) ** 2
             run = (TokenRun("image", features),)
             images.append(PlannedImage(side, side, patches, run, tiles))
-        return padded_tiles(images, asked, side)
+        return padded_tiles(images, inputs, side)
 
     def _share(self, files: ProcessorFiles) -> Fraction:
         place = files.processor if "downsample_rate" in files.processor else files.config
@@ -151,10 +147,10 @@ class LlavaNext(Struct, frozen=True):
         return share
 
 
-def padded_tiles(images: Sequence[PlannedImage], asked: Images, side: int) -> ImagePlan:
+def padded_tiles(images: Sequence[PlannedImage], inputs: Images, side: int) -> ImagePlan:
     """Return a plan in which all images have as many tiles as the largest, with their own sizes."""
     most = max(image.tiles for image in images)
-    sizes = tuple((image.height, image.width) for image in asked.each_image())
+    sizes = tuple((image.height, image.width) for image in inputs.each_image())
     return ImagePlan(
         images=tuple(images),
         arrays=(
@@ -164,16 +160,15 @@ def padded_tiles(images: Sequence[PlannedImage], asked: Images, side: int) -> Im
     )
 
 
-class Phi3V(Struct, frozen=True):
+class Phi3V(Processor, frozen=True):
     """Tiles of 336 pixels, up to 4 of them, and the whole image; settings are constants."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         """Return the plan; each image has as many tiles as the largest one."""
-        reject_videos(files, asked)
         crops = files.image.count("num_crops", 4, most=256)
         each = files.image.count("num_img_tokens", 144, most=4096)
         images, sizes = [], []
-        for image in asked.each_image():
+        for image in inputs.each_image():
             rows, columns = _hd_tiles(image, crops)
             tiles = rows * columns + 1
             features = tiles * each + 1 + (rows + 1) * 12
@@ -201,20 +196,19 @@ def _hd_tiles(image: ImageSize, most: int) -> tuple[int, int]:
     return tiles if image.width >= image.height else (tiles[1], tiles[0])
 
 
-class Mllama(Struct, frozen=True):
+class Mllama(Processor, frozen=True):
     """Up to four tiles of a canvas; one token, which attends to all of them."""
 
     side: int = 560
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         """Return the plan; the tower is given all tiles of each image, empty ones too."""
-        reject_videos(files, asked)
         side = files.image.edge("size", self.side)
         most = files.image.count("max_image_tiles", 4, most=64)
-        count = len(asked.each_image())
+        count = len(inputs.each_image())
         ids, masks = [], []
         shapes = [(w, h) for w in range(1, most + 1) for h in range(1, most + 1) if w * h <= most]
-        for image in asked.each_image():
+        for image in inputs.each_image():
             rows, columns = _canvas(image, shapes, side)
             ids.append(shapes.index((rows, columns)) + 1)
             masks.append(tuple(int(tile < rows * columns) for tile in range(most)))
@@ -239,12 +233,11 @@ def _canvas(image: ImageSize, shapes: Sequence[tuple[int, int]], side: int) -> t
     return min(fitting, key=lambda shape: shape[0] * shape[1])
 
 
-class Lfm2(Struct, frozen=True):
+class Lfm2(Processor, frozen=True):
     """One view within a budget of tokens, or tiles of 512 pixels and a small view of the whole."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         """Return the plan; views are padded to the most patches that one may have."""
-        reject_videos(files, asked)
         settings = files.image
         patch = settings.count("encoder_patch_size", settings.count("patch_size", 16), most=256)
         down = settings.count("downsample_factor", 2, most=64)
@@ -254,7 +247,7 @@ class Lfm2(Struct, frozen=True):
         tolerance = settings.ratio("max_pixels_tolerance", 2.0)
         unit = patch * down
         images, shapes = [], []
-        for image in asked.each_image():
+        for image in inputs.each_image():
             view = _view(image, unit, least, most)
             rows, columns = 1, 1
             if _rounded(image, unit, patch) > most * unit**2 * tolerance:
@@ -301,17 +294,16 @@ def _rounded(image: ImageSize, unit: int, patch: int) -> int:
     return height * max(patch, round(image.width / unit) * unit)
 
 
-class Phi4MM(Struct, frozen=True):
+class Phi4MM(Processor, frozen=True):
     """Patches of the image within two limits, in rows as long as the most; one token."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         """Return the plan; the settings are in config.json."""
-        reject_videos(files, asked)
         patch = files.config.sub("vision_config").count("patch_size", 14, most=256)
         least = files.config.count("min_num_patches", 256, most=2**16)
         most = files.config.count("max_num_patches", 3600, most=2**16)
         images, shapes = [], []
-        for image in asked.each_image():
+        for image in inputs.each_image():
             patches = max((image.height // patch) * (image.width // patch), 1)
             rows, columns = _rows_within(image, min(max(patches, least), most))
             shapes.append((rows, columns))
@@ -340,18 +332,17 @@ def _rows_within(image: ImageSize, most: int) -> tuple[int, int]:
     return max(rows, 1), max(columns, 1)
 
 
-class KimiVL(Struct, frozen=True):
+class KimiVL(Processor, frozen=True):
     """Patches of the image as it is, cut to whole merged patches, within a limit."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         """Return the plan; the settings are in config.json."""
-        reject_videos(files, asked)
         section = files.config.sub("vision_config")
         patch = section.count("patch_size", 14, most=256)
         limit = section.count("in_token_limit", 4096, most=2**24)
         merge = section.pair("merge_kernel_size", 2)
         grids = []
-        for image in asked.each_image():
+        for image in inputs.each_image():
             width, height = image.width, image.height
             if (patches := (width // patch) * (height // patch)) > limit:
                 scale = math.sqrt(limit / patches)
@@ -361,19 +352,18 @@ class KimiVL(Struct, frozen=True):
         return _patch_rows(grids, patch, merge)
 
 
-class KimiK25(Struct, frozen=True):
+class KimiK25(Processor, frozen=True):
     """Patches of the image as it is, filled to whole merged patches, within two limits."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         """Return the plan; the settings are a section of preprocessor_config.json."""
-        reject_videos(files, asked)
         section = files.image.sub("media_proc_cfg")
         patch = section.count("patch_size", 14, most=256)
         limit = section.count("in_patch_limit", 16384, most=2**24)
         longest = patch * section.count("patch_limit_on_one_side", 512, most=2**16)
         merge = section.pair("merge_kernel_size", 2)
         grids = []
-        for image in asked.each_image():
+        for image in inputs.each_image():
             width, height = image.width, image.height
             patches = max(1.0, width // patch) * max(1.0, height // patch)
             scale = min(1.0, math.sqrt(limit / patches), longest / width, longest / height)
@@ -404,12 +394,11 @@ def _patch_rows(grids: Sequence[tuple[int, int]], patch: int, merge: tuple[int, 
     )
 
 
-class Idefics2(Struct, frozen=True):
+class Idefics2(Processor, frozen=True):
     """The image and its four quarters, each as large as it is within two limits."""
 
-    def plan(self, files: ProcessorFiles, asked: Images) -> ImagePlan:
+    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
         """Return the plan; all arrays are as large as the largest image or quarter."""
-        reject_videos(files, asked)
         size = files.image.sub("size")
         limits = (
             size.count("shortest_edge", 378, most=4096),
@@ -418,28 +407,28 @@ class Idefics2(Struct, frozen=True):
         features = files.processor.count("image_seq_len", 64, most=2**20)
         splits = files.image.flag("do_image_splitting", default=True)
         sizes = []
-        for image in asked.each_image():
+        for image in inputs.each_image():
             if splits and min(image.height, image.width) < 2:
                 raise InputError(f"image {image}: the model's processor divides it to nothing")
-            tall, wide = image.height, image.width
-            parts = product((tall // 2, tall - tall // 2), (wide // 2, wide - wide // 2))
-            all_parts = ((tall, wide), *(parts if splits else ()))
+            height, width = image.height, image.width
+            parts = product((height // 2, height - height // 2), (width // 2, width - width // 2))
+            all_parts = ((height, width), *(parts if splits else ()))
             sizes.append([_within(part, limits) for part in all_parts])
-        tall, wide = (max(size[i] for image in sizes for size in image) for i in (0, 1))
+        height, width = (max(size[i] for image in sizes for size in image) for i in (0, 1))
         count = 5 if splits else 1
         # A token is between images, and at both ends.
         one = (TokenRun("image", features), _ONE) * count
-        patches = count * (tall // 14) * (wide // 14)
+        patches = count * (height // 14) * (width // 14)
         images = tuple(
-            PlannedImage(wide, tall, patches, (_ONE, *one) if number == 0 else one, count)
+            PlannedImage(width, height, patches, (_ONE, *one) if number == 0 else one, count)
             for number in range(len(sizes))
         )
         shape = (1, count * len(images))
         return ImagePlan(
             images=images,
             arrays=(
-                InputArray("pixel_values", (*shape, CHANNELS, tall, wide), "float32"),
-                InputArray("pixel_attention_mask", (*shape, tall, wide), "int64"),
+                InputArray("pixel_values", (*shape, CHANNELS, height, width), "float32"),
+                InputArray("pixel_attention_mask", (*shape, height, width), "int64"),
             ),
         )
 

@@ -15,7 +15,8 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
-from memfit.estimators.results.estimate import Basis, MemoryShare, Note
+from memfit.estimators.results.estimate import MemoryShare, Note
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.budget import HostNeed
 from memfit.estimators.runtimes.interface import (
     DraftFigures,
@@ -323,8 +324,8 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             return self.runtime
         device = self.subject.device
         if device is None:
-            layers, named, memory = map(setting, ("gpu_layers", "device", "memory"))
-            raise UnsupportedError(f"{layers} auto: give a {named}, or the {memory} of a Mac")
+            name, machine, memory = map(setting, ("gpu_layers", "device", "memory"))
+            raise UnsupportedError(f"{name} auto: give a {machine}, or the {memory} of a Mac")
         most = self.placement.blocks + 1
         for layers in range(most, -1, -1):
             chosen = replace(self.settings, gpu_layers=layers)

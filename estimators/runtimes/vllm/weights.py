@@ -26,13 +26,14 @@ from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import round_up
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
-from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.vllm.formats import Packing, packing_of, quantization_method
 from memfit.estimators.weights.derived import WeightTotals, tensor_bytes
 from memfit.estimators.weights.footprint import WeightFootprint, bounded_by_name
-from memfit.estimators.weights.own_head import ties_head
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.quantization_plan import foreign_block
+from memfit.estimators.weights.sanitize_names import ties_head
 
 _VOCABULARY_PADDING = 64  # layers/vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE
 # The widest tiles of kernels for MXFP4 experts: hidden and intermediate size are rounded up
