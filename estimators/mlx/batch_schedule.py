@@ -15,18 +15,18 @@ from collections.abc import Collection, Iterable, Iterator
 from msgspec import Struct
 
 from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.mlx.arrivals import Arrivals, Request
-from memfit.estimators.mlx.batch_buffer import Buffer
+from memfit.estimators.mlx.arrivals import Arrivals, ServedRequest
+from memfit.estimators.mlx.batch_buffer import BatchBuffer
 
 
 class ScheduleMoment(Struct, frozen=True):
     """What is in memory while a chunk of prompts is prefilled, or between two calls."""
 
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[BatchBuffer, ...]
     """All but the one that is being prefilled."""
-    prefilled: Buffer | None = None
+    prefilled: BatchBuffer | None = None
     """The batch of prompts after the chunk."""
-    stepped: Buffer | None = None
+    stepped: BatchBuffer | None = None
     """The batch that decodes after a step of it that is computed, None where none is."""
     running: int = 0
     """Requests that decode."""
@@ -37,19 +37,19 @@ class ScheduleMoment(Struct, frozen=True):
 class _StoredBatch:
     """A stored cache: the batch it is a slice of, or its own row once it was evaluated."""
 
-    def __init__(self, buffer: Buffer, tokens: int) -> None:
+    def __init__(self, buffer: BatchBuffer, tokens: int) -> None:
         self.buffer, self.tokens, self.is_evaluated = buffer, tokens, False
 
-    def row(self) -> Buffer:
+    def row(self) -> BatchBuffer:
         """Return the row alone (cache.py, extract)."""
         windows = tuple((limit, min(room, self.tokens)) for limit, room in self.buffer.windows)
-        return Buffer(1, windows, self.tokens, self.tokens, self.tokens, self.buffer.viewed)
+        return BatchBuffer(1, windows, self.tokens, self.tokens, self.tokens, self.buffer.viewed)
 
 
 class _Row:
     """A request in a batch."""
 
-    def __init__(self, number: int, request: Request) -> None:
+    def __init__(self, number: int, request: ServedRequest) -> None:
         self.number, self.request, self.max_tokens = number, request, request.max_tokens
         # The last token of a prompt starts the generation (BatchGenerator.insert_segments).
         self.prefix, self.done, self.generated = request.prompt_tokens - 1, 0, 0
@@ -69,7 +69,7 @@ class BatchSchedule:
 
     def __init__(
         self,
-        requests: Iterable[Request],
+        requests: Iterable[ServedRequest],
         settings: ServerSettings,
         arrivals: Arrivals,
         *,
@@ -92,19 +92,21 @@ class BatchSchedule:
         self._waiting: deque[_Row] = deque()
         self._prompts: list[_Row] = []
         self._decoding: list[_Row] = []
-        self._prompt_buffer: Buffer | None = None
-        self._decode_buffer: Buffer | None = None
+        self._prompt_buffer: BatchBuffer | None = None
+        self._decode_buffer: BatchBuffer | None = None
         # Rows that leave or join are copied by the next call: until then these are in memory.
-        self._decode_parts: tuple[Buffer, ...] = ()
+        self._decode_parts: tuple[BatchBuffer, ...] = ()
         self._has_joined = False
         self._stored: dict[tuple[int | None, str], _StoredBatch] = {}
-        self._last_prefix: Buffer | None = None  # a variable of the server's loop
-        self._finished: list[tuple[_Row, Buffer]] = []
-        self._responses: tuple[Buffer, ...] = ()  # the loop's variable until the next call ends
+        self._last_prefix: BatchBuffer | None = None  # a variable of the server's loop
+        self._finished: list[tuple[_Row, BatchBuffer]] = []
+        self._responses: tuple[
+            BatchBuffer, ...
+        ] = ()  # the loop's variable until the next call ends
         # Prompts join the rows that are ready to decode, which leave at once: a chunk is computed
         # from a part of that buffer.
-        self._extended: Buffer | None = None
-        self._evaluated: list[tuple[_StoredBatch, Buffer]] = []
+        self._extended: BatchBuffer | None = None
+        self._evaluated: list[tuple[_StoredBatch, BatchBuffer]] = []
         self.waited = 0
         """Requests that found no room when they arrived."""
 
@@ -199,7 +201,7 @@ class BatchSchedule:
         yield self._moment(stepped=self._decode_buffer)
         self._end(self._decode_buffer)
 
-    def _end(self, buffer: Buffer) -> None:
+    def _end(self, buffer: BatchBuffer) -> None:
         """Take the requests that have all their tokens out of the decoding batch."""
         ended = [row for row in self._decoding if row.generated >= row.max_tokens]
         if ended:
@@ -255,10 +257,10 @@ class BatchSchedule:
         self._decode_buffer = moved.joined(self._decode_buffer)
         yield self._moment(*self._joining(), stepped=moved)
 
-    def _joining(self) -> tuple[Buffer, ...]:
+    def _joining(self) -> tuple[BatchBuffer, ...]:
         return (self._extended,) if self._extended else ()
 
-    def _admit(self) -> Buffer | None:
+    def _admit(self) -> BatchBuffer | None:
         """Let prompts in, and return the batch of prompts if they joined one."""
         room = min(self._room, len(self._waiting))
         admitted = [self._waiting.popleft() for _ in range(room)]
@@ -274,11 +276,11 @@ class BatchSchedule:
                 self._evaluated.append((row.hit, row.hit.row()))
         return joined
 
-    def _merged(self, rows: Collection[_Row]) -> Buffer:
+    def _merged(self, rows: Collection[_Row]) -> BatchBuffer:
         """The batch of rows before their first chunk, which begin with stored caches or without."""
         tokens = max(row.done for row in rows)
         windows = tuple((limit, min(limit, tokens)) for limit in self._limits)
-        return Buffer(len(rows), windows, tokens, tokens, tokens)
+        return BatchBuffer(len(rows), windows, tokens, tokens, tokens)
 
     def _prefill(self) -> Iterator[ScheduleMoment]:
         """Prefill the next chunk of every prompt."""
@@ -312,7 +314,7 @@ class BatchSchedule:
         self._arrivals.end(self._call, len(self._finished))
         self._finished = []
 
-    def _insert(self, row: _Row, kind: str, buffer: Buffer) -> None:
+    def _insert(self, row: _Row, kind: str, buffer: BatchBuffer) -> None:
         self._stored[row.number, kind] = _StoredBatch(buffer, row.tokens)
         if row.tokens <= self._longest_trimmed:
             if kind == "whole":
@@ -323,7 +325,10 @@ class BatchSchedule:
             del self._stored[next(iter(self._stored))]
 
     def _moment(
-        self, *more: Buffer, prefilled: Buffer | None = None, stepped: Buffer | None = None
+        self,
+        *more: BatchBuffer,
+        prefilled: BatchBuffer | None = None,
+        stepped: BatchBuffer | None = None,
     ) -> ScheduleMoment:
         named = (self._last_prefix, *self._responses, *self._decode_parts, self._prompt_buffer)
         ended = (buffer for _, buffer in self._finished)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from msgspec import Struct
 
 from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.mlx.arrivals import Arrivals, Request
+from memfit.estimators.mlx.arrivals import Arrivals, ServedRequest
 from memfit.estimators.mlx.batch_schedule import BatchSchedule, ScheduleMoment
 from memfit.estimators.results.server import ServerMoment
 from memfit.estimators.sizing.server_bound import ServerMemory
@@ -23,7 +23,7 @@ class Simulated(Struct, frozen=True):
 
 def simulated(
     memory: ServerMemory,
-    requests: Sequence[Request],
+    requests: Sequence[ServedRequest],
     settings: ServerSettings,
     arrivals: Arrivals,
 ) -> Simulated:
