@@ -27,8 +27,8 @@ from memfit.estimators.questions.workload import RUNTIME_DEFAULTS, WorkloadQuest
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.manifest import Checkpoint
     from memfit.estimators.questions.machine import Ranks
+    from memfit.probes.experiments.generate import TuneRequest
     from memfit.probes.result import TuneResult
-    from memfit.probes.tune import TuneRequest
 
 
 class TuneOptions(RunOptions, frozen=True, kw_only=True):
@@ -119,16 +119,18 @@ def tune(
     if ranks := over.over():
         hosts = over.hosts
         _over_ranks(model, run, settings, output, (ranks, hosts), runtime.margin)
+    from memfit.probes.experiments.generate import require_startable
+    from memfit.probes.experiments.generate import tune as answer
+    from memfit.probes.experiments.sweep import user_sweeps
     from memfit.probes.process import ModelProcess
-    from memfit.probes.sweep_checkpoint import user_sweeps
-    from memfit.probes.tune import tune as answer
 
-    reference, request_of = (
-        model.reference(),
-        _request(run, settings, runtime.margin, output),
-    )
+    reference = model.reference()
+    request_of = _request(run, settings, runtime.margin, output)
     sweeps = user_sweeps()
-    check = partial(_check_before_download, request_of)
+
+    def check(checkpoint: "Checkpoint") -> None:
+        require_startable(request_of(model=checkpoint.id, checkpoint=checkpoint))
+
     with measuring(reference, run, verbose=output.verbose, check=check) as model_run:
         checkpoint, path, progress = model_run
         request = request_of(model=_command_model(checkpoint, path), checkpoint=checkpoint)
@@ -154,7 +156,7 @@ def _over_ranks(
 ) -> NoReturn:
     """Run a model over ranks, and compare each of them with its estimate."""
     reference = model.reference()
-    from memfit.probes.tune_ranks import tune_ranks
+    from memfit.probes.experiments.ranks import RankTuneRequest, tune_ranks
 
     if run.prompt_tokens is None or run.sweep or run.wired or output.flags or output.plot:
         raise InputError(
@@ -166,21 +168,18 @@ def _over_ranks(
     ranks, hostfile = over
     if ranks.size == 1:
         raise InputError("--ranks 1 is the model by itself: leave out the options of ranks")
-    workload = run.of_prompt(settings)
-    limit = run.memory_limit
+    workload, limits = run.of_prompt(settings), run.settings(margin_bytes, output.units)
     with measuring(reference, run, verbose=output.verbose) as (checkpoint, path, progress):
-        result = tune_ranks(
-            checkpoint.id if checkpoint.source == "local" else reference,
-            path,
-            workload,
-            ranks,
+        request = RankTuneRequest(
+            checkpoint=checkpoint,
+            path=path,
+            workload=workload,
+            ranks=ranks,
             timeout_seconds=float(run.timeout),
-            memory_limit_bytes=limit,
-            margin_bytes=margin_bytes,
             hostfile=hostfile,
-            force=run.force,
-            progress=progress,
+            **limits,
         )
+        result = tune_ranks(request, progress=progress)
     output.write(result, units=output.units)
     raise typer.Exit(Exit.YES)
 
@@ -192,8 +191,8 @@ def _request(
     output: TuneOutput,
 ) -> "partial[TuneRequest]":
     """Return `TuneRequest` with the options; all are checked before anything is fetched."""
+    from memfit.probes.experiments.generate import TuneRequest
     from memfit.probes.sweep_axes import parse_axis
-    from memfit.probes.tune import TuneRequest
 
     output.require_drawable()
     workload = run.of_prompt(settings)
@@ -202,8 +201,6 @@ def _request(
     request_of = partial(
         TuneRequest,
         workload=workload,
-        memory_limit_bytes=run.memory_limit,
-        margin_bytes=margin_bytes,
         prompt=None if given is None else prompt_text(given),
         command_prompt=None if file or given == "-" else given,
         prompt_file=file,
@@ -211,27 +208,10 @@ def _request(
         tries_wired=run.wired,
         axes=tuple(axes),
         sweep_kv_start=settings.quantized_kv_start or 0,
-        force=run.force,
-        units=output.units,
+        **run.settings(margin_bytes, output.units),
     )
     require_writable(output.file, needs_stdout=output.flags)
     return request_of
-
-
-def _check_before_download(request_of: "partial[TuneRequest]", checkpoint: "Checkpoint") -> None:
-    from memfit.probes.process import require_installed
-    from memfit.probes.tune import require_room_for
-
-    request = request_of(model=checkpoint.id, checkpoint=checkpoint)
-    require_installed(has_image=request.has_image)
-    if not request.force:
-        require_room_for(
-            checkpoint,
-            request.workload,
-            margin_bytes=request.margin_bytes,
-            memory_limit_bytes=request.memory_limit_bytes,
-            units=request.units,
-        )
 
 
 def _command_model(checkpoint: "Checkpoint", path: Path) -> str:
