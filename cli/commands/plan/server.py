@@ -20,6 +20,7 @@ from memfit.cli.options.questions import (
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import parse_count, parse_server_size
+from memfit.estimators.sizing.sized_model import require_loaded
 
 if TYPE_CHECKING:
     from memfit.estimators.base.server_settings import ServerSettings
@@ -128,7 +129,7 @@ def server(
         model, machine.first_machine(), runtime, verbose=output.verbose, margin_bytes=MARGIN_BYTES
     )
     target = resolved(
-        sized.loaded(),
+        require_loaded(sized),
         workload,
         machine.over(),
         keeps_runtime=False,
