@@ -1,24 +1,22 @@
 """One target of a policy: its figures, their checks, and what makes broken limits pass."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.dispatch import assert_never
-from memfit.estimators.base.errors import InputError, UnreachableError, UnsupportedError
-from memfit.estimators.base.quantization import FloatMode, Quantization
+from memfit.estimators.base.errors import UnreachableError, UnsupportedError
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.units import Units, ceil_div, format_bytes, with_sizes
 from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.baseline import (
-    NAME,
-    Asked,
     BaselineEntry,
     differences,
-    fingerprint,
+    entry_of,
     replaced,
+    require_baseline,
 )
 from memfit.estimators.gate.figures import changes, figures_of
 from memfit.estimators.gate.limits import (
@@ -34,7 +32,6 @@ from memfit.estimators.gate.limits import (
 from memfit.estimators.gate.policy import PolicyTarget
 from memfit.estimators.gate.remedies import Candidate, remedies
 from memfit.estimators.gate.report import TargetReport, TargetStatus
-from memfit.estimators.mlx.versions import format_version
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.budget import OF_RUNTIME, judge
 from memfit.estimators.runtimes.facets import MlxLmPrograms, OnMlx, context_limit
@@ -80,20 +77,7 @@ def size_target(catalog: Catalog, target: PolicyTarget) -> SizedTarget:
         steps = _training_steps(catalog, target)
         nbytes = steps.run_bytes(target.training, question.quantize)
         figures = replace(figures, training_peak_bytes=nbytes)
-    entry = BaselineEntry(
-        model=question.reference,
-        quantize=_format_name(question.quantize),
-        model_type=sized.model.model_type,
-        asked=Asked(
-            device=target.device.name,
-            runtime=sized.runtime,
-            workload=resolved.workload,
-            **_named_settings(target),
-        ),
-        checkpoint=fingerprint(sized.checkpoint),
-        figures=figures,
-    )
-    return SizedTarget(target, resolved, steps, entry)
+    return SizedTarget(target, resolved, steps, entry_of(target, resolved, figures))
 
 
 def _training_steps(catalog: Catalog, target: PolicyTarget) -> "TracedSteps":
@@ -107,28 +91,6 @@ def _training_steps(catalog: Catalog, target: PolicyTarget) -> "TracedSteps":
     return TracedSteps(sized.checkpoint, sized.model.dtype, target.device, versions)
 
 
-def _format_name(quantize: Quantization | None) -> int | FloatMode | None:
-    """The name of a format in a policy: its bits, or a mode of floating-point numbers."""
-    if quantize is None:
-        return None
-    return quantize.bits if quantize.mode == "affine" else cast(FloatMode, quantize.mode)
-
-
-def _named_settings(target: PolicyTarget) -> dict[str, Any]:
-    """The settings that a baseline keeps only where the policy names them."""
-    question, ranks = target.question, target.question.ranks
-    versions = {"mlx_version": question.mlx_version, "mlx_lm_version": question.mlx_lm_version}
-    named = {
-        **{key: version and format_version(version) for key, version in versions.items()},
-        "ranks": ranks and ranks.size,
-        "parallel": ranks and ranks.parallel,
-        "split": ranks and ranks.split,
-        "training": target.training,
-        "margin_bytes": target.margin_bytes,
-    }
-    return {key: value for key, value in named.items() if value is not None}
-
-
 def report_of(
     catalog: Catalog, present: SizedTarget, before: BaselineEntry | None, *, allow_bounds: bool
 ) -> TargetReport:
@@ -140,7 +102,7 @@ def report_of(
     target, sized = present.target, present.resolved.sized
     differing = tuple(differences(before.asked, present.now.asked)) if before else ()
     if any(limit.rule.kind.is_growth for limit in target.limits):
-        _require_baseline(before, differing)
+        require_baseline(before, differing)
     accepts_bounds = allow_bounds or (target.basis is not None and target.basis.least == "bound")
     device = present.resolved.device or target.device
     totals = Totals(device, before.figures if before else None, accepts_bounds)
@@ -153,16 +115,6 @@ def report_of(
         recipe=_counted(target.training or Recipe(), len(sized.model.layers)),
         excess_tokens=_excess_tokens(sized, present.resolved.workload.total_tokens),
     ).report()
-
-
-def _require_baseline(before: BaselineEntry | None, differing: tuple[str, ...]) -> None:
-    if before is None:
-        raise InputError(f"no baseline to grow from; memfit gate --update writes {NAME}")
-    if differing:
-        raise InputError(
-            f"the baseline answers another question ({'; '.join(differing)});"
-            " memfit gate --update makes a new one"
-        )
 
 
 def _counted(recipe: Recipe, layers: int) -> Recipe:

@@ -16,16 +16,17 @@ from memfit.estimators.sizing.sized_model import SizedModel, draft_bytes_of, dra
 def explain(sized: SizedModel, workload: Workload) -> tuple[str, ...]:
     """Return the lines that derive each figure of an estimate."""
     figures = sized.figures_for(workload)
-    return (
+    lines = (
         *_weights(sized),
         *sized.runtime_model.statements(workload, figures).explanation,
         *figures.moment.explanation,
         *_draft(sized, workload),
         _workspace(sized, workload),
-        *both_units(tuple(_verdict(sized, workload))),
+        *_verdict(sized, workload),
         *_capacity(sized),
         *_decode_speed(sized, workload),
     )
+    return both_units(lines)
 
 
 def _weights(sized: SizedModel) -> Iterator[str]:

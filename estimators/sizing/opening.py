@@ -24,10 +24,7 @@ from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.questions.runtime import MARGIN_BYTES
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import Level
-from memfit.estimators.runtimes.facets import (
-    MlxLmPrograms,
-    OnMlx,
-)
+from memfit.estimators.runtimes.facets import MlxLmPrograms, OnMlx
 from memfit.estimators.runtimes.interface import RuntimeModel, Subject
 from memfit.estimators.runtimes.registry import (
     bind,

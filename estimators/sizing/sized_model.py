@@ -6,10 +6,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.base.errors import (
-    DoesNotLoadError,
-    UnsupportedError,
-)
+from memfit.estimators.base.errors import DoesNotLoadError, UnsupportedError
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import CallPhase, Workload
@@ -34,11 +31,7 @@ from memfit.estimators.runtimes.facets import (
     formula_of,
 )
 from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel
-from memfit.estimators.runtimes.registry import (
-    bind,
-    get_runtime,
-    runtime_names,
-)
+from memfit.estimators.runtimes.registry import bind, get_runtime, runtime_names
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.weights.footprint import WeightFootprint
 

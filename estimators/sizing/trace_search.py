@@ -12,11 +12,7 @@ from memfit.estimators.mlx.call_plan import CHUNKS, PREFILL, planned_calls
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.facets import least_bytes
 from memfit.estimators.runtimes.source import Interpolated
-from memfit.estimators.sizing.search import (
-    CONTEXT_STEP,
-    is_accepted,
-    longest_context,
-)
+from memfit.estimators.sizing.search import CONTEXT_STEP, is_accepted, longest_context
 from memfit.estimators.sizing.sized_model import (
     SizedModel,
     draft_bytes_of,

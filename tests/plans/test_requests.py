@@ -5,10 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.runtimes.zinc.requests import (
-    RequestBudget,
-    plan_request,
-)
+from memfit.estimators.runtimes.zinc.requests import RequestBudget, plan_request
 
 tokens = st.integers(0, 2**40)
 

@@ -19,12 +19,7 @@ from memfit.estimators.results.estimate import MemoryShare, Note
 from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.budget import HostNeed
-from memfit.estimators.runtimes.facets import (
-    Commands,
-    Drafting,
-    HostReads,
-    SplitMemory,
-)
+from memfit.estimators.runtimes.facets import Commands, Drafting, HostReads, SplitMemory
 from memfit.estimators.runtimes.interface import DraftFigures, Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.llama_cpp.builder import Context
 from memfit.estimators.runtimes.llama_cpp.caches import (
