@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from memfit.cli.exits import Exit, exit_of
 from memfit.cli.measuring import measuring
-from memfit.cli.options.groups import Only, OptionGroup, grouped, option
+from memfit.cli.options.groups import Only, grouped, option
 from memfit.cli.options.output import TabularOutput
 from memfit.cli.options.questions import NamedModel, RankedMachine, RuntimeOptions, WorkloadOptions
 from memfit.cli.options.run import RunOptions
@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from memfit.probes.result import TuneResult
 
 
-class PromptOptions(OptionGroup, frozen=True, kw_only=True):
-    """The prompt to run."""
+class TuneOptions(RunOptions, frozen=True, kw_only=True):
+    """How a prompt is run."""
 
-    panel = "Workload options"
     prompt: str | None = option(
         metavar="TEXT|@FILE|-", help="The prompt: a text, a file, or - for standard input."
     )
@@ -110,9 +109,8 @@ class TuneOutput(TabularOutput, frozen=True, kw_only=True):
 @grouped
 def tune(
     model: Annotated[NamedModel, Only("model", "model_option")],
-    prompt: PromptOptions,
+    run: TuneOptions,
     settings: Annotated[WorkloadOptions, Only("batch", *RUNTIME_DEFAULTS, "max_kv_size")],
-    run: RunOptions,
     runtime: Annotated[RuntimeOptions, Only("margin")],
     output: TuneOutput,
     over: Annotated[RankedMachine, Only("ranks", "parallel", "split", "hosts")],
@@ -120,14 +118,14 @@ def tune(
     """Run a model, and compare its memory with the estimate."""
     if ranks := over.over():
         hosts = over.hosts
-        _over_ranks(model, prompt, settings, run, output, (ranks, hosts), runtime.margin)
+        _over_ranks(model, run, settings, output, (ranks, hosts), runtime.margin)
     from memfit.probes.experiments.generate import require_startable
     from memfit.probes.experiments.generate import tune as answer
     from memfit.probes.experiments.sweep import user_sweeps
     from memfit.probes.process import ModelProcess
 
     reference = model.reference()
-    request_of = _request(prompt, settings, run, runtime.margin, output)
+    request_of = _request(run, settings, runtime.margin, output)
     sweeps = user_sweeps()
 
     def check(checkpoint: "Checkpoint") -> None:
@@ -138,8 +136,8 @@ def tune(
         request = request_of(model=_command_model(checkpoint, path), checkpoint=checkpoint)
         process = partial(
             ModelProcess,
-            images=tuple(map(Path, prompt.image or ())),
-            videos=tuple(map(Path, prompt.video or ())),
+            images=tuple(map(Path, run.image or ())),
+            videos=tuple(map(Path, run.video or ())),
             shortest_prompt=request.shortest_prompt,
         )
         result = answer(request, start=run.start(process, path), sweeps=sweeps, progress=progress)
@@ -150,9 +148,8 @@ def tune(
 
 def _over_ranks(
     model: ModelQuestion,
-    prompt: PromptOptions,
+    run: TuneOptions,
     settings: WorkloadQuestion,
-    run: RunOptions,
     output: TuneOutput,
     over: "tuple[Ranks, Path | None]",
     margin_bytes: int,
@@ -161,17 +158,17 @@ def _over_ranks(
     reference = model.reference()
     from memfit.probes.experiments.ranks import RankTuneRequest, tune_ranks
 
-    if prompt.prompt_tokens is None or run.sweep or run.wired or output.flags or output.plot:
+    if run.prompt_tokens is None or run.sweep or run.wired or output.flags or output.plot:
         raise InputError(
             "--ranks runs a prompt of --prompt-tokens N once: leave out --prompt, --sweep, --wired,"
             " --flags and --plot"
         )
-    if settings.batch > 1 or prompt.shortest_prompt:
+    if settings.batch > 1 or run.shortest_prompt:
         raise InputError("--ranks runs one request: leave out --batch and --shortest-prompt")
     ranks, hostfile = over
     if ranks.size == 1:
         raise InputError("--ranks 1 is the model by itself: leave out the options of ranks")
-    workload, limits = prompt.of_prompt(settings), run.settings(margin_bytes, output.units)
+    workload, limits = run.of_prompt(settings), run.settings(margin_bytes, output.units)
     with measuring(reference, run, verbose=output.verbose) as (checkpoint, path, progress):
         request = RankTuneRequest(
             checkpoint=checkpoint,
@@ -188,9 +185,8 @@ def _over_ranks(
 
 
 def _request(
-    prompt: PromptOptions,
+    run: TuneOptions,
     settings: WorkloadQuestion,
-    run: RunOptions,
     margin_bytes: int,
     output: TuneOutput,
 ) -> "partial[TuneRequest]":
@@ -199,16 +195,16 @@ def _request(
     from memfit.probes.sweep_axes import parse_axis
 
     output.require_drawable()
-    workload = prompt.of_prompt(settings)
+    workload = run.of_prompt(settings)
     axes = [read_setting("sweep", parse_axis, each) for each in run.sweep or ()]
-    given, file = prompt.prompt, prompt_file(prompt.prompt)
+    given, file = run.prompt, prompt_file(run.prompt)
     request_of = partial(
         TuneRequest,
         workload=workload,
         prompt=None if given is None else prompt_text(given),
         command_prompt=None if file or given == "-" else given,
         prompt_file=file,
-        shortest_prompt=prompt.shortest(settings.batch),
+        shortest_prompt=run.shortest(settings.batch),
         tries_wired=run.wired,
         axes=tuple(axes),
         sweep_kv_start=settings.quantized_kv_start or 0,
