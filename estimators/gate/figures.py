@@ -8,6 +8,7 @@ from memfit.estimators.base.quantities import Bytes, Count, Positive, Tokens
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.expert_capacity import capacity_of
+from memfit.estimators.runtimes.facets import load_bytes, loaded_weights
 from memfit.estimators.sizing.search import longest_context, longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.smaller_workloads import largest_workload
@@ -28,29 +29,28 @@ class GateFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kv_bytes: Bytes
     state_bytes: Bytes
     workspace_bytes: Bytes
-    """Of the run with the largest peak."""
+    """Workspace of the run with the largest peak, bytes."""
     peak_bytes: Bytes
-    """The largest peak of the target's workload and of smaller ones (``peak_of``)."""
+    """Largest peak of the target's workload and of smaller ones (``peak_of``), bytes."""
     load_peak_bytes: Bytes
-    """The most in use while the weights are loaded, for mlx-moe while its slots are filled; always
-    an estimate, never a measurement."""
+    """Most bytes in use while the weights are loaded, for mlx-moe while its slots are filled; never
+    a measurement."""
     wired_limit_bytes: Bytes
-    """What must stay resident: the peak with the margin of memfit estimate."""
+    """Bytes that must stay resident: the peak with the margin of memfit estimate."""
     context_tokens: Tokens | None
-    """The longest prompt that fits nine tenths of the working set, None when none does."""
+    """Longest prompt that fits nine tenths of the working set, None when none does."""
     expert_capacity: Count | None
     """Experts of each layer that fit, None for a model without experts."""
     experts: Count | None
     """Experts a layer has, None for a model without experts."""
     basis: Basis
-    """How far the figure of the weights can be trusted."""
+    """Basis of the figure of the weights: how far it can be trusted."""
     training_peak_bytes: Bytes | None = None
-    """The most while mlx_lm.lora runs the target's recipe, None without one."""
+    """Most bytes while mlx_lm.lora runs the target's recipe, None without one."""
     workspace_basis: Basis | None = None
-    """How far the figure of the workspace can be trusted; None in the baseline of an older memfit.
-    """
+    """Basis of the figure of the workspace; None in the baseline of an older memfit."""
     peak_of: SmallerRun | UnsetType = UNSET
-    """The smaller workload with the largest peak, where that is above the target's own."""
+    """Smaller workload with the largest peak, where that is above the target's own."""
 
 
 class FigureChange(Struct, frozen=True):
@@ -91,13 +91,13 @@ def figures_of(
     moment = sized.figures_for(largest).moment
     capacity = capacity_of(sized.runtime_model)
     return GateFigures(
-        weights_bytes=sized.runtime_model.loaded_bytes,
+        weights_bytes=loaded_weights(sized.runtime_model).loaded_bytes,
         kv_bytes_per_token=at.kv.bytes_per_token,
         kv_bytes=at.kv.nbytes,
         state_bytes=at.ssm_bytes,
         workspace_bytes=moment.workspace_bytes,
         peak_bytes=moment.nbytes,
-        load_peak_bytes=max(sized.runtime_model.load_bytes, sized.resident_bytes),
+        load_peak_bytes=max(load_bytes(sized.runtime_model), sized.resident_bytes),
         wired_limit_bytes=sized.requirement(largest).peak_bytes,
         # As memfit estimate recommends it.
         context_tokens=longest_context(sized, workload, longest_prompt(sized))
@@ -106,7 +106,7 @@ def figures_of(
         expert_capacity=capacity.experts if capacity else None,
         experts=capacity.of if capacity else None,
         basis=sized.footprint.basis,
-        workspace_basis=sized.workspace_basis(largest)[0],
+        workspace_basis=sized.runtime_model.basis("workspace", largest)[0],
         peak_of=UNSET if largest == workload else SmallerRun(largest.batch, largest.prompt_tokens),
     )
 

@@ -16,12 +16,17 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import ceil_div, round_down, round_up
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.batch_buffer import Buffer
+from memfit.estimators.mlx.batch_buffer import BatchBuffer
 from memfit.estimators.mlx.batch_groups import buffer_bytes, prefilled_alone
 from memfit.estimators.mlx.call_plan import CHUNKS
 from memfit.estimators.results.server import ServerMoment
 from memfit.estimators.runtimes.budget import Need
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import (
+    SizedModel,
+    draft_bytes_of,
+    error_bytes_of,
+    for_phases,
+)
 
 
 def need_of(moment: ServerMoment) -> Need:
@@ -47,7 +52,7 @@ class ServerMemory:
     def __init__(self, sized: SizedModel, workload: Workload) -> None:
         """Take a model and the format of its caches; lengths and steps come with each question."""
         self.sized, self._workload = sized, workload
-        self._chunks = sized.phases_view(CHUNKS)
+        self._chunks = for_phases(sized, CHUNKS)
         counts = sized.model.kv_buffer_counts
         self.windows = frozenset(buffer.limit for buffer in counts if buffer.limit)
         self.has_states = any(sized.model.states())
@@ -65,14 +70,14 @@ class ServerMemory:
         model = self.sized.model
         return dtypes.nbytes(rows * model.vocab_size, model.dtype) * (2 if prefilling else 4)
 
-    def chunk(self, prompts: Buffer, step: int, end: int | None = None) -> tuple[int, int]:
+    def chunk(self, prompts: BatchBuffer, step: int, end: int | None = None) -> tuple[int, int]:
         """Return the bytes of a chunk of ``prompts`` with their caches, and the error of that.
 
         The chunk ends at the last token written, or at another ``end``.
         """
         end = prompts.index if end is None else end
         nbytes, error = self.prefill(prompts.rows, end, step)
-        empty = Buffer(prompts.rows, tuple((limit, 0) for limit, _ in prompts.windows))
+        empty = BatchBuffer(prompts.rows, tuple((limit, 0) for limit, _ in prompts.windows))
         # The caches may have more room than those of prompts that begin together.
         counted = self.cache_bytes(empty.grown(end, step))
         return nbytes + max(0, self.cache_bytes(prompts) - counted), error
@@ -90,7 +95,7 @@ class ServerMemory:
         workload = replace(prefilled_alone(self._workload, rows, tokens), prefill_step=step)
         moment = self._chunks.figures_for(workload).moment
         most = moment.nbytes if moment.prefill_bytes is None else moment.prefill_bytes
-        return most - self.sized.resident_bytes, self._chunks.error_bytes(workload)
+        return most - self.sized.resident_bytes, error_bytes_of(self._chunks, workload)
 
     def answer(
         self,
@@ -134,8 +139,8 @@ class ServerMemory:
         sized, figures = self.sized, self.sized.figures_for(workload)
         cached = [figures, *([sized.draft.figures_for(workload)] if sized.draft else [])]
         kept_bytes = stored * sum(each.kv.nbytes + each.ssm_bytes for each in cached)
-        run = figures.moment.nbytes + sized.draft_bytes(workload) - sized.resident_bytes
-        error = sized.error_bytes(workload)
+        run = figures.moment.nbytes + draft_bytes_of(sized, workload) - sized.resident_bytes
+        error = error_bytes_of(sized, workload)
         return self.answer(kept_bytes, prefill=(run, error), prompts=1, decoding=0, stored=stored)
 
 
@@ -224,21 +229,23 @@ class _Limits:
         # Rows that leave a batch do not shorten its windows (BatchRotatingKVCache.filter).
         tokens = longest + STEP - 1 if self._together == 1 else None
         windows = self._windows(0, tokens)
-        return self.memory.cache_bytes(Buffer(rows, windows, longest, room, longest, 1))
+        return self.memory.cache_bytes(BatchBuffer(rows, windows, longest, room, longest, 1))
 
     def _short(self, rows: int) -> int:
         """Bytes of rows that decode the only token of their prompts."""
         room = STEP + self._slack
-        return self.memory.cache_bytes(Buffer(max(0, rows), self._windows(0, room), 1, room, 1, 1))
+        return self.memory.cache_bytes(
+            BatchBuffer(max(0, rows), self._windows(0, room), 1, room, 1, 1)
+        )
 
     def _prefilled_bytes(self, rows: int) -> int:
         """Bytes of a batch of prompts after a chunk."""
         return self.memory.cache_bytes(self._batch(rows)) if self._index else 0
 
-    def _batch(self, rows: int) -> Buffer:
+    def _batch(self, rows: int) -> BatchBuffer:
         chunk, index = self._chunk, self._index
         windows = self._windows(chunk - 1, index if self._prompts == 1 else None)
-        return Buffer(rows, windows, index, index + self._slack, index, chunk)
+        return BatchBuffer(rows, windows, index, index + self._slack, index, chunk)
 
     def _windows(self, more: int, tokens: int | None) -> tuple[tuple[int, int], ...]:
         limits = sorted(self.memory.windows)
@@ -255,7 +262,7 @@ class _Limits:
         ends = {max(1, self.prompt - 2), self.prompt - 1, index, round_down(index, step) or index}
         return max(self._chunk_bytes(self._batch(rows), step, end) for end in ends)
 
-    def _chunk_bytes(self, batch: Buffer, step: int, end: int) -> tuple[int, int]:
+    def _chunk_bytes(self, batch: BatchBuffer, step: int, end: int) -> tuple[int, int]:
         """Bytes of a chunk; with states, whose convolutions rise and fall with its length."""
         nbytes, error = self.memory.chunk(batch, step, end)
         return (nbytes + error, 0) if self.memory.has_states else (nbytes, error)
@@ -370,7 +377,7 @@ class _Limits:
         if not chunk or not rows:
             return 0, 0
         windows = self._windows(chunk - 1, None)
-        batch = Buffer(rows, windows, chunk, chunk + self._slack, chunk, chunk)
+        batch = BatchBuffer(rows, windows, chunk, chunk + self._slack, chunk, chunk)
         return self._chunk_bytes(batch, self.settings.prefill_step, chunk)
 
     def _moment(

@@ -28,8 +28,9 @@ from memfit.estimators.base.images import ImageSize
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.arrivals import Request
-from memfit.estimators.plans.train.plan import TrainQuestion, plan_train
+from memfit.estimators.mlx.arrivals import ServedRequest
+from memfit.estimators.plans.train.plan import plan_train
+from memfit.estimators.plans.train.question import TrainQuestion
 from memfit.estimators.questions.model import Draft
 from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.results.advice import Action
@@ -37,7 +38,7 @@ from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.resolved import resolved
 from memfit.estimators.sizing.server_bound import ServerBound
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, error_bytes_of
 from memfit.probes.training_data import read_training_data
 from tests.checkpoints import RECIPES, save_checkpoint
 from tests.generated.commands import read_back
@@ -152,7 +153,7 @@ def check(command: str, action: Action, question: Question, directory: Path) -> 
         run = structs.replace(run, prompt_tokens=longer or run.prompt_tokens)
         printed = model.requirement(run).peak_bytes
         assert longer or printed == action.needed_bytes
-        error = model.error_bytes(run)
+        error = error_bytes_of(model, run)
         peak = generated(command, run.prompt_tokens, run.max_tokens, directory)
     else:
         assert action.server
@@ -163,7 +164,9 @@ def check(command: str, action: Action, question: Question, directory: Path) -> 
         server = action.server
         assert printed == (server.context_needed_bytes if longer else server.needed_bytes)
         kept = server.settings.prompt_cache_size
-        peak = served(command, Request(run.prompt_tokens, run.max_tokens), clients, kept, directory)
+        peak = served(
+            command, ServedRequest(run.prompt_tokens, run.max_tokens), clients, kept, directory
+        )
     assert peak <= printed + error
     assert printed <= question.megabytes * MEGABYTE
 
@@ -199,7 +202,7 @@ def started(command: str, directory: Path, **pipes: Any) -> Iterator["subprocess
             process.kill()
 
 
-def served(command: str, request: Request, clients: int, kept: int, directory: Path) -> int:
+def served(command: str, request: ServedRequest, clients: int, kept: int, directory: Path) -> int:
     """Return the peak bytes of a server with one more request than it keeps, and a conversation."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -297,4 +300,4 @@ def test_a_prompt_with_an_image_takes_no_more_than_printed(
     command = command.replace("FILE", shlex.quote(str(image)))
     peak, output = measured(f"{command} --verbose --prompt {shlex.quote(written)}", tmp_path)
     assert f"Prompt: {run.prompt_tokens} tokens" in output
-    assert peak <= action.needed_bytes + asked.error_bytes(run)
+    assert peak <= action.needed_bytes + error_bytes_of(asked, run)

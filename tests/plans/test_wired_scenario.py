@@ -17,7 +17,7 @@ from memfit.estimators.plans.wired import scenario as wired_scenario
 from memfit.estimators.plans.wired.plan import plan_wired
 from memfit.estimators.plans.wired.scenario import read_scenario
 from memfit.estimators.results.wired import TicketPlan, WiredMoment, WiredPlan
-from memfit.estimators.sizing import sized_model
+from memfit.estimators.sizing import opening
 from tests.probes.measurements import LOADED, RUN, measurement
 
 ROOT = Path(__file__).parents[2]
@@ -225,8 +225,8 @@ def test_a_repeated_name_is_reported(run_scenario: Any) -> None:
         (HEAD + "policies: {a: {kind: max}}\ntickets: []\n", "list of 1 to 1000"),
         (HEAD + "policies: {a: {kind: max}}\ntickets: [3]\n", "expected a mapping"),
         (HEAD + "device: m4-pro-24\nmemory: 24GB\n", "exclude each other"),
-        (HEAD + "device: m9-pro-24\n", "device: no machine"),
-        (HEAD + "device: 3\n", "expected a text"),
+        (HEAD + "device: m9-pro-24\n", "device: unknown machine"),
+        (HEAD + "device: 3\n", "expected a string"),
         (HEAD + "device: rtx-4090\nmode: wired\n", "setting of Macs"),
         (HEAD + "mode: both\n", "expected wired, policy-only"),
         (HEAD + "policies: {a: {kind: max}}\nshrink_threshold: 0.25\n", "share of 0% to 100%"),
@@ -317,7 +317,7 @@ def test_sizes_are_those_of_the_estimate(run_scenario: Any) -> None:
         "name: whole, policy: alone, weights: 1MB, kv: estimate(context=4k)",
         head=MODEL_HEAD,
     )
-    sized = sized_model.size(open_checkpoint(str(MODEL)), device=None)
+    sized = opening.size(open_checkpoint(str(MODEL)), device=None)
     figures = sized.figures_for(Workload(prompt_tokens=4096, max_tokens=0))
     assert ticket(plan, "weights").size_bytes == sized.resident_bytes
     assert ticket(plan, "chat").size_bytes == figures.kv.nbytes

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from memfit.estimators.base.progress import Request
+from memfit.estimators.base.progress import FinishedRequest
 from memfit.estimators.base.quantization import converted
 from memfit.estimators.checkpoint.local.kept_models import KeptModel
 from memfit.estimators.machine.devices import find_device, memory_device
@@ -17,6 +17,7 @@ from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.fits import fits
+from memfit.estimators.sizing.opening import weight_bits_of
 from memfit.estimators.sizing.sized_model import SizedModel
 from tests.selection import QUICK_SAMPLES
 
@@ -88,7 +89,7 @@ def test_no_more_bits_and_no_larger_step_fit(
     machine: str, tokens: int, kept: tuple[KeptModel, ...]
 ) -> None:
     for row in answer(machine, tokens, kept).models:
-        bits = (None, *sized_as(row, machine, None).weight_bits())
+        bits = (None, *weight_bits_of(sized_as(row, machine, None)))
         tried = [(each, step) for each in bits for step in STEPS]
         found = tried.index((row.weight_bits, row.prefill_step))
         better = tried[:found] if row.verdict == "fits" else tried
@@ -125,7 +126,7 @@ def test_every_model_is_a_step_of_the_progress() -> None:
     class Counting:
         def begin(self, what: str, steps: int) -> None: ...
         def end(self) -> None: ...
-        def request(self, request: Request) -> None: ...
+        def request(self, request: FinishedRequest) -> None: ...
         def advance(self, steps: int = 1, seen: list[int] = steps) -> None:
             seen.append(steps)
 

@@ -16,7 +16,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.processor import image_plan
-from memfit.estimators.mlx.arrivals import Request
+from memfit.estimators.mlx.arrivals import ServedRequest
 from memfit.estimators.plans.server.plan import check_lengths
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan
@@ -27,7 +27,7 @@ from memfit.estimators.sizing.advise import converting
 from memfit.estimators.sizing.estimate import assumption_notes, device_summary
 from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting, halves
 from memfit.estimators.sizing.server_bound import need_of
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, error_bytes_of
 from memfit.estimators.workspace.vision import array_bytes, embedded_bytes, has_formula, vision_work
 
 PREFILLED = 8
@@ -49,7 +49,7 @@ def plan_image_server(
         InputError: when a request is longer than the model's context.
         UnsupportedError: when mlx-vlm cannot run the workload, or with KV bits.
     """
-    check_lengths(sized, [Request(workload.prompt_tokens, workload.max_tokens)])
+    check_lengths(sized, [ServedRequest(workload.prompt_tokens, workload.max_tokens)])
     if workload.kv_bits is not None:
         raise UnsupportedError(
             "mlx_vlm.server quantises caches of batches in its own way: leave out KV bits"
@@ -157,7 +157,7 @@ class _Evaluation:
         kept = decoding * max(self._embedded, self._pixels - self._row_bytes)
         return self._answer(
             settings,
-            prefill=(most - sized.resident_bytes, sized.error_bytes(run)),
+            prefill=(most - sized.resident_bytes, error_bytes_of(sized, run)),
             decoding=decoding,
             prefilled=rows,
             images=kept + (self._clients - rows - decoding) * self._pixels,

@@ -38,7 +38,7 @@ from memfit.estimators.results.wired import TicketKind, WiredMode
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, require_loaded
 
 SCHEMA = "memfit.wired-scenario/1"
 MAX_SCENARIO_BYTES = 1_000_000
@@ -67,7 +67,7 @@ KINDS: tuple[TicketKind, ...] = ("active", "reservation")
 OVER_BUDGET: tuple[OverBudget, ...] = ("allow", "fallback", "fail")
 
 
-class Draft(Struct, frozen=True):
+class DraftAdmission(Struct, frozen=True):
     """How a draft model is admitted: its policy, and the ticket of its main model."""
 
     policy: SpeculativePolicy
@@ -84,7 +84,7 @@ class ScheduledTicket(Struct, frozen=True):
     """A ticket that still waits at its end is cancelled."""
     runs_ms: int | None
     """Counted from admission."""
-    draft: Draft | None
+    draft: DraftAdmission | None
     source: str | None = None
     """Where its size comes from, None when it was given."""
 
@@ -167,7 +167,7 @@ def _model(top: Section, catalog: Catalog, device: Device | None, directory: Pat
     if "model" not in top:
         raise InputError("an estimate needs the key model at the top")
     adapter = top.take("adapter", lambda value: Path(path_near(directory, as_text(value))))
-    return catalog.sized(top.need("model", as_text), device=device, adapter=adapter).loaded()
+    return require_loaded(catalog.sized(top.need("model", as_text), device=device, adapter=adapter))
 
 
 def _native_mode(device: Device | None) -> WiredMode:
@@ -290,7 +290,7 @@ def _ticket(
     named = policies[policy_name]
     if isinstance(named, SpeculativePolicy):
         main = earlier[section.need("main", one_of(tuple(earlier)))]
-        draft, policy = Draft(named, main.ticket.name), main.ticket.policy
+        draft, policy = DraftAdmission(named, main.ticket.name), main.ticket.policy
     elif "main" in section:
         raise section.fail("main", "is for a draft model, under a speculative policy")
     else:
