@@ -1,5 +1,6 @@
 # make demo, make test: each sets itself up. make check: everything CI runs. uv is used if installed.
-# make test leaves out the tests marked exhaustive; make test-all runs them too; make coverage
+# make test leaves out the tests marked exhaustive; make test-all runs them too, and tests of drawn
+# examples again with five times as many (tests/conftest.py reads -m for that); make coverage
 # measures the branches that the others run, which take twice as long with it.
 PYTHON ?= python3
 VENV := .venv
