@@ -21,7 +21,7 @@ QUICK_CONFIGS = frozenset(
 # Of these the ones with the most in common with all others, for what is slow.
 FEW_CONFIGS = frozenset(
     (
-        *("deepseek_v3", "gemma3_text", "jamba", "llama", "qwen3_moe", "qwen3_next"),
+        *("deepseek_v3", "falcon_h1", "gemma3_text", "llama", "qwen3_moe", "qwen3_next"),
         "recurrent_gemma",
     )
 )

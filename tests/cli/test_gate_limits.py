@@ -221,6 +221,7 @@ def test_a_policy_can_accept_bounds_or_forbid_them(memfit: Memfit, bounded: Path
     assert memfit("gate", "--allow-bounds").code == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("limits", [{"peak": "4.01GB"}, {"wired_limit": "51%"}])
 def test_every_remedy_passes_and_the_next_value_does_not(
     memfit: Memfit, folder: Path, limits: dict[str, str]

@@ -14,6 +14,7 @@ TRAFFIC = SAMPLES / "plans" / "traffic.csv"
 TOKEN = 147_456
 
 
+@pytest.mark.exhaustive
 def test_the_largest_context_fits_and_one_more_token_does_not(memfit: Memfit) -> None:
     plan = memfit("plan", "context", DENSE, "--memory", "8GB", "--json").json
     tokens, budget = plan["unified"]["tokens"], plan["unified"]["budget_bytes"]

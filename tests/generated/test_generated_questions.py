@@ -22,9 +22,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 def test_no_answer_contradicts_itself(models: Models, tmp_path: Path) -> None:
     programs, found = checked(models, tmp_path, 300, is_quick=True)
     assert found == []
-    assert min(programs[name] for name in ("mlx_lm.server", "mlx_lm.generate")) > 60, programs
-    assert min(programs[name] for name in ("mlx_lm.convert", "llama-server")) > 20, programs
-    assert programs["mlx_vlm.generate"] > 5, programs
+    assert programs["mlx_lm.server"] > 100, programs
+    often = ("mlx_lm.generate", "mlx_lm.convert", "llama-server", "mlx_vlm.generate")
+    assert min(programs[name] for name in often) > 20, programs
 
 
 @pytest.mark.exhaustive

@@ -174,6 +174,7 @@ def test_tokens_and_prompts_are_counted_apart(case: Any) -> None:
         assert {count for _, count in layer.prompts} <= {1, 2}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("capacity", [2, pytest.param(6, marks=pytest.mark.exhaustive)])
 def test_weights_and_start_up_are_as_planned(case: Any, capacity: int) -> None:
     full = case("gpt_oss")
@@ -191,6 +192,7 @@ def test_weights_and_start_up_are_as_planned(case: Any, capacity: int) -> None:
     assert abs(loaded.peak_bytes - planned.startup) < ROUNDING
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("capacity", quick([2, 4, 6], [4]))
 def test_16_bits_run_on_the_cpu_as_the_full_model(case: Any, capacity: int) -> None:
     full = case("qwen3_moe", None)
@@ -212,6 +214,7 @@ def test_16_bits_run_on_the_cpu_as_the_full_model(case: Any, capacity: int) -> N
     assert without.decode_peak < above + bound.weights <= bound.decode_peak * 101 // 100
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name",
     quick(["qwen3_moe", "mixtral", "deepseek_v3", "nemotron_h", "granitemoe"], ["qwen3_moe"]),

@@ -96,6 +96,7 @@ CACHES = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("settings", CACHES.values(), ids=CACHES)
 def test_caches_with_every_setting_equal_the_estimate(
     settings: dict[str, Any], dense: ModelProcess, checkpoints: Checkpoints
@@ -117,6 +118,7 @@ def test_the_mlx_swift_lm_runtime_counts_logits_of_the_last_chunk(dense: ModelPr
     assert by_swift > ours + 256 * 320 * 2 // 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", quick(["dense", "hybrid", "sliding", "delta-net"], ["hybrid"]))
 def test_caches_and_states_of_a_batch_equal_the_estimate(
     name: str, checkpoints: Checkpoints
@@ -237,6 +239,7 @@ def test_a_killed_process_gives_one_line_and_the_figures_so_far(stoppable: Model
         stoppable.run(WORKLOAD)
 
 
+@pytest.mark.exhaustive
 def test_a_silent_process_is_stopped(stoppable: ModelProcess) -> None:
     stoppable.timeout_seconds = 1.5
     with later(kill(stoppable, signal.SIGSTOP)), pytest.raises(ProbeStopped) as stopped:
@@ -245,6 +248,7 @@ def test_a_silent_process_is_stopped(stoppable: ModelProcess) -> None:
     assert stopped.value.partial_figures["prompt_tokens_done"] > 0
 
 
+@pytest.mark.exhaustive
 @ON_LINUX
 def test_memory_refused_by_the_system_gives_a_one_line_reason(stoppable: ModelProcess) -> None:
     assert stoppable.pid is not None

@@ -151,6 +151,7 @@ def test_no_class_of_mlx_vlm_that_trusts_a_repository_runs_its_code(
     assert {answer for _, answer in answers} <= {"prompted", "InputError", "UnsupportedError"}
 
 
+@pytest.mark.exhaustive
 @needs_mlx_vlm
 def test_a_tokenizer_of_another_repository_is_refused_with_its_name(
     ran: Path, tmp_path: Path

@@ -185,6 +185,7 @@ def test_images_of_a_model_without_a_formula_are_traced_unless_a_formula_is_aske
         formula.figures_for(workload)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", TOWERS)
 def test_the_work_of_a_tower_by_formula_is_a_bound_on_the_trace(name: str) -> None:
     (case,) = (case for case in (*WIDE, GEMMA3N) if case.name == name)
@@ -220,6 +221,7 @@ def test_the_tower_of_llava_by_formula_is_a_near_bound_on_the_trace(count: int) 
 WIDE_CACHES = ("PaliGemma", "Hunyuan-VL", "nanoLLaVA", "Llama 3.2 Vision")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [*WIDE_CACHES, "LLaVA"])
 def test_caches_after_images_have_the_type_that_the_class_makes(name: str) -> None:
     config = next(case.config for case in (*CASES, *WIDE) if case.name == name)

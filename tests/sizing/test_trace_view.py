@@ -13,7 +13,7 @@ from memfit.estimators.mlx.call_plan import CHUNKS
 from memfit.estimators.runtimes.mlx_lm_trace import MlxLmTrace
 from memfit.estimators.sizing.opening import size
 from memfit.estimators.sizing.trace_search import lower_calls, peak_view
-from tests.selection import quick
+from tests.selection import FEW_CONFIGS, quick
 
 pytest.importorskip("mlx_lm")
 
@@ -27,7 +27,7 @@ WORKLOADS = (
 )
 
 
-@pytest.mark.parametrize("path", quick(CASES), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", quick(CASES, FEW_CONFIGS), ids=lambda path: path.stem)
 def test_a_trace_of_few_calls_has_the_need_of_the_whole_run(path: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(path.read_bytes())
     sized = size(read_directory(tmp_path), device=working_set_device(10**12), method="trace")

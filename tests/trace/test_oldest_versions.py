@@ -45,6 +45,7 @@ def test_the_oldest_versions_give_the_same_figures(tmp_path: Path) -> None:
     assert old["components"] == new["components"]
 
 
+@pytest.mark.exhaustive
 def test_a_build_that_decodes_no_tagged_floats_is_traced(tmp_path: Path) -> None:
     import mlx_lm
 

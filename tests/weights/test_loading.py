@@ -25,7 +25,7 @@ from tests.weights.loads import (
     save,
 )
 
-every_case = pytest.mark.parametrize("case", quick(CASES), ids=lambda case: case.stem)
+every_case = pytest.mark.parametrize("case", quick(CASES, FEW_CONFIGS), ids=lambda case: case.stem)
 
 
 @every_case

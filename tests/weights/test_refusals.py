@@ -13,7 +13,7 @@ from memfit.estimators.base.errors import ConfigError, UnsupportedError
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.sizing.opening import size, weight_bits_of
 from memfit.estimators.sizing.sized_model import SizedModel, refusal_of, runtimes_that_load
-from tests.selection import QUICK_CONFIGS, quick
+from tests.selection import FEW_CONFIGS, QUICK_CONFIGS, quick
 from tests.weights.hub_layout import Tensors
 from tests.weights.loads import CASES, config_of, converted, loaded_arrays, save
 
@@ -140,7 +140,7 @@ def _sized(directory: Path) -> SizedModel | None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.parametrize("model_type", quick(TYPES))
+@pytest.mark.parametrize("model_type", quick(TYPES, FEW_CONFIGS))
 def test_a_changed_checkpoint_is_refused_exactly_where_mlx_lm_refuses_it(
     model_type: str, name: str, tmp_path: Path
 ) -> None:
