@@ -84,12 +84,12 @@ class ServerMemory:
 
     def _prefill(self, rows: int, tokens: int, step: int) -> tuple[int, int]:
         """Return the bytes of the chunks of prompts with their caches, and the error of that."""
-        found = self._chunk_bytes(rows, tokens, step)
+        largest = self._chunk_bytes(rows, tokens, step)
         # A single prompt has the caches of a batch too, which mask padding.
         if rows == 1:
             nbytes, error = self._chunk_bytes(2, tokens, step)
-            found = max(found, (ceil_div(nbytes, 2), ceil_div(error, 2)))
-        return found
+            largest = max(largest, (ceil_div(nbytes, 2), ceil_div(error, 2)))
+        return largest
 
     def _chunk_bytes(self, rows: int, tokens: int, step: int) -> tuple[int, int]:
         workload = replace(prefilled_alone(self._workload, rows, tokens), prefill_step=step)
