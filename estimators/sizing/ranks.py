@@ -52,25 +52,24 @@ class RankedModel(Struct, frozen=True):
 
     def tightest(self, workload: Workload) -> SizedModel:
         """Return the rank with the least room, which decides whether the workload fits."""
-        distinct = list({id(sized): sized for sized in self.ranks}.values())
-        if len(distinct) == 1:
-            return distinct[0]
-        return min(distinct, key=lambda sized: room(sized, workload))
+        return self._first(lambda sized: (room(sized, workload),))
 
     def full_first(self, workload: Workload) -> SizedModel:
         """Return the rank that is full first as prompts get longer; by room where none is full."""
-        distinct = list({id(sized): sized for sized in self.ranks}.values())
-        if len(distinct) == 1:
-            return distinct[0]
 
-        # The search for settings, which one rank does not need.
-        from memfit.estimators.sizing.recommend import recommended_context
+        def longest(sized: SizedModel) -> tuple[int, ...]:
+            # The search for settings, which one rank does not need.
+            from memfit.estimators.sizing.recommend import recommended_context
 
-        def longest(sized: SizedModel) -> tuple[int, int]:
             tokens = recommended_context(sized.formula_view(), workload)
             return tokens or 0, room(sized, workload)
 
-        return min(distinct, key=longest)
+        return self._first(longest)
+
+    def _first(self, key: Callable[[SizedModel], tuple[int, ...]]) -> SizedModel:
+        """The rank with the smallest key, which is not computed where all ranks are equal."""
+        distinct = list({id(sized): sized for sized in self.ranks}.values())
+        return distinct[0] if len(distinct) == 1 else min(distinct, key=key)
 
     def added(self, estimate: Estimate) -> Estimate:
         """Return an estimate of the tightest rank with the figures of all, if there are ranks."""
