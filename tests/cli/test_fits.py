@@ -138,7 +138,7 @@ def test_a_row_is_what_estimate_says_of_what_the_stores_hold(
             device=MACHINE,
             context="8k",
             prefill_step=row.prefill_step,
-            **({"quantize": row.weight_bits} if row.weight_bits else {}),
+            quantize=row.weight_bits or None,
         )
         for name in ("model", "runtime", "verdict", "peak_bytes", "needed_bytes", "exceeded"):
             assert getattr(row, name) == getattr(same, name), (row.name, name)
