@@ -214,14 +214,14 @@ class TracedModel(BuiltClass):
         """Return how many layers the class has."""
         return len(self._model.layers)
 
-    def parallel(self, asked: Parallel | None) -> Parallel:
+    def parallel(self, requested: Parallel | None) -> Parallel:
         """Return how mlx-lm's sharded_load runs the class.
 
         Raises:
             UnsupportedError: when it has no method for it.
         """
         with self._tracing():
-            return parallel_of(self._model, asked)
+            return parallel_of(self._model, requested)
 
     def first_call(self) -> FirstCall:
         """Return what the class shows of itself in a call on a few tokens."""
