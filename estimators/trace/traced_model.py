@@ -73,15 +73,11 @@ class TracedShapes(NamedTuple):
     """Tokens of the longest buffer that are still needed."""
     largest_bytes: int
     """Bytes of the largest array that a cache holds."""
-    makes_own_cache: bool
-    """Whether the class has a ``make_cache``."""
     unread_format: str | None
     """The quantisation method that the config declares and the weights are not sized in.
 
     Only without headers. The weights are then those of the dequantised model.
     """
-    versions: Mapping[str, str]
-    """The installed versions of MLX and mlx-lm."""
 
     @property
     def weight_bytes(self) -> int:
@@ -402,7 +398,5 @@ class TracedModel(BuiltClass):
             allocated_tokens=longest,
             held_tokens=needed,
             largest_bytes=max((leaf.array.nbytes for leaf in caches_of(caches)), default=0),
-            makes_own_cache=hasattr(self._model, "make_cache"),
             unread_format=self.unread_format,
-            versions=self.versions,
         )
