@@ -18,7 +18,7 @@ from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.processor import image_plan
 from memfit.estimators.mlx.arrivals import ServedRequest
-from memfit.estimators.plans.server.plan import check_lengths
+from memfit.estimators.plans.server.plan import check_lengths, settings_to_run
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan
 from memfit.estimators.runtimes.budget import judge
@@ -60,10 +60,12 @@ def plan_image_server(
     settings = replace(settings, max_num_seqs=most, prompt_cache_size=0)
     largest = server.largest(settings)
     verdict, _ = judge(need_of(largest), sized.device)
-    better = None
-    if sized.device and verdict in ("exceeds", "tight"):
-        better = first_fitting(tuple(server.cheaper(settings)), server.fits)
-    chosen = better or (settings if verdict in ("fits", "unknown") else None)
+    better, chosen = settings_to_run(
+        sized,
+        verdict,
+        settings,
+        lambda _: first_fitting(tuple(server.cheaper(settings)), server.fits),
+    )
     return ServerPlan(
         server="mlx_vlm.server",
         model=sized.checkpoint.id,
