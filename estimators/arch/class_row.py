@@ -6,7 +6,7 @@ ranks.py and the formulas interpret them. A row holds what differs from the defa
 
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct, field
 
@@ -147,6 +147,8 @@ class VisionTraits(Struct, frozen=True):
 class ClassRow(Struct, frozen=True, kw_only=True):
     """One model class of mlx-lm or mlx-vlm; its kinds of row say how the layers are built."""
 
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """The class's own values for absent keys of the config."""
     sanitize: Sanitize = Sanitize()
     tensor: Cuts | None = None
     """What its ``shard`` cuts, by paths in a layer or full paths; None: it has none."""
@@ -162,7 +164,11 @@ class ClassRow(Struct, frozen=True, kw_only=True):
     """How mlx-vlm's class runs its tower; None: no formula has it."""
 
     def build(self, fields: Fields) -> Model:
-        """Return the model of a config; what keys say of layers is read through ``fields``."""
+        """Return the model of a config, or of a section of one."""
+        return self.describe(fields.with_overrides({}, self.defaults))
+
+    def describe(self, fields: Fields) -> Model:
+        """Return the model of a config with the defaults; every key is read through ``fields``."""
         raise NotImplementedError
 
 
@@ -171,6 +177,6 @@ class Irregular(ClassRow, frozen=True, kw_only=True):
 
     builder: Callable[[Fields], Model]
 
-    def build(self, fields: Fields) -> Model:
+    def describe(self, fields: Fields) -> Model:
         """Return the model of a config."""
         return self.builder(fields)

@@ -12,7 +12,6 @@ from memfit.estimators.arch.specs import Attention
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of a ``bailing_moe`` config."""
     hidden = fields.count("hidden_size")
     spec = blocks.grouped_attention(
         fields, blocks.derived_head_dim(fields), qk_norm=fields.flag("use_qk_norm", False)

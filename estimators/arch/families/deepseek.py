@@ -4,9 +4,6 @@ Source: mlx-lm models/deepseek_v2.py, deepseek_v3.py, deepseek_v32.py, glm_moe_d
 minicpm3.py.
 """
 
-from collections.abc import Mapping
-
-from msgspec import field
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
@@ -53,12 +50,10 @@ class DeepSeek(ClassRow, frozen=True, kw_only=True):
     """Whether every layer has an indexer."""
     corrected: bool = True
     """Whether routers have a float32 correction of their scores."""
-    defaults: Mapping[str, int] = field(default_factory=dict)
-    """The class's own values for absent keys."""
 
-    def build(self, fields: Fields) -> Model:
+    def describe(self, fields: Fields) -> Model:
         """Return the model of a config."""
-        return _describe(fields.with_overrides({}, self.defaults), self)
+        return _describe(fields, self)
 
 
 def _describe(fields: Fields, traits: DeepSeek) -> Model:

@@ -20,7 +20,7 @@ from memfit.estimators.arch.fields import Fields
 def _gemma3_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
     """The pattern alone counts, whatever layer_types says."""
     fields.texts("layer_types", layers)
-    return windows.by_interval(fields, layers, interval=6, window=512)
+    return windows.by_interval(fields, layers)
 
 
 _TIED_AS_GIVEN = Key("tie_word_embeddings")
@@ -112,6 +112,8 @@ CLASSES: dict[str, ClassRow] = {
             "num_attention_heads": 32,
             "num_key_value_heads": 8,
             "vocab_size": 256000,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
         },
         head_dim=HeadDim.GIVEN,
         heads_match_hidden=True,
@@ -160,6 +162,8 @@ CLASSES: dict[str, ClassRow] = {
             "head_dim": 256,
             "vocab_size": 262144,
             "num_key_value_heads": 1,
+            "sliding_window": 512,
+            "sliding_window_pattern": 6,
         },
         head_dim=HeadDim.GIVEN,
         qk_norm=QKNorm.HEAD,

@@ -30,7 +30,6 @@ _LANGUAGE_MODEL = "model.language_model"
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of a ``gemma3n`` config."""
     if not fields.has("text_config"):
         raise fields.fail("text_config", "missing; the model class needs it")
     text = fields.section("text_config")

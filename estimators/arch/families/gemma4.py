@@ -58,8 +58,6 @@ SANITIZE = Sanitize(
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of a ``gemma4_text`` config."""
-    fields = fields.with_overrides({}, _DEFAULTS)
     hidden, count = fields.count("hidden_size"), fields.layers()
     vocabulary = fields.count("vocab_size")
     layer_width = _unless_null(fields, "hidden_size_per_layer_input")
@@ -186,4 +184,8 @@ def _switch(fields: Fields, key: str) -> bool:
     return not fields.null(key) and fields.flag(key)
 
 
-CLASSES = {"gemma4_text": Irregular(builder=_build, sanitize=SANITIZE, since=(0, 31, 2))}
+CLASSES = {
+    "gemma4_text": Irregular(
+        builder=_build, defaults=_DEFAULTS, sanitize=SANITIZE, since=(0, 31, 2)
+    )
+}

@@ -23,8 +23,6 @@ _MAMBA_KEYS = (
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of a ``granitemoehybrid`` config."""
-    fields = fields.with_overrides({}, {"tie_word_embeddings": True})
     fields.ignore(*_MAMBA_KEYS)
     hidden = fields.count("hidden_size")
     kinds = _kinds(fields)
@@ -91,6 +89,7 @@ def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
 CLASSES = {
     "granitemoehybrid": Irregular(
         builder=_build,
+        defaults={"tie_word_embeddings": True},
         sanitize=Sanitize(expert_names={}, joined=INPUT_OUTPUT, drops_when_tied=HEAD),
         since=(0, 28, 0),
     )

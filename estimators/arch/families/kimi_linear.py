@@ -20,7 +20,6 @@ from memfit.estimators.arch.specs import GatedDelta, LatentAttention
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of a ``kimi_linear`` config."""
     hidden = fields.count("hidden_size")
     fields.ignore("num_key_value_heads", "use_grouped_topk", "num_expert_group", "topk_group")
     fields.ignore("moe_renormalize", "mlp_layer_types")
@@ -115,7 +114,7 @@ def _feed_forwards(fields: Fields, hidden: int, count: int) -> list[blocks.FeedF
 def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
     width = fields.count("moe_intermediate_size")
     spec = blocks.mixture(
-        fields.with_overrides({}, {"num_experts_per_token": 1}),
+        fields,
         "num_experts",
         "num_experts_per_token",
         width=width,
@@ -131,6 +130,7 @@ def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
 CLASSES = {
     "kimi_linear": Irregular(
         builder=_build,
+        defaults={"num_experts_per_token": 1},
         sanitize=Sanitize(
             drops=r"^model\.mtp",
             drops_when_tied=HEAD,

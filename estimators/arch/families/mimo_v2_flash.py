@@ -13,7 +13,6 @@ from memfit.estimators.arch.modules import array, under
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of a ``mimo_v2_flash`` config."""
     hidden = fields.count("hidden_size")
     sliding, sparse = _switches(fields, "hybrid_layer_pattern"), _switches(fields, "moe_layer_freq")
     if set(sliding) != {0, 1}:

@@ -59,9 +59,8 @@ class MoE(Dense, frozen=True, kw_only=True):
     zero_is_absent: tuple[str, ...] = ()
     """Keys where a 0 is no size."""
 
-    def build(self, fields: Fields) -> Model:
+    def describe(self, fields: Fields) -> Model:
         """Return the model of a config."""
-        fields = fields.with_overrides({}, self.defaults)
         sizes, count = sizes_of(fields, self), fields.layers()
         dense_layers = self.dense(fields, count)
         sparse = len(dense_layers & set(range(count))) < count

@@ -51,7 +51,6 @@ _Block = tuple[tuple[Mixer, ...], FeedForward | None, Modules]
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of a ``nemotron_h`` config."""
     fields.ignore(*_IGNORED)
     hidden = fields.count("hidden_size")
     pattern = _pattern(fields)

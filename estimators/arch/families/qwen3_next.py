@@ -56,7 +56,6 @@ _DEFAULTS = {
 
 
 def _build_next(fields: Fields) -> Model:
-    """Return the model of a ``qwen3_next`` config."""
     hidden = fields.count("hidden_size")
     delta = _delta_spec(fields)
     return blocks.decoder(

@@ -16,7 +16,6 @@ _KERNEL = 4  # the class reads no key for it
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of a ``recurrent_gemma`` config."""
     hidden = fields.count("hidden_size")
     for key, size in (("num_key_value_heads", 1), ("conv1d_width", _KERNEL), ("lru_width", hidden)):
         fields.expect(key, size)

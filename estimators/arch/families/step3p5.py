@@ -24,7 +24,6 @@ _DEFAULTS = {
 
 def _build(fields: Fields) -> Model:
     """Return the model of a ``step3p5`` config; absent keys take the class's defaults."""
-    fields = fields.with_overrides({}, _DEFAULTS)
     hidden, count = fields.count("hidden_size"), fields.layers()
     sliding, sparse = _sliding_layers(fields, count), _sparse_layers(fields, count)
     mixers = {kind: _mixer(fields, hidden, sliding=kind) for kind in (False, True)}
@@ -108,6 +107,7 @@ def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
 CLASSES = {
     "step3p5": Irregular(
         builder=_build,
+        defaults=_DEFAULTS,
         sanitize=Sanitize(
             drops=r"\.mtp",
             drops_later_layers=True,

@@ -54,7 +54,7 @@ class Wrapper(ClassRow, frozen=True, kw_only=True):
     """Whether the root is the text section when there is no ``text_config``."""
     empty: bool = False
     """Whether the text section is empty when there is no ``text_config``."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    text_defaults: Mapping[str, Any] = field(default_factory=dict)
     """What the class puts into the section where a key is absent."""
     vocabulary: int | None = None
     """The default of the root's ``vocab_size``, which replaces the section's."""
@@ -65,7 +65,7 @@ class Wrapper(ClassRow, frozen=True, kw_only=True):
     vision_towers: Towers = field(default_factory=dict)
     audio_towers: Towers = field(default_factory=dict)
 
-    def build(self, fields: Fields) -> Model:
+    def describe(self, fields: Fields) -> Model:
         """Return the text model of a config inside its wrapper, with the towers."""
         text = _text_section(fields, self)
         inner = _text_model(text, self)
@@ -99,7 +99,7 @@ def _text_section(fields: Fields, wrapper: Wrapper) -> Fields:
         forced["vocab_size"] = fields.count("vocab_size", default)
     if wrapper.drops_head and fields.given("tie_word_embeddings"):
         forced["tie_word_embeddings"] = fields.required_flag("tie_word_embeddings")
-    return text.with_overrides(forced, wrapper.defaults)
+    return text.with_overrides(forced, wrapper.text_defaults)
 
 
 def _text_model(text: Fields, wrapper: Wrapper) -> Model:
@@ -143,7 +143,7 @@ def _keeping_all(mixer: Mixer) -> Mixer:
 _GEMMA4 = Wrapper(
     text_type="gemma4_text",
     empty=True,
-    defaults={"num_attention_heads": 8, "num_key_value_heads": 1},
+    text_defaults={"num_attention_heads": 8, "num_key_value_heads": 1},
     vocabulary=262144,
     makes_own_cache=True,
     vision_towers={"gemma4": towers_gemma.gemma4_vision},
@@ -162,7 +162,7 @@ _GEMMA4 = Wrapper(
 _MISTRAL3 = Wrapper(
     text_type="llama",
     other_texts=("ministral3", "mistral4"),
-    defaults={"tie_word_embeddings": False},
+    text_defaults={"tie_word_embeddings": False},
     vision_towers={"pixtral": towers_llama.mistral3},
     sanitize=Sanitize(
         drops=rf"vision_tower|multi_modal_projector|{ROTARY}",
@@ -188,7 +188,7 @@ _QWEN2_VL = Wrapper(
 CLASSES: dict[str, ClassRow] = {
     "gemma3": Wrapper(
         text_type="gemma3_text",
-        defaults={"num_attention_heads": 8, "num_key_value_heads": 4},
+        text_defaults={"num_attention_heads": 8, "num_key_value_heads": 4},
         vocabulary=262208,
         drops_head=True,
         makes_own_cache=True,
