@@ -135,7 +135,7 @@ def parts(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], 
 
 
 def _settings_of(question: type[Question], settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name in question.readers}
+    return {name: value for name, value in settings.items() if name in question.__struct_fields__}
 
 
 def _require_known(settings: Mapping[str, Any], kind: Any) -> None:

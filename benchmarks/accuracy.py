@@ -24,7 +24,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
 from memfit.estimators.trace.libraries import changed
-from memfit.estimators.trace.peak import TracedPeak, peak
+from memfit.estimators.trace.peak import RunPeak, peak
 from memfit.estimators.trace.traced_model import TracedModel
 
 CASES = Path(__file__).parents[1] / "tests" / "arch" / "cases"
@@ -234,7 +234,7 @@ def against_published(config: dict[str, Any]) -> None:
         )
 
 
-def published_run(config: dict[str, Any], bits: int, group: int) -> TracedPeak:
+def published_run(config: dict[str, Any], bits: int, group: int) -> RunPeak:
     """Return the traced peak of a published run, by the rules of the versions that ran it."""
     with silu_apart():
         model = TracedModel(

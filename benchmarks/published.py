@@ -22,7 +22,8 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, MlxVersions, parse_version
-from memfit.estimators.sizing.sized_model import Method, SizedModel, size
+from memfit.estimators.questions.runtime import Method
+from memfit.estimators.sizing.sized_model import SizedModel, size
 
 ROWS = Path(__file__).parents[1] / "tests" / "published"
 METHODS: tuple[Method, ...] = ("trace", "formula")

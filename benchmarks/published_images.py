@@ -29,8 +29,9 @@ from memfit.estimators.mlx.data.kernels import KERNELS
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.versions import MlxVersions, Version, parse_version
 from memfit.estimators.trace.kernel_stubs import TraceTarget
+from memfit.estimators.trace.peak import RunPeak
 from memfit.estimators.trace.vision_model import TracedVisionModel
-from memfit.estimators.trace.vision_peak import VisionPeak, vision_peak
+from memfit.estimators.trace.vision_peak import vision_peak
 
 CONFIGS = Path(__file__).parents[1] / "tests" / "published" / "images"
 DTYPES = {"bfloat16": "BF16", "float16": "F16"}
@@ -58,7 +59,7 @@ class Compared(NamedTuple):
     """A published run and its traced peak, or why there is none."""
 
     row: dict[str, Any]
-    traced: VisionPeak | None
+    traced: RunPeak | None
     reason: str = ""
 
     @property
@@ -159,7 +160,7 @@ def line(each: Compared) -> str:
     head += f" | {row.get('mlx_vlm', '')} | {row['peak']:.3f}"
     if peak is None:
         return f"{head} | - | - | {each.reason} |"
-    return f"{head} | {peak.nbytes / 1e9:.3f} | {each.ratio:.4f} | {peak.part} |"
+    return f"{head} | {peak.nbytes / 1e9:.3f} | {each.ratio:.4f} | {peak.top.part} |"
 
 
 def compared(row: dict[str, Any]) -> Compared:
@@ -181,7 +182,7 @@ def compared(row: dict[str, Any]) -> Compared:
 @cache
 def _peak(
     path: Path, width: int, height: int, tokens: int, step: int, machine: str, mlx: str
-) -> VisionPeak:
+) -> RunPeak:
     device, version = find_device(DEVICES[machine]), development_version(mlx)
     checkpoint, model = _model(path)
     plan = image_plan(checkpoint, Images(images=(ImageSize(width, height),)))

@@ -17,11 +17,12 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.questions.machine import Ranks
+from memfit.estimators.questions.runtime import Method
 from memfit.estimators.runtimes.registry import with_versions
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.ranks import ranked
-from memfit.estimators.sizing.sized_model import Method, SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel
 
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "tests" / "published" / "ranks" / "peaks.jsonl"

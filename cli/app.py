@@ -11,8 +11,9 @@ from typing import Annotated, Any, ClassVar, NoReturn
 
 import typer
 
+from memfit.cli.command_groups import LazyGroup
 from memfit.cli.exits import CommandStopped, Exit, exit_of
-from memfit.cli.lazy_group import LazyGroup
+from memfit.cli.options.arguments import advice, option_name
 from memfit.cli.options.completion import undescribed
 from memfit.cli.render.escape import say
 from memfit.estimators.base.errors import InputError, MemfitError
@@ -113,8 +114,6 @@ def root(
 
 def main() -> None:
     """Run the command line and exit."""
-    from memfit.cli.options.questions import option_name
-
     _open_streams()
     try:
         with named_by(option_name):
@@ -146,8 +145,6 @@ def _leave_usage(error: typer.TyperException) -> NoReturn:
     if text.startswith("Usage:"):  # nothing was given
         print(text, file=sys.stderr)
         sys.exit(Exit.INPUT)
-    from memfit.cli.options.foreign import advice
-
     path = context.command_path if context else "memfit"
     known = [name for each in context.command.params for name in each.opts] if context else []
     hint = advice(error, known, sys.argv[1:]) or f"{path} --help shows the options"

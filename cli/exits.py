@@ -10,7 +10,6 @@ from memfit.estimators.base.errors import (
     UnreachableError,
     UnsupportedError,
 )
-from memfit.estimators.results.estimate import Verdict
 
 if TYPE_CHECKING:
     from memfit.estimators.results.estimate import Verdict
@@ -56,14 +55,14 @@ def exit_of(error: MemfitError) -> Exit:
     return next(_BY_ERROR[cls] for cls in type(error).__mro__ if cls in _BY_ERROR)
 
 
-def exit_of_verdict(verdict: "Verdict", *, is_asked: bool = False) -> Exit:
-    """Return the exit code of a verdict; one that was ``is_asked`` and is unknown is not decided.
+def exit_of_verdict(verdict: "Verdict", *, is_requested: bool = False) -> Exit:
+    """Return the exit code of a verdict; an unknown one that was requested is not decided.
 
     >>> exit_of_verdict("tight").name, exit_of_verdict("does_not_load").name
     ('YES', 'UNSUPPORTED')
-    >>> exit_of_verdict("unknown").name, exit_of_verdict("unknown", is_asked=True).name
+    >>> exit_of_verdict("unknown").name, exit_of_verdict("unknown", is_requested=True).name
     ('YES', 'UNSUPPORTED')
     """
-    if verdict == "does_not_load" or (verdict == "unknown" and is_asked):
+    if verdict == "does_not_load" or (verdict == "unknown" and is_requested):
         return Exit.UNSUPPORTED
     return Exit.NO if verdict == "exceeds" else Exit.YES

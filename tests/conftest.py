@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from tests.checkpoints import Checkpoints
+from tests.selection import examples
 
 # No user's token, settings or downloads are used; huggingface-hub reads these at import.
 for name in [name for name in os.environ if name.startswith("HF_")]:
@@ -22,9 +23,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: a busy machine is not a bug. CI draws the same examples each time.
-settings.register_profile("local", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
+settings.register_profile("many", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.register_profile("few", settings.get_profile("many"), max_examples=examples(100, "few"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how many examples of a property are drawn, before a test is imported."""
+    settings.load_profile("few" if config.option.markexpr == "not exhaustive" else "many")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run every test of drawn examples among the exhaustive ones again, with many of them."""
+    for item in items if config.option.markexpr == "exhaustive" else ():
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("exhaustive")
 
 
 @pytest.fixture(scope="session")

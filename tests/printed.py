@@ -15,6 +15,7 @@ PROGRAMS = {
     "mlx_lm.generate": ("mlx_lm.generate", "main"),
     "mlx_lm.server": ("mlx_lm.server", "main"),
     "mlx_lm.lora": ("mlx_lm.lora", "main"),
+    "mlx_vlm.convert": ("mlx_vlm.convert", "main"),
     "mlx_vlm.generate": ("mlx_vlm.generate", "main"),
 }
 """The modules whose ``main`` makes the parser of a program."""
@@ -47,7 +48,27 @@ class Parsers:
             pytest.fail(f"{program} does not accept: {command}")
 
 
+def _llama_server() -> argparse.ArgumentParser:
+    """The flags of llama-server that memfit prints (llama.cpp b11549, common/arg.cpp).
+
+    Layers are all on the GPU by default, and the cache is in 16 bits (common/common.h).
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-m", "--model", required=True)
+    parser.add_argument("-c", "--ctx-size", type=int, default=0)
+    parser.add_argument("-np", "--parallel", type=int, default=1)
+    parser.add_argument("-ub", "--ubatch-size", type=int, default=512)
+    parser.add_argument("-ctk", "--cache-type-k", default="f16")
+    parser.add_argument("-ctv", "--cache-type-v", default="f16")
+    parser.add_argument("-fa", "--flash-attn", choices=("on", "off", "auto"), default="auto")
+    parser.add_argument("-ngl", "--gpu-layers", default="all")
+    parser.add_argument("-ncmoe", "--n-cpu-moe", type=int, default=0)
+    return parser
+
+
 def _parser(program: str) -> argparse.ArgumentParser:
+    if program == "llama-server":
+        return _llama_server()
     module, function = PROGRAMS[program]
     pytest.importorskip(module.partition(".")[0])
     main: Callable[[], None] = getattr(import_module(module), function)

@@ -4,6 +4,7 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 # One config for each kind of layer, and for each shape that kinds are combined in.
 QUICK_CONFIGS = frozenset(
@@ -14,6 +15,30 @@ QUICK_CONFIGS = frozenset(
         *("rwkv7", "step3p5"),
     )
 )
+
+
+# Of these the ones with the most in common with all others, for what is slow.
+FEW_CONFIGS = frozenset(
+    (
+        *("deepseek_v3", "gemma3_text", "jamba", "llama", "qwen3_moe", "qwen3_next"),
+        "recurrent_gemma",
+    )
+)
+
+# One sample for each kind of layer and format, and the largest.
+QUICK_SAMPLES = frozenset(
+    (
+        *("deepseek-v2-lite", "falcon-h1-7b", "gemma-3-27b", "gemma-3n-e4b", "gpt-oss-20b"),
+        *("kimi-k2-4bit", "lfm2-1.2b", "llama-4-scout", "mamba-2.8b", "qwen3-30b-a3b-4bit"),
+        *("qwen3-8b-4bit", "qwen3.5-35b-a3b", "recurrentgemma-2b", "rwkv7-2.9b"),
+    )
+)
+
+
+def examples(many: int, profile: str | None = None) -> int:
+    """Return how many examples a test draws: a fifth of ``many`` in `make test`."""
+    is_quick = (profile or settings.get_current_profile_name()) == "few"
+    return max(1, many // 5) if is_quick else many
 
 
 def quick(values: Iterable[Any], names: Container[Any] = QUICK_CONFIGS) -> list[Any]:

@@ -30,6 +30,8 @@ ROOT = Path(__file__).parents[1]
 INDEX = ROOT / "docs" / "index.md"
 AGENTS = ROOT / "docs" / "agents.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+QUICK_PAGES = {"README", "compare", "context", "gate"}
+"""Whose commands `make test` runs; `make check` runs those of all pages."""
 LINKED = [
     *PAGES,
     *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "sample_configs/README.md")),
@@ -122,7 +124,11 @@ def test_totals_of_published_images_are_those_of_their_page() -> None:
 
 @pytest.mark.parametrize(
     ("command", "shown"),
-    [block for page in PAGES for block in blocks(page)],
+    [
+        pytest.param(*block, marks=() if page.stem in QUICK_PAGES else pytest.mark.exhaustive)
+        for page in PAGES
+        for block in blocks(page)
+    ],
     ids=lambda text: text if text.startswith("memfit ") else "",
 )
 def test_a_documented_command_prints_the_shown_output(command: str, shown: str) -> None:
@@ -168,11 +174,14 @@ def test_a_command_for_agents_writes_the_schema_of_its_row(command: str, schema:
     assert json.loads(output)["schema"].startswith(f"memfit.{schema}/")
 
 
-@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
-def test_links_between_pages_are_valid(page: Path) -> None:
-    for target, heading in links(page):
-        assert target.exists(), target
-        assert not heading or heading in anchors(target), f"{target.name}#{heading}"
+def test_links_between_pages_are_valid() -> None:
+    wrong = [
+        f"{page.name}: {target.name}#{heading}"
+        for page in LINKED
+        for target, heading in links(page)
+        if not target.exists() or (heading and heading not in anchors(target))
+    ]
+    assert wrong == []
 
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
@@ -193,18 +202,13 @@ def test_every_page_is_linked_from_the_index() -> None:
     assert INDEX in {target for target, _ in links(ROOT / "README.md")}
 
 
-@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
-def test_every_path_on_a_page_exists(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    paths = [path.rstrip(".") for path in _PATH.findall(text)]
-    paths += [f"{module.replace('.', '/')}.py" for module in _MODULE.findall(text)]
-    assert [path for path in paths if not (ROOT / path).exists()] == []
-
-
-@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
-def test_every_python_name_on_a_page_exists(page: Path) -> None:
-    for name in _NAME.findall(page.read_text(encoding="utf-8")):
-        assert pkgutil.resolve_name(name)
+def test_every_path_and_every_python_name_on_a_page_exists() -> None:
+    for page in LINKED:
+        text = page.read_text(encoding="utf-8")
+        paths = [path.rstrip(".") for path in _PATH.findall(text)]
+        paths += [f"{module.replace('.', '/')}.py" for module in _MODULE.findall(text)]
+        assert [path for path in paths if not (ROOT / path).exists()] == [], page.name
+        assert all(pkgutil.resolve_name(name) for name in _NAME.findall(text)), page.name
 
 
 @pytest.mark.parametrize(
@@ -252,7 +256,9 @@ def test_names_in_contributing_exist() -> None:
     for name, path in re.findall(r"`([A-Z_]+)`(?: of\s`([^`]*)`)?", text):
         if path:
             assert f"\n{name}: dict" in (ROOT / path).read_text(encoding="utf-8")
-    places = re.findall(r"`((?:api|cli|docs|estimators|probes|tests)/[\w./]*)`", text)
+    places = re.findall(
+        r"`((?:api|cli|docs|estimators|probes|sample_configs|tests)/[\w./]*)`", text
+    )
     assert [path for path in places if not (ROOT / path).exists()] == []
     base = re.search(r"`(\(Struct[^`]*)`", text)
     assert base

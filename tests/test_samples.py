@@ -19,6 +19,7 @@ from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.weights.derived import derive
 from memfit.estimators.weights.footprint import load_footprint
 from memfit.estimators.weights.quantization_plan import declared
+from tests.selection import QUICK_SAMPLES, quick
 
 FOLDER = Path(__file__).parents[1] / "sample_configs"
 PATHS = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
@@ -66,7 +67,7 @@ LAYER_KINDS = {
 }
 
 
-@pytest.fixture(params=list(PATHS.values()), ids=list(PATHS))
+@pytest.fixture(params=quick(PATHS.values(), QUICK_SAMPLES), ids=list(PATHS))
 def path(request: pytest.FixtureRequest) -> Path:
     found: Path = request.param
     return found

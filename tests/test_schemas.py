@@ -13,7 +13,6 @@ from textwrap import dedent
 from typing import Any
 
 import msgspec
-import pytest
 from jsonschema import Draft202012Validator
 from msgspec import UNSET, Struct
 from msgspec.inspect import StructType
@@ -118,9 +117,9 @@ def test_the_schemas_are_those_of_the_types() -> None:
     assert {path.name: path.read_text(encoding="utf-8") for path in FILES} == texts()
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_a_schema_is_valid(path: Path) -> None:
-    Draft202012Validator.check_schema(json.loads(path.read_text(encoding="utf-8")))
+def test_every_schema_is_valid() -> None:
+    for path in FILES:
+        Draft202012Validator.check_schema(json.loads(path.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import typer
 
-from memfit.cli.lazy_group import Group
+from memfit.cli.command_groups import Group
 from memfit.cli.render.escape import visible
 from memfit.cli.render.output import emit
 from memfit.estimators.base.errors import InputError

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from memfit.cli.exits import Exit
 from memfit.cli.options.completion import complete_model
-from memfit.cli.options.groups import OptionGroup, grouped, parsed
+from memfit.cli.options.groups import OptionGroup, grouped
 from memfit.cli.options.output import TabularOutput
 from memfit.cli.options.questions import (
     Conversion,
@@ -22,6 +22,7 @@ from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.progress import Progress
 from memfit.estimators.questions.machine import MachineQuestion
 from memfit.estimators.questions.model import ModelQuestion
+from memfit.estimators.questions.question import read_setting
 from memfit.estimators.questions.runtime import RuntimeQuestion, named_runtime
 from memfit.estimators.questions.workload import WorkloadQuestion
 
@@ -87,7 +88,7 @@ class CompareOptions(OptionGroup, frozen=True, kw_only=True):
 def compare(
     conversion: Conversion,
     models: ComparedModels,
-    asked: CompareOptions,
+    options: CompareOptions,
     workload: WorkloadOptions,
     machine: RankedMachine,
     runtime: RuntimeOptions,
@@ -97,47 +98,45 @@ def compare(
 
     Each model is compared with the first.
     """
-    # The library is imported here so that --help stays fast.
-    from memfit.cli.render.views.compare import ComparisonView
     from memfit.estimators.compare.compare import compare as answer
 
-    axes = _axes(asked.matrix or [], machine)
+    axes = _axes(options.matrix or [], machine)
     references = models.references()
-    _reject_wrong_number(len(references), asked, axes)
+    _reject_wrong_number(len(references), options, axes)
     _reject_twice({axis.name for axis in axes}, conversion, workload, machine)
     base = _question(conversion, workload, machine, runtime)
     # Of several runtimes only some keep a number of experts.
-    rules = (replace(runtime, capacity=None) if asked.runtimes else runtime).chosen()
+    rules = (replace(runtime, capacity=None) if options.runtimes else runtime).chosen()
     with reporting(verbose=output.verbose) as progress:
         catalog = _opened(references, runtime, progress)
     result = answer(
         catalog,
-        _compared(references, asked.runtimes, runtime),
+        _compared(references, options.runtimes, runtime),
         base,
         axes,
-        runtime=None if runtime.runtime is None and asked.runtimes is None else rules,
+        runtime=None if runtime.runtime is None and options.runtimes is None else rules,
         units=output.units,
     )
-    view = ComparisonView(
-        result, output.units, asked.runtimes is not None, output.draws(asked.plot)
-    )
-    output.write(view)
-    raise typer.Exit(Exit.YES if _any_will_do(asked.runtimes, result) else _code(result))
+    plot, by_runtime = output.draws(options.plot), options.runtimes is not None
+    output.write(result, units=output.units, by_runtime=by_runtime, plot=plot)
+    raise typer.Exit(Exit.YES if _any_will_do(options.runtimes, result) else _code(result))
 
 
 def _axes(texts: Sequence[str], machine: MachineQuestion) -> "list[MatrixAxis]":
     from memfit.estimators.compare.axes import parse_axis
 
     read = partial(parse_axis, find_device=machine.named, os_regime=machine.os_regime)
-    return [axis for text in texts if (axis := parsed("--matrix", read, text))]
+    return [read_setting("matrix", read, text) for text in texts]
 
 
-def _reject_wrong_number(models: int, asked: CompareOptions, axes: "Sequence[MatrixAxis]") -> None:
+def _reject_wrong_number(
+    models: int, options: CompareOptions, axes: "Sequence[MatrixAxis]"
+) -> None:
     if not models:
         raise InputError("MODEL is missing; name two or more models to compare")
-    if models < 2 and not axes and asked.runtimes is None:
+    if models < 2 and not axes and options.runtimes is None:
         raise InputError("give two or more models to compare, or one with --matrix or --runtimes")
-    if models > 1 and asked.runtimes is not None:
+    if models > 1 and options.runtimes is not None:
         raise InputError("--runtimes compares one model under several runtimes: give one model")
 
 

@@ -18,10 +18,22 @@ def devices(
 
     The first line describes this machine.
     """
-    from memfit.cli.render.views.devices import DevicesView
+    from msgspec import convert
+
+    from memfit.cli.render.view import view_of
     from memfit.estimators.machine.devices import list_devices
     from memfit.estimators.machine.host import detect_host
+    from memfit.estimators.results.devices import DeviceTable
 
     regimes = tuple(OsRegime) if os_regime is None else (os_regime,)
     tables = {regime: list_devices(os_regime=regime) for regime in regimes}
-    deliver(DevicesView(detect_host(), tables), "json" if as_json else "table", None)
+    facts = {
+        "host": detect_host(),
+        "apple": {
+            regime: [device for device in table if device.backend == "metal"]
+            for regime, table in tables.items()
+        },
+        "nvidia": [device for device in tables[regimes[0]] if device.backend == "cuda"],
+    }
+    table = convert(facts, DeviceTable, from_attributes=True)
+    deliver(view_of(table), "json" if as_json else "table", None)

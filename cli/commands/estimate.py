@@ -61,16 +61,20 @@ def estimate(
     load = partial(_load_library, output.form)
     with reporting(verbose=output.verbose, while_waiting=load) as progress:
         opened = open_model(model, runtime, progress=progress)
-    from memfit.cli.render.views.estimate import EstimateView
-
     plot = output.draws(report.plot)
     result = opened.answer(
         workload, device, ranks, units=output.units, plot=plot, explain=report.explain
     )
     # The page of one machine has sliders; what ranks take is in its table.
     explored = opened.explored(workload, device) if output.form == "html" and not ranks else None
-    output.write(EstimateView(result, output.units, report.breakdown, output.verbose, explored))
-    raise typer.Exit(exit_of_verdict(result.verdict, is_asked=result.device is not None))
+    output.write(
+        result,
+        units=output.units,
+        breakdown=report.breakdown,
+        verbose=output.verbose,
+        explored=explored,
+    )
+    raise typer.Exit(exit_of_verdict(result.verdict, is_requested=result.device is not None))
 
 
 def _load_library(form: Format) -> None:

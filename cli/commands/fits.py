@@ -44,7 +44,6 @@ def fits(
     directories, in Hugging Face's cache and in the stores of LM Studio and Ollama; with --adapter,
     those that it was trained on.
     """
-    from memfit.cli.render.views.fits import FitsView
     from memfit.estimators.checkpoint.local.kept_models import kept_models
     from memfit.estimators.sizing.catalog import Catalog
     from memfit.estimators.sizing.fits import fits as answer
@@ -58,5 +57,5 @@ def fits(
         progress.begin("sizing models", sum(1 for _ in kept_models(folders)))
         kept = kept_models(folders)
         result = answer(catalog, kept, device, workload, output.units, progress, model.adapter)
-    output.write(FitsView(result, output.units, plot=output.draws(False)))
+    output.write(result, units=output.units, plot=output.draws(False))
     raise typer.Exit(Exit.YES if result.fitting else Exit.NO)

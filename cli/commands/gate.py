@@ -5,22 +5,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
+from memfit.cli.command_groups import Group, GroupedCommand
 from memfit.cli.exits import Exit
-from memfit.cli.grouped_command import GroupedCommand
-from memfit.cli.lazy_group import Group
 from memfit.cli.options.completion import complete_device, complete_model
-from memfit.cli.options.groups import OptionGroup, grouped, parsed
+from memfit.cli.options.groups import OptionGroup, grouped
 from memfit.cli.options.output import FORMAT, Json, Verbose
 from memfit.cli.progress import reporting
 from memfit.cli.render.escape import say
 from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.base.progress import Progress
+from memfit.estimators.questions.question import read_setting
 
 if TYPE_CHECKING:
-    from memfit.estimators.gate.baseline import Baseline
-    from memfit.estimators.gate.evaluate import Outcome
-    from memfit.estimators.gate.policy import Policy
-    from memfit.estimators.gate.report import TargetStatus
+    from memfit.estimators.gate.report import GateReport
 
 POLICY = Path("memfit.yaml")
 
@@ -93,14 +90,13 @@ class GateOutput(OptionGroup, frozen=True, kw_only=True):
 
 @gate.command(cls=GroupedCommand)
 @grouped
-def check(upgrade: Upgrade, asked: CheckOptions, output: GateOutput) -> None:
+def check(upgrade: Upgrade, options: CheckOptions, output: GateOutput) -> None:
     """Check every target against its limits and the baseline.
 
     Targets are read from memfit.yaml, the baseline from memfit.lock.json in the same directory.
     With OLD and NEW, every target checks NEW, and the growth limits compare it with OLD.
     `memfit gate init MODEL --memory 32GB` writes a first policy.
     """
-    # The library is imported here so that --help stays fast.
     from memfit.cli.render.gate_output import deliver_mistakes, deliver_report, parse_outputs
     from memfit.estimators.base.files import is_there, printable
 
@@ -109,7 +105,7 @@ def check(upgrade: Upgrade, asked: CheckOptions, output: GateOutput) -> None:
             f"{printable(upgrade.old)}: is neither a command of gate (check, init) nor an upgrade;"
             " an upgrade needs both OLD and NEW"
         )
-    if asked.policy == POLICY and not is_there(POLICY):
+    if options.policy == POLICY and not is_there(POLICY):
         raise InputError(
             f"{POLICY}: no such file; memfit gate init MODEL --memory 32GB writes a first one, or"
             " name a file with --policy"
@@ -117,62 +113,51 @@ def check(upgrade: Upgrade, asked: CheckOptions, output: GateOutput) -> None:
     files = parse_outputs(output.files or [], get_args(GateFormat))
     try:
         with reporting(verbose=output.verbose) as progress:
-            outcome = _answer(upgrade, asked, progress)
+            report = _report(upgrade, options, progress)
     except PolicyError as error:
         deliver_mistakes(error, output.form)
         raise
-    deliver_report(outcome.report, output.form, files)
-    raise typer.Exit(_exit(outcome.report.verdict))
+    deliver_report(report, output.form, files)
+    raise typer.Exit(_EXITS[report.verdict])
 
 
-def _answer(upgrade: Upgrade, asked: CheckOptions, progress: Progress) -> "Outcome":
-    from memfit.estimators.gate.evaluate import run_between, run_gate, run_update, select
-    from memfit.estimators.gate.policy import read_policy
-
-    policy = read_policy(asked.policy)
-    chosen = select(policy, tuple(asked.target or ()))
-    old, new, bounds = upgrade.old, upgrade.new, asked.allow_bounds
-    if old is not None and new is not None:
-        if asked.update:
-            raise InputError("--update uses the policy's own models; remove OLD and NEW")
-        return run_between(chosen, old, new, allow_bounds=bounds, progress=progress)
-    baseline = _read_baseline(asked.policy)
-    if not asked.update:
-        return run_gate(chosen, baseline, allow_bounds=bounds, progress=progress)
-    outcome = run_update(chosen, allow_bounds=bounds, progress=progress)
-    _write_baseline(asked.policy, outcome, policy)
-    return outcome
+_EXITS = {
+    "passed": Exit.YES,
+    "broken": Exit.NO,
+    "invalid": Exit.INPUT,
+    "undecided": Exit.UNSUPPORTED,
+    "unreachable": Exit.UNREACHABLE,
+}
 
 
-def _read_baseline(policy: Path) -> "Baseline | None":
-    from memfit.estimators.base.files import is_there
-    from memfit.estimators.gate.baseline import NAME, read_baseline
-
-    path = policy.with_name(NAME)
-    return read_baseline(path) if is_there(path) else None
-
-
-def _write_baseline(path: Path, outcome: "Outcome", policy: "Policy") -> None:
+def _report(upgrade: Upgrade, options: CheckOptions, progress: Progress) -> "GateReport":
     from memfit.cli.render.output import write_whole
     from memfit.estimators.base.files import one_at_a_time
-    from memfit.estimators.gate.baseline import NAME, to_text
-    from memfit.estimators.gate.evaluate import updated
+    from memfit.estimators.gate.baseline import NAME, read_baseline, to_text
+    from memfit.estimators.gate.evaluate import run_between, run_gate, select, updated
+    from memfit.estimators.gate.policy import read_policy
 
-    # Read again: another update may have written other targets while this one computed.
-    with one_at_a_time(path.parent):
-        kept = _read_baseline(path)
-        write_whole(path.with_name(NAME), to_text(updated(outcome, kept, policy)))
-    say(f"wrote {path.with_name(NAME)}")
-
-
-def _exit(status: "TargetStatus") -> Exit:
-    return {
-        "passed": Exit.YES,
-        "broken": Exit.NO,
-        "invalid": Exit.INPUT,
-        "undecided": Exit.UNSUPPORTED,
-        "unreachable": Exit.UNREACHABLE,
-    }[status]
+    policy = read_policy(options.policy)
+    chosen = select(policy, tuple(options.target or ()))
+    old, new, bounds = upgrade.old, upgrade.new, options.allow_bounds
+    if old is not None and new is not None:
+        if options.update:
+            raise InputError("--update uses the policy's own models; remove OLD and NEW")
+        return run_between(chosen, old, new, allow_bounds=bounds, progress=progress).report
+    lock = options.policy.with_name(NAME)
+    outcome = run_gate(
+        chosen,
+        read_baseline(lock),
+        allow_bounds=bounds,
+        is_update=options.update,
+        progress=progress,
+    )
+    if options.update:
+        # Read again: another update may have written other targets while this one computed.
+        with one_at_a_time(lock.parent):
+            write_whole(lock, to_text(updated(outcome, read_baseline(lock), policy)))
+        say(f"wrote {lock}")
+    return outcome.report
 
 
 @gate.command(cls=GroupedCommand)
@@ -204,7 +189,7 @@ def init(
 
     if is_there(POLICY):
         raise InputError(f"{POLICY} exists already; edit it, or move it away first")
-    sizes = [parsed("--memory", parse_memory, text) or 0 for text in memory or ()]
+    sizes = [read_setting("memory", parse_memory, text) for text in memory or ()]
     devices = (*map(find_device, device or ()), *map(memory_device, sizes))
     if not devices:
         raise InputError("name a machine that must run it: --device m4-max-64, or --memory 32GB")

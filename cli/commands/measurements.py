@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.grouped_command import GroupedCommand
-from memfit.cli.lazy_group import Group
+from memfit.cli.command_groups import Group, GroupedCommand
 from memfit.cli.options.groups import Only, grouped
 from memfit.cli.options.output import OutputOptions
 from memfit.cli.render.escape import say, visible

@@ -12,7 +12,10 @@ def runtimes(output: Annotated[PlanOutput, Only("json_", "file")]) -> None:
 
     Shows the cache's types and budget too, and the source of each rule.
     """
-    from memfit.cli.render.views.runtimes import RuntimesView
-    from memfit.estimators.runtimes.registry import list_runtimes
+    from msgspec import convert
 
-    output.write(RuntimesView(list_runtimes()))
+    from memfit.estimators.runtimes.registry import list_runtimes
+    from memfit.estimators.runtimes.runtime import RuntimeTable
+
+    # What all runtimes have, without the settings of one.
+    output.write(convert({"runtimes": list_runtimes()}, RuntimeTable, from_attributes=True))

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from memfit.cli.exits import Exit, exit_of
 from memfit.cli.measuring import measuring
-from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
+from memfit.cli.options.groups import Only, OptionGroup, grouped
 from memfit.cli.options.output import TabularOutput
 from memfit.cli.options.questions import NamedModel, RankedMachine, RuntimeOptions, WorkloadOptions
 from memfit.cli.options.run import RunOptions
@@ -21,11 +21,12 @@ from memfit.estimators.base.errors import InputError, MachineError
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.questions.model import ModelQuestion
+from memfit.estimators.questions.question import read_setting
 from memfit.estimators.questions.workload import RUNTIME_DEFAULTS, WorkloadQuestion
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.manifest import Checkpoint
-    from memfit.estimators.sizing.ranks import Ranks
+    from memfit.estimators.questions.machine import Ranks
     from memfit.probes.result import TuneResult
     from memfit.probes.tune import TuneRequest
 
@@ -58,8 +59,9 @@ class PromptOptions(OptionGroup, frozen=True, kw_only=True):
     ] = None
     max_tokens: Annotated[str | None, typer.Option(help="Tokens to generate.")] = "32"
     shortest_prompt: Annotated[
-        str | None,
+        int | None,
         typer.Option(metavar="TOKENS", help="The shortest prompt of a batch; lengths are spread."),
+        parse_count,
     ] = None
 
     def of_prompt(self, workload: WorkloadQuestion) -> Workload:
@@ -88,10 +90,8 @@ class PromptOptions(OptionGroup, frozen=True, kw_only=True):
         Raises:
             InputError: when it is no count, or there is no batch.
         """
-        tokens = parsed("--shortest-prompt", parse_count, self.shortest_prompt)
-        if tokens is None:
-            return None
-        if tokens < 1 or batch < 2:
+        tokens = self.shortest_prompt
+        if tokens is not None and (tokens < 1 or batch < 2):
             raise InputError("--shortest-prompt: give at least 1 token, and --batch 2 or more")
         return tokens
 
@@ -133,17 +133,19 @@ def tune(
     if ranks := over.over():
         hosts = over.hosts
         _over_ranks(model, prompt, settings, run, output, (ranks, hosts), runtime.margin)
-    # The library is imported here so that --help stays fast.
     from memfit.probes.process import ModelProcess
     from memfit.probes.sweep_checkpoint import user_sweeps
     from memfit.probes.tune import tune as answer
 
-    reference, asked = model.reference(), _asked(prompt, settings, run, runtime.margin, output)
+    reference, request_of = (
+        model.reference(),
+        _request(prompt, settings, run, runtime.margin, output),
+    )
     sweeps = user_sweeps()
-    check = partial(_check_before_download, asked)
+    check = partial(_check_before_download, request_of)
     with measuring(reference, run, verbose=output.verbose, check=check) as model_run:
         checkpoint, path, progress = model_run
-        request = asked(model=_command_model(checkpoint, path), checkpoint=checkpoint)
+        request = request_of(model=_command_model(checkpoint, path), checkpoint=checkpoint)
         process = partial(
             ModelProcess,
             images=tuple(map(Path, prompt.image or ())),
@@ -167,8 +169,6 @@ def _over_ranks(
 ) -> NoReturn:
     """Run a model over ranks, and compare each of them with its estimate."""
     reference = model.reference()
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.tune_ranks import to_document
     from memfit.probes.tune_ranks import tune_ranks
 
     if prompt.prompt_tokens is None or run.sweep or run.wired or output.flags or output.plot:
@@ -182,7 +182,7 @@ def _over_ranks(
     if ranks.size == 1:
         raise InputError("--ranks 1 is the model by itself: leave out the options of ranks")
     workload = prompt.of_prompt(settings)
-    limit = run.memory_limit_bytes()
+    limit = run.memory_limit
     with measuring(reference, run, verbose=output.verbose) as (checkpoint, path, progress):
         result = tune_ranks(
             checkpoint.id if checkpoint.source == "local" else reference,
@@ -196,11 +196,11 @@ def _over_ranks(
             force=run.force,
             progress=progress,
         )
-    output.write(Answer(result, to_document(result, output.units)))
+    output.write(result, units=output.units)
     raise typer.Exit(Exit.YES)
 
 
-def _asked(
+def _request(
     prompt: PromptOptions,
     settings: WorkloadQuestion,
     run: RunOptions,
@@ -213,32 +213,32 @@ def _asked(
 
     output.require_drawable()
     workload = prompt.of_prompt(settings)
-    axes = [parsed("--sweep", parse_axis, each) for each in run.sweep or ()]
+    axes = [read_setting("sweep", parse_axis, each) for each in run.sweep or ()]
     given, file = prompt.prompt, prompt_file(prompt.prompt)
-    asked = partial(
+    request_of = partial(
         TuneRequest,
         workload=workload,
-        memory_limit_bytes=run.memory_limit_bytes(),
+        memory_limit_bytes=run.memory_limit,
         margin_bytes=margin_bytes,
         prompt=None if given is None else prompt_text(given),
         command_prompt=None if file or given == "-" else given,
         prompt_file=file,
         shortest_prompt=prompt.shortest(settings.batch),
         tries_wired=run.wired,
-        axes=tuple(filter(None, axes)),
+        axes=tuple(axes),
         sweep_kv_start=settings.quantized_kv_start or 0,
         force=run.force,
         units=output.units,
     )
     require_writable(output.file, needs_stdout=output.flags)
-    return asked
+    return request_of
 
 
-def _check_before_download(asked: "partial[TuneRequest]", checkpoint: "Checkpoint") -> None:
+def _check_before_download(request_of: "partial[TuneRequest]", checkpoint: "Checkpoint") -> None:
     from memfit.probes.process import require_installed
     from memfit.probes.tune import require_room_for
 
-    request = asked(model=checkpoint.id, checkpoint=checkpoint)
+    request = request_of(model=checkpoint.id, checkpoint=checkpoint)
     require_installed(has_image=request.has_image)
     if not request.force:
         require_room_for(
@@ -258,9 +258,9 @@ def _command_model(checkpoint: "Checkpoint", path: Path) -> str:
 
 def _deliver(result: "TuneResult", output: TuneOutput) -> None:
     """Write the report; with --flags the commands take its place on standard output."""
-    from memfit.cli.render.views.tune import TuneView
+    from memfit.cli.render.view import view_of
 
-    view = TuneView(result, output.units, output.draws(output.plot))
+    view = view_of(result, units=output.units, plot=output.draws(output.plot))
     report = rendered(view, output.form, to_file=output.to_file)
     if output.flags and not output.to_file:
         print(report, end="", file=sys.stderr)

@@ -8,7 +8,7 @@ import typer
 
 from memfit.cli.commands.plan.subject import CacheBudget
 from memfit.cli.measuring import measuring
-from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
+from memfit.cli.options.groups import Only, OptionGroup, grouped
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import RuntimeOptions
 from memfit.cli.options.run import RunOptions, tokens_to_compare
@@ -23,16 +23,22 @@ class CacheOptions(OptionGroup, frozen=True, kw_only=True):
     """What is stored."""
 
     prompt_tokens: Annotated[
-        str, typer.Option(metavar="N,N...", help="Lengths of the prompts, such as 2048,8192.")
+        tuple[int, ...],
+        typer.Option(metavar="N,N...", help="Lengths of the prompts, such as 2048,8192."),
+        parse_counts,
     ]
     stored_bits: Annotated[
-        str, typer.Option(metavar="N,N...", help="Bits of the stored keys and values; 16 is all.")
-    ] = "16,8,4"
+        tuple[int, ...],
+        typer.Option(metavar="N,N...", help="Bits of the stored keys and values; 16 is all."),
+        parse_counts,
+    ] = (16, 8, 4)
     dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Keep the files here, and restore those that are there."),
     ] = None
-    max_tokens: Annotated[str, typer.Option(help="Tokens to generate and compare.")] = "32"
+    max_tokens: Annotated[
+        int, typer.Option(help="Tokens to generate and compare."), tokens_to_compare
+    ] = 32
     prefill_step: Annotated[int, typer.Option(min=1, help="Tokens in a prefill chunk.")] = 2048
     agreement: Annotated[
         int, typer.Option(metavar="PERCENT", min=0, max=100, help="The least of equal tokens.")
@@ -56,10 +62,12 @@ class ServingOptions(OptionGroup, frozen=True, kw_only=True):
     ] = None
     cache_budget: CacheBudget = None
     disk: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Disk space for them; by default all.")
+        int | None,
+        typer.Option(metavar="SIZE", help="Disk space for them; by default all."),
+        parse_size,
     ] = None
 
-    def asked(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Return the fields of `CacheRequest`.
 
         Raises:
@@ -69,8 +77,8 @@ class ServingOptions(OptionGroup, frozen=True, kw_only=True):
 
         return {
             "conversations": self.conversations,
-            "hot_bytes": parsed("--cache-budget", parse_size, self.cache_budget),
-            "disk_bytes": parsed("--disk", parse_size, self.disk),
+            "hot_bytes": self.cache_budget,
+            "disk_bytes": self.disk,
             "requests": read_request_trace(self.requests, agents=True) if self.requests else (),
         }
 
@@ -91,21 +99,19 @@ def tune_cache(
     Shows memory, time and agreement of each way to restore it, and what is worth storing. Requests
     of several conversations are served under a budget.
     """
-    # The library is imported here so that --help stays fast.
-    from memfit.cli.render.views.tune_cache import TuneCacheView
     from memfit.probes.prompt_caches.process import CacheProcess
     from memfit.probes.prompt_caches.tune import tune_cache as answer
     from memfit.probes.store import user_store
 
-    asked = partial(_asked(cache, run, runtime, output), **serving.asked())
+    request_of = partial(_request(cache, run, runtime, output), **serving.fields())
     with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):
-        request = asked(checkpoint=checkpoint, path=path)
+        request = request_of(checkpoint=checkpoint, path=path)
         start = run.start(CacheProcess, path)
         result = answer(request, start=start, store=user_store(), progress=progress)
-    output.write(TuneCacheView(result, output.units))
+    output.write(result, units=output.units)
 
 
-def _asked(
+def _request(
     cache: CacheOptions, run: RunOptions, runtime: RuntimeOptions, output: PlanOutput
 ) -> "partial[CacheRequest]":
     """Return `CacheRequest` with the options; all are checked before anything is loaded."""
@@ -114,13 +120,13 @@ def _asked(
     require_writable(output.file, needs_stdout=False)
     return partial(
         CacheRequest,
-        prompt_tokens=parsed("--prompt-tokens", parse_counts, cache.prompt_tokens) or (),
-        stored_bits=parsed("--stored-bits", parse_counts, cache.stored_bits) or (),
+        prompt_tokens=cache.prompt_tokens,
+        stored_bits=cache.stored_bits,
         directory=cache.dir,
-        max_tokens=tokens_to_compare(cache.max_tokens),
+        max_tokens=cache.max_tokens,
         prefill_step=cache.prefill_step,
         agreement_percent=cache.agreement,
-        memory_limit_bytes=run.memory_limit_bytes(),
+        memory_limit_bytes=run.memory_limit,
         margin_bytes=runtime.margin,
         force=run.force,
         units=output.units,

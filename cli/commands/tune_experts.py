@@ -8,7 +8,7 @@ import typer
 
 from memfit.cli.exits import Exit
 from memfit.cli.measuring import measuring
-from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
+from memfit.cli.options.groups import Only, OptionGroup, grouped
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import RuntimeOptions
 from memfit.cli.options.run import RunOptions, tokens_to_compare
@@ -33,14 +33,15 @@ class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
         str | None, typer.Option(metavar="FILE|TEXT", help="Other prompts, to measure with.")
     ] = None
     capacity: Annotated[
-        str | None,
+        tuple[int, ...] | None,
         typer.Option(metavar="N,N...", help="Experts to keep in each layer, such as 16,32."),
+        parse_counts,
     ] = None
     policy: Annotated[
         Literal["load", "skip", "fail"],
         typer.Option(help="A missing expert is read from the disk, left out, or an error."),
     ] = "load"
-    max_tokens: Annotated[str, typer.Option(help="Tokens to generate.")] = "32"
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate."), tokens_to_compare] = 32
     prefill_step: Annotated[int, typer.Option(min=1, help="Tokens in a prefill chunk.")] = 2048
     slowdown: Annotated[
         int, typer.Option(metavar="PERCENT", min=0, max=100, help="The most that pays.")
@@ -73,44 +74,42 @@ def tune_experts(
 
     Shows memory, speed and agreement for numbers of experts, and whether fewer pay.
     """
-    # The library is imported here so that --help stays fast.
-    from memfit.cli.render.views.tune_experts import TuneExpertsView
     from memfit.probes.experts.process import ExpertProcess
     from memfit.probes.experts.tune import tune_experts as answer
     from memfit.probes.store import user_store
 
-    asked = _asked(experts, run, runtime, output)
+    request_of = _request(experts, run, runtime, output)
     with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):
-        request = asked(checkpoint=checkpoint, path=path)
+        request = request_of(checkpoint=checkpoint, path=path)
         start = run.start(ExpertProcess, path)
         result = answer(request, start=start, store=user_store(), progress=progress)
-    output.write(TuneExpertsView(result, output.units, experts.plot))
+    output.write(result, units=output.units, plot=experts.plot)
     raise typer.Exit(Exit.NO if result.answer.pays is False else Exit.YES)
 
 
-def _asked(
+def _request(
     experts: ExpertOptions, run: RunOptions, runtime: RuntimeOptions, output: PlanOutput
 ) -> "partial[ExpertsRequest]":
     """Return `ExpertsRequest` with the options; all are checked before anything is loaded."""
     from memfit.probes.experts.request import ExpertsRequest
 
-    asked = partial(
+    request_of = partial(
         ExpertsRequest,
         prompts=prompt_list("--prompts", experts.prompts),
         held_out=prompt_list("--held-out", experts.held_out) if experts.held_out else (),
-        capacities=parsed("--capacity", parse_counts, experts.capacity) or (),
+        capacities=experts.capacity or (),
         policy=experts.policy,
-        max_tokens=tokens_to_compare(experts.max_tokens),
+        max_tokens=experts.max_tokens,
         prefill_step=experts.prefill_step,
         slowdown_percent=experts.slowdown,
         agreement_percent=experts.agreement,
         profile_file=experts.save_profile,
         pack=experts.prepack,
-        memory_limit_bytes=run.memory_limit_bytes(),
+        memory_limit_bytes=run.memory_limit,
         margin_bytes=runtime.margin,
         force=run.force,
         units=output.units,
     )
     for file in (output.file, experts.save_profile):
         require_writable(file, needs_stdout=False)
-    return asked
+    return request_of

@@ -21,7 +21,7 @@ _RECIPE = Only(
 @grouped
 def tune_train(
     model: Annotated[NamedModel, Only("model", "model_option")],
-    asked: Annotated[TrainingOptions, _RECIPE],
+    training: Annotated[TrainingOptions, _RECIPE],
     run: Annotated[RunOptions, Only("force", "memory_limit", "timeout", "download")],
     runtime: Annotated[RuntimeOptions, Only("margin")],
     output: PlanOutput,
@@ -33,16 +33,13 @@ def tune_train(
 
     Every sequence of the batches has --max-seq-length tokens. No adapter is kept.
     """
-    # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.tune_train import to_document
     from memfit.probes.process import ModelProcess
     from memfit.probes.store import user_store
     from memfit.probes.tune_train import TrainRequest, tune_train
 
-    recipe, reference = asked.recipe(), asked.of_file(model).reference()
+    recipe, reference = training.recipe(), training.of_file(model).reference()
     require_writable(output.file, needs_stdout=False)
-    limit = run.memory_limit_bytes()
+    limit = run.memory_limit
     with measuring(reference, run, verbose=output.verbose) as (checkpoint, path, _):
         request = TrainRequest(
             model=checkpoint.id,
@@ -55,4 +52,4 @@ def tune_train(
             units=output.units,
         )
         result = tune_train(request, run.start(ModelProcess, path), user_store())
-    output.write(Answer(result, to_document(result, output.units)))
+    output.write(result, units=output.units)

@@ -12,7 +12,10 @@ from memfit.estimators.questions.question import Question, read_setting
 
 
 class OptionGroup(Struct, frozen=True):
-    """Options of one command: each field is an argument or an option."""
+    """Options of one command: each field is an argument or an option.
+
+    ``Annotated[type, option, reader]`` has the value that the reader makes of a text.
+    """
 
     panel: ClassVar[str] = "Options"
     """The heading of the group in --help."""
@@ -92,7 +95,10 @@ class Only:
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command with one parameter for each option, which calls it with groups."""
+    """Return a command with one parameter for each option, which calls it with groups.
+
+    Commands import what computes and draws inside of them, so that --help stays fast.
+    """
     flat: list[Parameter] = []
     groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     for name, parameter in signature(command).parameters.items():
@@ -100,10 +106,11 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         # A type that is narrowed again has several.
         offered = ((), *(each.names for each in markers if isinstance(each, Only)))[-1]
         options = next((each for each in markers if isinstance(each, Options)), None)
+        make: Callable[..., Any]
         if options:
             parameters, make = list(options.parameters(offered)), options.group
         elif isinstance(kind, type) and issubclass(kind, OptionGroup):
-            parameters, make = list(_parameters(kind, offered)), kind
+            parameters, make = _of_group(kind, offered)
         else:
             flat.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
             continue
@@ -128,24 +135,34 @@ def _split(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     return kind, tuple(markers)
 
 
-def _parameters(group: type[OptionGroup], offered: Sequence[str]) -> Iterator[Parameter]:
+def _of_group(
+    group: type[OptionGroup], offered: Sequence[str]
+) -> tuple[list[Parameter], Callable[..., OptionGroup]]:
+    """Return the parameters of a group, and what makes the group of their values."""
     fields = dict(signature(group).parameters)
+    parameters: list[Parameter] = []
+    readers: dict[str, Callable[[Any], Any]] = {}
     for name in offered or fields:
-        kind, (option,) = _split(fields[name].annotation)
+        default = fields[name].default
+        kind, (option, *reader) = _split(fields[name].annotation)
+        if reader:
+            readers[name] = reader[0]
+            kind = str | None if default is None else str
+            default = default if default in (None, Parameter.empty) else _text(default)
         option = copy(option)
         option.rich_help_panel = group.panel
-        yield Parameter(
-            name,
-            Parameter.KEYWORD_ONLY,
-            default=fields[name].default,
-            annotation=Annotated[kind, option],
-        )
+        kind = Annotated[kind, option]
+        parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+
+    def make(**values: Any) -> OptionGroup:
+        for name, read in readers.items():
+            if values[name] is not None:
+                values[name] = read_setting(name, read, values[name])
+        return group(**values)
+
+    return parameters, make
 
 
-def parsed(option: str, parse: Callable[[str], Any], text: str | None) -> Any:
-    """Return the value of an option's text, None when it was not given.
-
-    Raises:
-        InputError: naming the option, when the text cannot be read.
-    """
-    return None if text is None else read_setting(option, parse, text)
+def _text(value: Any) -> str:
+    """Return a default as it is written: several values with commas."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

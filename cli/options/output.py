@@ -1,7 +1,7 @@
 """Options of the output: the format, the file and the units."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
 
@@ -9,6 +9,9 @@ from memfit.cli.options.groups import OptionGroup
 from memfit.cli.render.output import DRAWN, Format, deliver, format_of
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units
+
+if TYPE_CHECKING:
+    from memfit.estimators.results.result import Result
 
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Show each network request with its size.")
@@ -69,13 +72,17 @@ class OutputOptions(OptionGroup, frozen=True, kw_only=True):
         """Whether the result goes to a file."""
         return self.file is not None
 
-    def write(self, view: Any) -> None:
+    def write(self, result: "Result", **settings: Any) -> None:
         """Write a result in the format to the file, else to standard output.
+
+        ``settings`` are those of its view.
 
         Raises:
             InputError: when the file cannot be written.
         """
-        deliver(view, self.form, self.file)
+        from memfit.cli.render.view import view_of
+
+        deliver(view_of(result, **settings), self.form, self.file)
 
 
 class TabularOutput(OutputOptions, frozen=True, kw_only=True):

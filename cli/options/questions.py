@@ -29,21 +29,9 @@ BATCH = ("batch", "prefill_batch", "decode_batch")
 """The options of several sequences."""
 IMAGES = ("image", "video")
 """The options of what a prompt has in addition to text."""
-LISTS = ("--device", "--memory")
-"""Options that name a machine for each rank, with commas or given again."""
 _FORMATS = "BITS|mxfp4|nvfp4|mxfp8"
 _MODEL_LEN = r"([0-9]{1,12})([kKmM]?)|([0-9]{1,12}\.[0-9]{1,6})([km])"
 _MODEL_LEN_UNITS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
-_NAMES = {"model": "MODEL", "as_type": "--as", "flash_attn": "--no-flash-attn"}
-
-
-def option_name(name: str) -> str:
-    """Return the option that gives a setting.
-
-    >>> option_name("kv_bits"), option_name("as_type")
-    ('--kv-bits', '--as')
-    """
-    return _NAMES.get(name, f"--{name.replace('_', '-')}")
 
 
 def _model(given: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from memfit.cli.options.groups import OptionGroup, parsed
+from memfit.cli.options.groups import OptionGroup
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_count, parse_size
 
@@ -21,7 +21,9 @@ class RunOptions(OptionGroup, frozen=True, kw_only=True):
         bool, typer.Option("--force", help="Run even if the estimate says that it does not fit.")
     ] = False
     memory_limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory that MLX may use, such as 8GB.")
+        int | None,
+        typer.Option(metavar="SIZE", help="Memory that MLX may use, such as 8GB."),
+        parse_size,
     ] = None
     timeout: Annotated[
         int, typer.Option(metavar="SECONDS", min=1, help="Stop a run without progress after this.")
@@ -41,27 +43,19 @@ class RunOptions(OptionGroup, frozen=True, kw_only=True):
         bool, typer.Option("--download", help="Download a Hub model that is not cached here.")
     ] = False
 
-    def memory_limit_bytes(self) -> int | None:
-        """Return the limit of MLX, None without one.
-
-        Raises:
-            InputError: when it is not a size.
-        """
-        return parsed("--memory-limit", parse_size, self.memory_limit)
-
     def start(self, process: Callable[..., Process], path: Path) -> Callable[..., Process]:
         """Return what starts a measuring process for a model's directory, under these limits."""
         return partial(
             process,
             path,
-            memory_limit_bytes=self.memory_limit_bytes(),
+            memory_limit_bytes=self.memory_limit,
             timeout_seconds=float(self.timeout),
         )
 
 
 def tokens_to_compare(text: str) -> int:
-    """Return the value of --max-tokens, at least 1."""
-    tokens = parsed("--max-tokens", parse_count, text)
+    """Return a number of tokens, at least 1."""
+    tokens = parse_count(text)
     if not tokens:
-        raise InputError("--max-tokens: generate at least 1 token, to compare it")
+        raise InputError("generate at least 1 token, to compare it")
     return tokens

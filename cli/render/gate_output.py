@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memfit.cli.render.output import DRAWN, Format, deliver, format_of, rendered
-from memfit.cli.render.views.gate import GateView, MistakesView
+from memfit.cli.render.view import view_of
+from memfit.cli.render.views.gate import MistakesView
 from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.gate.report import GateReport
 
@@ -47,9 +48,9 @@ def deliver_report(report: GateReport, form: Format, files: Sequence[tuple[Forma
         InputError: when a file cannot be written.
     """
     for other, path in (*files, (form, None)):
-        deliver(GateView(report, plot=other in DRAWN), other, path)
+        deliver(view_of(report, plot=other in DRAWN), other, path)
     if "github" in (form, *(other for other, _ in files)):
-        _append_summary(rendered(GateView(report), "markdown", to_file=True))
+        _append_summary(rendered(view_of(report), "markdown", to_file=True))
 
 
 def deliver_mistakes(error: PolicyError, form: Format) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import UNSET, Struct, UnsetType, to_builtins
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.files import printable, read_whole
+from memfit.estimators.base.files import is_there, printable, read_whole
 from memfit.estimators.base.quantities import Bytes, Count, Positive, Sha256
 from memfit.estimators.base.quantization import FloatMode
 from memfit.estimators.base.ranks import Parallel
@@ -122,13 +122,15 @@ def to_text(baseline: Baseline) -> str:
     return json.dumps(to_builtins(baseline), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def read_baseline(path: Path) -> Baseline:
-    """Return the baseline of a file.
+def read_baseline(path: Path) -> Baseline | None:
+    """Return the baseline of a file, None where there is none.
 
     Raises:
-        CheckpointError: when the file is missing or unreadable.
+        CheckpointError: when the file is unreadable.
         InputError: when it is damaged, or written by a newer memfit.
     """
+    if not is_there(path):
+        return None
     top = json_section(
         read_whole(path, limit=MAX_LOCK_BYTES),
         path,

@@ -19,11 +19,8 @@ from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.gate.baseline import Baseline, BaselineEntry
 from memfit.estimators.gate.policy import Policy, PolicyTarget
 from memfit.estimators.gate.report import GateReport, TargetReport, TargetStatus, worst
-from memfit.estimators.gate.target import report_of, size_target
+from memfit.estimators.gate.target import SizedTarget, report_of, size_target
 from memfit.estimators.sizing.catalog import Catalog
-
-# Returns a target's entry in the baseline, given its present one.
-Before = Callable[[PolicyTarget, BaselineEntry], BaselineEntry | None]
 
 
 class Outcome(Struct, frozen=True):
@@ -56,64 +53,16 @@ def run_gate(
     baseline: Baseline | None,
     *,
     allow_bounds: bool,
+    is_update: bool = False,
     progress: Progress = NULL_PROGRESS,
 ) -> Outcome:
     """Return the outcome of a policy; ``baseline`` is None when there is no such file.
 
-    Raises:
-        PolicyError: when a target has no model.
-    """
-    entries = baseline.targets if baseline else {}
-    version = baseline.memfit_version if baseline else None
-    catalog = _catalog(policy, progress)
-    outcome = _run(policy, catalog, lambda target, _: entries.get(target.name), allow_bounds)
-    return replace(outcome, report=replace(outcome.report, baseline_version=version))
-
-
-def run_update(
-    policy: Policy, *, allow_bounds: bool, progress: Progress = NULL_PROGRESS
-) -> Outcome:
-    """Return the outcome of a policy with its present figures as the baseline.
+    Where it ``is_update``, the present figures are the baseline.
 
     Raises:
         PolicyError: when a target has no model.
     """
-    return _run(policy, _catalog(policy, progress), lambda _, now: now, allow_bounds)
-
-
-def run_between(
-    policy: Policy, old: str, new: str, *, allow_bounds: bool, progress: Progress = NULL_PROGRESS
-) -> Outcome:
-    """Return the outcome for ``new`` as the model of every target; the baseline is of ``old``."""
-    catalog = Catalog(progress=progress, guess_hub=False)
-
-    def before(target: PolicyTarget, _: BaselineEntry) -> BaselineEntry:
-        return size_target(catalog, _of_model(target, old)).now
-
-    targets = tuple(_of_model(target, new) for target in policy.targets)
-    return _run(replace(policy, targets=targets), catalog, before, allow_bounds)
-
-
-def _of_model(target: PolicyTarget, reference: str) -> PolicyTarget:
-    return replace(target, question=replace(target.question, reference=reference))
-
-
-def updated(outcome: Outcome, kept: Baseline | None, policy: Policy) -> Baseline:
-    """Return the baseline of an outcome; the policy's other targets stay as in ``kept``.
-
-    Raises:
-        InputError: when a target has no figures, or only a bound that was not accepted.
-    """
-    for target in outcome.report.targets:
-        if target.message is not None:
-            raise InputError(f"no baseline is written: {target.name}: {target.message}")
-    before = kept.targets if kept else {}
-    others = {t.name: before[t.name] for t in policy.targets if t.name in before}
-    return Baseline(targets={**others, **outcome.entries})
-
-
-def _catalog(policy: Policy, progress: Progress) -> Catalog:
-    """A catalog for a policy whose targets all name a model."""
     text = "name a model, or give OLD and NEW"
     mistakes = [
         Mistake(printable(policy.path), target.line, f"targets.{target.name}", text)
@@ -122,17 +71,60 @@ def _catalog(policy: Policy, progress: Progress) -> Catalog:
     ]
     if mistakes:
         raise PolicyError(mistakes)
-    return Catalog(policy.path.parent, progress, guess_hub=False)
+    entries = baseline.targets if baseline else {}
+
+    def before(present: SizedTarget) -> BaselineEntry | None:
+        return present.now if is_update else entries.get(present.target.name)
+
+    catalog = Catalog(policy.path.parent, progress, guess_hub=False)
+    outcome = _run(policy, catalog, before, allow_bounds)
+    version = baseline.memfit_version if baseline and not is_update else None
+    return replace(outcome, report=replace(outcome.report, baseline_version=version))
 
 
-def _run(policy: Policy, catalog: Catalog, before: Before, allow_bounds: bool) -> Outcome:
+def run_between(
+    policy: Policy, old: str, new: str, *, allow_bounds: bool, progress: Progress = NULL_PROGRESS
+) -> Outcome:
+    """Return the outcome for ``new`` as the model of every target; the baseline is of ``old``."""
+    catalog = Catalog(progress=progress, guess_hub=False)
+    targets = tuple(_of_model(target, new) for target in policy.targets)
+
+    def before(present: SizedTarget) -> BaselineEntry:
+        return size_target(catalog, _of_model(present.target, old)).now
+
+    return _run(replace(policy, targets=targets), catalog, before, allow_bounds)
+
+
+def _of_model(target: PolicyTarget, reference: str) -> PolicyTarget:
+    return replace(target, question=replace(target.question, reference=reference))
+
+
+def updated(outcome: Outcome, old: Baseline | None, policy: Policy) -> Baseline:
+    """Return the baseline of an outcome; the policy's other targets stay as in ``old``.
+
+    Raises:
+        InputError: when a target has no figures, or only a bound that was not accepted.
+    """
+    for target in outcome.report.targets:
+        if target.message is not None:
+            raise InputError(f"no baseline is written: {target.name}: {target.message}")
+    before = old.targets if old else {}
+    others = {t.name: before[t.name] for t in policy.targets if t.name in before}
+    return Baseline(targets={**others, **outcome.entries})
+
+
+def _run(
+    policy: Policy,
+    catalog: Catalog,
+    before: Callable[[SizedTarget], BaselineEntry | None],
+    allow_bounds: bool,
+) -> Outcome:
     reports, entries = [], {}
     for target in policy.targets:
         try:
             present = size_target(catalog, target)
             entries[target.name] = present.now
-            past = before(target, present.now)
-            reports.append(report_of(catalog, present, past, allow_bounds=allow_bounds))
+            reports.append(report_of(catalog, present, before(present), allow_bounds=allow_bounds))
         except MemfitError as error:
             reports.append(_without_figures(target, error))
     report = GateReport(

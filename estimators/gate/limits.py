@@ -6,6 +6,8 @@ from the rows. A check is pure and in integers, and exactly at a limit passes.
 
 import re
 from collections.abc import Callable, Iterator
+from fractions import Fraction
+from math import ceil, floor
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -13,7 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import short
 from memfit.estimators.base.quantities import Count, Positive, Tokens, one_of
-from memfit.estimators.base.units import MAX_COUNT, ceil_div, parse_count, parse_size
+from memfit.estimators.base.units import MAX_COUNT, parse_count, parse_size
 from memfit.estimators.gate.figures import GateFigures, SmallerRun
 from memfit.estimators.gate.remedies import Remedy
 from memfit.estimators.machine.device import Device
@@ -41,10 +43,9 @@ class LimitValue(Struct, frozen=True):
     """An amount as the policy has it, exact."""
 
     text: str
-    numerator: int
-    """The bytes, tokens or experts, or the numerator of a share."""
-    denominator: int | None = None
-    """None where the amount is not a share."""
+    value: Fraction
+    """Bytes, tokens or experts, or a share of them."""
+    is_share: bool = False
 
     def most(self, whole: int) -> int:
         """Return the largest integer within the amount: exactly at a limit is within it.
@@ -52,9 +53,7 @@ class LimitValue(Struct, frozen=True):
         >>> parse_limit_value("12.5%").most(1001)
         125
         """
-        if self.denominator is None:
-            return self.numerator
-        return self.numerator * whole // self.denominator
+        return floor(self.value * whole if self.is_share else self.value)
 
     def least(self, whole: int) -> int:
         """Return the smallest integer that reaches the amount.
@@ -62,9 +61,7 @@ class LimitValue(Struct, frozen=True):
         >>> parse_limit_value("12.5%").least(1001)
         126
         """
-        if self.denominator is None:
-            return self.numerator
-        return ceil_div(self.numerator * whole, self.denominator)
+        return ceil(self.value * whole if self.is_share else self.value)
 
 
 def parse_limit_value(value: Any) -> LimitValue:
@@ -74,16 +71,15 @@ def parse_limit_value(value: Any) -> LimitValue:
         InputError: for anything else; a number without a unit is ambiguous.
 
     >>> parse_limit_value("12.5%")
-    LimitValue(text='12.5%', numerator=125, denominator=1000)
+    LimitValue(text='12.5%', value=Fraction(1, 8), is_share=True)
     """
     if type(value) is int and value == 0:
-        return LimitValue("0", 0)
+        return LimitValue("0", Fraction(0))
     if isinstance(value, str):
         if share := _SHARE.fullmatch(value.strip()):
-            digits, _, decimals = share[1].partition(".")
-            return LimitValue(value.strip(), int(digits + decimals), 100 * 10 ** len(decimals))
+            return LimitValue(value.strip(), Fraction(share[1]) / 100, is_share=True)
         if value.strip()[-1:].isalpha():
-            return LimitValue(value.strip(), parse_size(value))
+            return LimitValue(value.strip(), Fraction(parse_size(value)))
     raise InputError(f"expected a share or a size such as 90% or 16GB, got {value!r:.60}")
 
 
@@ -94,7 +90,7 @@ def parse_experts(value: Any) -> LimitValue:
         InputError: when it is neither.
     """
     if type(value) is int and 1 <= value <= 2**20:
-        return LimitValue(str(value), value)
+        return LimitValue(str(value), Fraction(value))
     if isinstance(value, str) and _SHARE.fullmatch(value.strip()):
         return parse_limit_value(value)
     raise InputError(f"expected experts a layer such as 64 or 50%, got {value!r:.60}")
@@ -117,7 +113,7 @@ def _parse_context(_: Device | None, value: Any) -> LimitValue:
     count = parse_tokens(value)
     if not 0 < count <= MAX_COUNT:
         raise InputError(f"{short(count)}: must be from 1 to {MAX_COUNT} tokens")
-    return LimitValue(str(value), count)
+    return LimitValue(str(value), Fraction(count))
 
 
 def _parse_up_to(times: int, of: str) -> Callable[[Device | None, Any], LimitValue]:
@@ -125,10 +121,10 @@ def _parse_up_to(times: int, of: str) -> Callable[[Device | None, Any], LimitVal
 
     def parse(device: Device | None, value: Any) -> LimitValue:
         amount = parse_limit_value(value)
-        if amount.denominator is not None and amount.numerator > times * amount.denominator:
+        if amount.is_share and amount.value > times:
             most = f"{100 * times}% of the {of}"
             raise InputError(f"{amount.text}: limits nothing; write at most {most}")
-        if device and amount.denominator is None and amount.numerator > device.memory_bytes:
+        if device and not amount.is_share and amount.value > device.memory_bytes:
             memory = f"the memory of the machine is {device.memory_bytes}B"
             raise InputError(f"{amount.text}: limits nothing; {memory}")
         return amount
@@ -216,7 +212,7 @@ _MEMORY = LimitKind(
 _CONTEXT = LimitKind(
     parse=_parse_context,
     schema=TokenCount,
-    allowed=lambda limit, *_: limit.amount.numerator,
+    allowed=lambda limit, *_: limit.amount.least(0),
     relative_to="",
     sense="at least",
     unit="tokens",
@@ -276,14 +272,21 @@ _RULES = (
     ),
 )
 LIMITS = {rule.key: rule for rule in _RULES}
+_FEWER = "it does not run the workload; shorter prompts or fewer requests take less"
 IMPLIED = {
-    "basis": "basis of the weights",
-    "model_context": "workload",
-    "runtime_budget": "memory that the runtime gives itself",
-    "memory": "GPU and host together",
-    "host_memory": "memory of the host",
+    "basis": (
+        "basis of the weights",
+        "give a checkpoint with shard headers that can be read",
+    ),
+    "model_context": (
+        "workload",
+        "the model has no longer context; allow_beyond_context: true in the target allows it",
+    ),
+    "runtime_budget": ("memory that the runtime gives itself", _FEWER),
+    "memory": ("GPU and host together", _FEWER),
+    "host_memory": ("memory of the host", _FEWER),
 }
-"""Checks without an amount of a policy, and their names in reports."""
+"""Checks without an amount in a policy: their names in reports, and what makes them pass."""
 
 
 class LimitCheck(Struct, frozen=True, kw_only=True):

@@ -384,7 +384,7 @@ class _Evaluation(Struct, frozen=True, kw_only=True):
         sized, workload = self._sized(candidate), candidate.workload
         is_context = limit.rule.of == "context"
         if is_context:
-            prompt = workload.prompt_only(limit.amount.numerator)
+            prompt = workload.prompt_only(limit.amount.least(0))
             if not fits_comfortably(sized, prompt):
                 return False  # one evaluation in place of a search
 

@@ -1,8 +1,7 @@
 """The machine, or the machines of several ranks, that have to run a model."""
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 from msgspec import Struct
 
@@ -14,10 +13,11 @@ from memfit.estimators.base.units import parse_size
 from memfit.estimators.machine.device import Device, as_it_is_now
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
 from memfit.estimators.questions.question import (
+    Integer,
+    PathSetting,
     Question,
     each,
     integer,
-    path,
     text,
 )
 
@@ -55,30 +55,23 @@ def _layers(written: Any) -> tuple[int, ...]:
         ) from None
 
 
+def _regime(value: Any) -> OsRegime:
+    return OsRegime(one_of(tuple(OsRegime))(value))
+
+
 class MachineQuestion(Question, frozen=True, kw_only=True):
     """A machine, or one for each rank; ``device`` and ``memory`` have several for ranks."""
 
-    device: tuple[str, ...] = ()
-    memory: tuple[int, ...] = ()
+    device: Annotated[tuple[str, ...], each(text, ",")] = ()
+    memory: Annotated[tuple[int, ...], each(memory_value, ",")] = ()
     """Bytes."""
-    working_set: int | None = None
+    working_set: Annotated[int | None, number_or_text(parse_size)] = None
     """Bytes."""
-    os_regime: OsRegime = DEFAULT_REGIME
-    ranks: int | None = None
-    parallel: Parallel | None = None
-    split: tuple[int, ...] | None = None
-    hosts: Path | None = None
-
-    readers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
-        "device": each(text, ","),
-        "memory": each(memory_value, ","),
-        "working_set": number_or_text(parse_size),
-        "os_regime": lambda value: OsRegime(one_of(tuple(OsRegime))(value)),
-        "ranks": integer,
-        "parallel": one_of(("tensor", "pipeline")),
-        "split": _layers,
-        "hosts": path,
-    }
+    os_regime: Annotated[OsRegime, _regime] = DEFAULT_REGIME
+    ranks: Integer = None
+    parallel: Annotated[Parallel | None, one_of(("tensor", "pipeline"))] = None
+    split: Annotated[tuple[int, ...] | None, _layers] = None
+    hosts: PathSetting = None
 
     @property
     def is_named(self) -> bool:
@@ -103,7 +96,7 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
         if self.hosts is not None:
             return self._of_hosts(self.hosts)
         if len(self.device) > 1 or len(self.memory) > 1:
-            self._require_one_name("give one")
+            self._require_one_name()
             return (*map(self.named, self.device), *map(self._with_memory, self.memory))
         return ()
 
@@ -140,15 +133,15 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
             )
         return as_it_is_now(host)
 
-    def _require_one_name(self, advice: str) -> None:
+    def _require_one_name(self) -> None:
         if bool(self.device) + bool(self.memory) + (self.working_set is not None) > 1:
             *names, last = map(setting, ("device", "memory", "working_set"))
-            raise InputError(f"{', '.join(names)} and {last} each name a device: {advice}")
+            raise InputError(f"{', '.join(names)} and {last} each name a device: give only one")
 
     def _one(self) -> Device | None:
         from memfit.estimators.machine.devices import working_set_device
 
-        self._require_one_name("give only one")
+        self._require_one_name()
         if self.memory:
             return self._with_memory(self.memory[0])
         if self.working_set is not None:

@@ -1,9 +1,7 @@
 """Which model, the conversion that it is sized with, and what is loaded with it."""
 
 import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated
 
 from msgspec import Struct
 
@@ -11,7 +9,7 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantization import Quantization, converted, parse_format
 from memfit.estimators.base.reading.values import number_or_text
 from memfit.estimators.base.setting_names import setting
-from memfit.estimators.questions.question import Question, integer, path, text
+from memfit.estimators.questions.question import Integer, PathSetting, Question, Text, integer
 
 DRAFT_TOKENS = 3  # mlx_lm/generate.py and server.py, --num-draft-tokens
 MOST_DRAFT_TOKENS = 64
@@ -32,33 +30,25 @@ def model_reference(model: str | os.PathLike[str]) -> str:
     return name if isinstance(model, str) or os.path.isabs(name) else os.path.join(os.curdir, name)
 
 
+Format = Annotated[
+    tuple[int, str] | None, number_or_text(parse_format, lambda bits: (bits, "affine"))
+]
+"""Bits and mode."""
+
+
 class ModelQuestion(Question, frozen=True, kw_only=True):
     """A model, its conversion, and what is loaded with it."""
 
-    model: str | None = None
-    quantize: tuple[int, str] | None = None
-    """Bits and mode."""
-    group_size: int | None = None
-    quant_mode: str | None = None
-    adapter: Path | None = None
-    draft: str | None = None
-    draft_quantize: tuple[int, str] | None = None
-    num_draft_tokens: int = DRAFT_TOKENS
-    as_type: str | None = None
-    mmproj: Path | None = None
-
-    readers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
-        "model": model_reference,
-        "quantize": number_or_text(parse_format, lambda bits: (bits, "affine")),
-        "group_size": integer,
-        "quant_mode": text,
-        "adapter": path,
-        "draft": text,
-        "draft_quantize": number_or_text(parse_format, lambda bits: (bits, "affine")),
-        "num_draft_tokens": integer,
-        "as_type": text,
-        "mmproj": path,
-    }
+    model: Annotated[str | None, model_reference] = None
+    quantize: Format = None
+    group_size: Integer = None
+    quant_mode: Text = None
+    adapter: PathSetting = None
+    draft: Text = None
+    draft_quantize: Format = None
+    num_draft_tokens: Annotated[int, integer] = DRAFT_TOKENS
+    as_type: Text = None
+    mmproj: PathSetting = None
 
     def reference(self) -> str:
         """Return what names the model.

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Struct
 
@@ -12,21 +12,18 @@ from memfit.estimators.base.files import short
 from memfit.estimators.base.setting_names import setting
 
 Value = TypeVar("Value")
-Asked = TypeVar("Asked", bound="Question")
+AnyQuestion = TypeVar("AnyQuestion", bound="Question")
 
 
 class Question(Struct, frozen=True, kw_only=True):
     """Settings of one kind; a setting that is None was not given.
 
-    The library and the command line `read` them; a policy reads them one by one, as each of its
-    mistakes has a line.
+    Each is annotated with what reads it from a value or a text. The library and the command line
+    `read` all of them; a policy reads them one by one, as each of its mistakes has a line.
     """
 
-    readers: ClassVar[Mapping[str, Callable[[Any], Any]]]
-    """The name of each setting to what returns its value, from a value or a text."""
-
     @classmethod
-    def read(cls: type[Asked], given: Mapping[str, Any]) -> Asked:
+    def read(cls: type[AnyQuestion], given: Mapping[str, Any]) -> AnyQuestion:
         """Return the question of settings that are given by their names.
 
         Raises:
@@ -42,7 +39,8 @@ class Question(Struct, frozen=True, kw_only=True):
         Raises:
             InputError: as `read`.
         """
-        return read_setting(name, cls.readers[name], value)
+        reader, *_ = cls.__annotations__[name].__metadata__
+        return read_setting(name, reader, value)
 
 
 def read_setting(name: str, read: Callable[[Any], Value], value: Any) -> Value:
@@ -83,6 +81,11 @@ def path(value: Any) -> Path:
     if not isinstance(value, str | os.PathLike):
         raise InputError(f"expected a path, got {short(value)}")
     return Path(value)
+
+
+Integer = Annotated[int | None, integer]
+Text = Annotated[str | None, text]
+PathSetting = Annotated[Path | None, path]
 
 
 def each(

@@ -2,16 +2,17 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from fractions import Fraction
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from memfit.estimators.base.reading.values import number_or_text, one_of
 from memfit.estimators.base.units import parse_share, parse_size
 from memfit.estimators.mlx.versions import Version, parse_version
 from memfit.estimators.questions.question import (
     Question,
+    Text,
     flag,
     read_setting,
     text,
@@ -43,41 +44,32 @@ def _share(value: Any) -> Fraction:
     return parse_share(repr(value) if isinstance(value, float) else text(value))
 
 
+VersionSetting = Annotated[Version | None, _version]
+OwnSetting = Annotated[str | int | None, number_or_text(str)]
+"""A setting that one runtime has, which reads it."""
+
+
 class RuntimeQuestion(Question, frozen=True, kw_only=True):
     """A runtime; without a name it is the native one of the checkpoint."""
 
-    runtime: str | None = None
-    method: Method = "auto"
-    margin: int = MARGIN_BYTES
+    runtime: Text = None
+    method: Annotated[Method, one_of(("auto", "formula", "trace"))] = "auto"
+    margin: Annotated[int, number_or_text(parse_size)] = MARGIN_BYTES
     """Bytes to keep free above the peak."""
-    mlx_version: Version | None = None
-    mlx_lm_version: Version | None = None
-    gpu_memory_utilization: Fraction | None = None
+    mlx_version: VersionSetting = None
+    mlx_lm_version: VersionSetting = None
+    gpu_memory_utilization: Annotated[Fraction | None, _share] = None
     """Percent of the GPU's memory."""
-    capacity: str | int | None = None
-    cache_type: str | None = None
-    cache_type_k: str | None = None
-    cache_type_v: str | None = None
-    flash_attn: bool = True
-    gpu_layers: str | int | None = None
-    n_cpu_moe: str | int | None = None
-    host_memory: str | int | None = None
-    host_bandwidth: str | int | None = None
-    kv_cache_dtype: str | None = None
-
-    readers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
-        "runtime": text,
-        "method": one_of(("auto", "formula", "trace")),
-        "margin": number_or_text(parse_size),
-        **dict.fromkeys(("mlx_version", "mlx_lm_version"), _version),
-        "gpu_memory_utilization": _share,
-        **dict.fromkeys(_OWN, text),
-        **dict.fromkeys(
-            ("capacity", "gpu_layers", "n_cpu_moe", "host_memory", "host_bandwidth"),
-            number_or_text(str),
-        ),
-        "flash_attn": flag,
-    }
+    capacity: OwnSetting = None
+    cache_type: Text = None
+    cache_type_k: Text = None
+    cache_type_v: Text = None
+    flash_attn: Annotated[bool, flag] = True
+    gpu_layers: OwnSetting = None
+    n_cpu_moe: OwnSetting = None
+    host_memory: OwnSetting = None
+    host_bandwidth: OwnSetting = None
+    kv_cache_dtype: Text = None
 
     @property
     def names_versions(self) -> bool:

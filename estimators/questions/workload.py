@@ -1,7 +1,7 @@
 """The workload as it is requested, before the runtime is known."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from memfit.estimators.base.reading.values import number_or_text
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.questions.question import Question, each, integer, path
+from memfit.estimators.questions.question import Integer, Question, each, integer, path
 from memfit.estimators.runtimes.runtime import Runtime
 
 DEFAULT_CONTEXT = 4096
@@ -32,6 +32,9 @@ def _video(value: Any) -> VideoSize:
     return read_video(str(path(value)))
 
 
+TokenCount = Annotated[int | None, number_or_text(parse_count)]
+
+
 class WorkloadQuestion(Question, frozen=True, kw_only=True):
     """A workload; counts are tokens or sequences.
 
@@ -39,29 +42,21 @@ class WorkloadQuestion(Question, frozen=True, kw_only=True):
         InputError: when a count is out of range, or settings exclude each other.
     """
 
-    context: int | None = None
+    context: TokenCount = None
     """The prompt with no generation, in place of ``prompt_tokens`` and ``max_tokens``."""
-    prompt_tokens: int | None = None
-    max_tokens: int | None = None
-    batch: int = 1
-    prefill_batch: int = 8
-    decode_batch: int = 32
-    prefill_step: int | None = None
-    kv_bits: int | None = None
+    prompt_tokens: TokenCount = None
+    max_tokens: TokenCount = None
+    batch: Annotated[int, integer] = 1
+    prefill_batch: Annotated[int, integer] = 8
+    decode_batch: Annotated[int, integer] = 32
+    prefill_step: Integer = None
+    kv_bits: Integer = None
     """0 for a cache that no runtime quantises."""
-    kv_group_size: int | None = None
-    quantized_kv_start: int | None = None
-    max_kv_size: int | None = None
-    image: tuple[ImageSize, ...] = ()
-    video: tuple[VideoSize, ...] = ()
-
-    readers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
-        **dict.fromkeys(("context", "prompt_tokens", "max_tokens"), number_or_text(parse_count)),
-        **dict.fromkeys(("batch", "prefill_batch", "decode_batch"), integer),
-        **dict.fromkeys((*RUNTIME_DEFAULTS, "max_kv_size"), integer),
-        "image": each(_image),
-        "video": each(_video),
-    }
+    kv_group_size: Integer = None
+    quantized_kv_start: Integer = None
+    max_kv_size: Integer = None
+    image: Annotated[tuple[ImageSize, ...], each(_image)] = ()
+    video: Annotated[tuple[VideoSize, ...], each(_video)] = ()
 
     @classmethod
     def of(cls, workload: Workload) -> "WorkloadQuestion":

@@ -2,7 +2,6 @@
 
 import json
 import re
-from importlib import import_module
 from typing import Any
 
 from msgspec import Struct, to_builtins
@@ -10,7 +9,8 @@ from msgspec.json import decode, encode
 
 from memfit.estimators.base.version import __version__
 
-_NOTEBOOK = "memfit.cli.render.notebook"
+HTML = "memfit.html"
+"""The group of entry points that draw results: the layers above know how, this one does not."""
 
 
 class Result(Struct, frozen=True, kw_only=True, tag_field="schema"):
@@ -32,9 +32,13 @@ class Result(Struct, frozen=True, kw_only=True, tag_field="schema"):
         return json_text(self)
 
     def _repr_html_(self) -> str | None:
-        # What draws results imports their types: it is imported by name, when a notebook asks.
-        shown: str | None = import_module(_NOTEBOOK).as_html(self)
-        return shown
+        """Return it as HTML for a notebook, drawn by the installed package that offers to."""
+        from importlib.metadata import entry_points
+
+        for drawing in entry_points(group=HTML):
+            shown: str | None = drawing.load()(self)
+            return shown
+        return None
 
 
 def json_text(document: Struct) -> str:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
     from memfit.estimators.trace.graph_format import Call, Trace
     from memfit.estimators.trace.kernel_stubs import TraceTarget
-    from memfit.estimators.trace.peak import Highest, Start, TracedPeak
+    from memfit.estimators.trace.peak import RunPeak, Start
     from memfit.estimators.trace.traced_model import TracedModel, TracedShapes
 
 _NAMED_ALIVE = 8
@@ -134,14 +134,14 @@ class ClassTrace(Struct, frozen=True, eq=False):
         tokens: int,
         device: Device,
         versions: MlxVersions,
-    ) -> "Highest":
+    ) -> "RunPeak[CallPhase]":
         """Return the highest moment with a draft model that proposes ``tokens`` in each step.
 
         Raises:
             GraphError: when the graphs cannot be recorded.
         """
         from memfit.estimators.trace.isolation import not_collecting
-        from memfit.estimators.trace.speculation import speculative_peak
+        from memfit.estimators.trace.peak import speculative_peak
 
         target, other = self.built(device.backend), draft.built(device.backend)
         machine = _target(device, versions)
@@ -338,14 +338,13 @@ class MlxLmTrace(MlxLm, frozen=True):
 
         device, versions = self.subject.device or ANY_MAC, self.runtime.versions
         try:
-            top = self.trace.drafted(draft.trace, workload, tokens, device, versions)
+            peak = self.trace.drafted(draft.trace, workload, tokens, device, versions)
         except GraphError:
             return MlxLm.drafted(self, workload, draft, tokens)
-        phase: Phase = "prefill" if top.call.phase in PREFILL else "decode"
-        lines = "".join(_lines(top.nbytes, top.call.phase, top.operation, top.alive))
-        alive = dict(top.alive)
-        workspace = top.nbytes - alive["weights"] - alive.get("caches", 0)
-        both = DraftFigures(top.nbytes, "traced", phase, lines, workspace_bytes=workspace)
+        phase: Phase = "prefill" if peak.top.part in PREFILL else "decode"
+        workspace = peak.top.nbytes - dict(peak.alive).get("caches", 0)
+        lines = "".join(_lines(peak))
+        both = DraftFigures(peak.nbytes, "traced", phase, lines, workspace_bytes=workspace)
         return self._above_alone(both, draft, self.figures(workload))
 
     def formula_view(self) -> MlxLm:
@@ -399,10 +398,13 @@ class MlxLmTrace(MlxLm, frozen=True):
         """Return the memory over each call, at most ``MAX_SPANS`` spans of operations for each."""
         # The calls of a group alone do not show a batch of several.
         peak = None if self.is_grouped(workload) else self._run(workload).peak
+        if peak is None:
+            return ()
+        weights = peak.weight_bytes
         return tuple(
-            RunCall(call.phase, call.tokens, call.position, len(call.curve), _spans(call.curve))
-            for call in (peak.calls if peak else ())
-            if call.curve
+            RunCall(call.part, call.tokens, call.position, len(curve), _spans(curve, weights))
+            for call in peak.calls
+            if (curve := call.curve)
         )
 
 
@@ -413,7 +415,7 @@ class TracedRun(NamedTuple):
     """
 
     shapes: "TracedShapes"
-    peak: "TracedPeak | None"
+    peak: "RunPeak[CallPhase] | None"
     failure: str = ""
 
 
@@ -428,10 +430,10 @@ def _caches(shapes: "TracedShapes", bytes_per_token: int) -> tuple[KVCache, int]
     return kv, shapes.ssm_bytes
 
 
-def _spans(curve: tuple[int, ...]) -> tuple[int, ...]:
+def _spans(curve: tuple[int, ...], weights: int) -> tuple[int, ...]:
     count, total = min(MAX_SPANS, len(curve)), len(curve)
     ends = [total * (span + 1) // count for span in range(count)]
-    return tuple(max(curve[a:b]) for a, b in zip([0, *ends], ends, strict=False))
+    return tuple(weights + max(curve[a:b]) for a, b in zip([0, *ends], ends, strict=False))
 
 
 def traced_weights(
@@ -463,24 +465,29 @@ def _target(machine: Device, versions: MlxVersions) -> "TraceTarget":
     )
 
 
-def _lines(
-    nbytes: int, phase: CallPhase, operation: str, alive: tuple[tuple[str, int], ...]
-) -> tuple[str, str]:
-    named = ", ".join(f"{name} {nbytes}" for name, nbytes in alive[:_NAMED_ALIVE])
-    return (f"peak by trace = {nbytes} bytes in {phase}, at {operation}", f"  alive then: {named}")
+def _lines(peak: "RunPeak[CallPhase]") -> tuple[str, str]:
+    named = ", ".join(f"{name} {nbytes}" for name, nbytes in peak.alive[:_NAMED_ALIVE])
+    top = peak.top
+    return (
+        f"peak by trace = {peak.nbytes} bytes in {top.part}, at {top.operation}",
+        f"  alive then: {named}",
+    )
 
 
-def _moment(traced: "TracedPeak") -> PeakMoment:
-    phase: Phase = "prefill" if traced.phase in PREFILL else "decode"
+def _moment(peak: "RunPeak[CallPhase]") -> PeakMoment:
+    prefill = [nbytes for part, nbytes in peak.parts.items() if part in PREFILL]
+    decode = [nbytes for part, nbytes in peak.parts.items() if part not in PREFILL]
     return PeakMoment(
-        phase=phase,
-        nbytes=traced.nbytes,
-        workspace_bytes=traced.workspace_bytes,
-        largest_buffer_bytes=traced.largest_buffer_bytes,
-        largest_buffer=traced.operation,
-        explanation=_lines(traced.nbytes, traced.phase, traced.operation, traced.alive),
-        prefill_bytes=traced.prefill_bytes,
-        decode_bytes=traced.decode_bytes,
-        call_bytes={call.phase: max(call.curve) for call in traced.calls if call.curve},
-        batch_bytes=traced.batch_bytes,
+        phase="prefill" if peak.top.part in PREFILL else "decode",
+        nbytes=peak.nbytes,
+        workspace_bytes=peak.workspace_bytes,
+        largest_buffer_bytes=peak.largest_buffer_bytes,
+        largest_buffer=peak.top.operation,
+        explanation=_lines(peak),
+        prefill_bytes=max(prefill, default=peak.weight_bytes),
+        decode_bytes=max(decode, default=peak.weight_bytes),
+        call_bytes={
+            call.part: peak.weight_bytes + max(call.curve) for call in peak.calls if call.curve
+        },
+        batch_bytes=peak.top.batch_bytes,
     )

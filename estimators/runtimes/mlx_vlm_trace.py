@@ -34,8 +34,9 @@ from memfit.estimators.workspace.peak import PeakMoment, with_load
 # The trace is imported where it runs, as that of mlx-lm is.
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
+    from memfit.estimators.trace.peak import RunPeak
     from memfit.estimators.trace.vision_model import TracedVisionModel
-    from memfit.estimators.trace.vision_peak import VisionPeak
+    from memfit.estimators.trace.vision_peak import VisionPart
 
 _NAMED_ALIVE = 8
 _NO_IMAGES = ImagePlan((), ())
@@ -44,7 +45,7 @@ _NO_IMAGES = ImagePlan((), ())
 class TracedRun(NamedTuple):
     """The largest moment of a workload, or why there is none."""
 
-    peak: "VisionPeak | None"
+    peak: "RunPeak[VisionPart] | None"
     failure: str = ""
 
 
@@ -92,7 +93,7 @@ class VisionTrace(Struct, frozen=True, eq=False):
 
     def _followed(
         self, workload: Workload, plan: ImagePlan, machine: Device, versions: MlxVersions
-    ) -> "VisionPeak":
+    ) -> "RunPeak[VisionPart]":
         from memfit.estimators.trace.kernel_stubs import TraceTarget
         from memfit.estimators.trace.vision_peak import vision_peak
 
@@ -293,7 +294,7 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
 
 
 def moment_of(
-    peak: "VisionPeak", resident_bytes: int, kept_bytes: int, last_decode: int
+    peak: "RunPeak[VisionPart]", resident_bytes: int, kept_bytes: int, last_decode: int
 ) -> PeakMoment:
     """Return the largest moment of a traced prompt, and of decoding as long as is asked.
 
@@ -307,13 +308,13 @@ def moment_of(
     nbytes = max(prefill, decode)
     alive = ", ".join(f"{name} {size}" for name, size in peak.alive[:_NAMED_ALIVE])
     return PeakMoment(
-        phase=peak.part if nbytes == peak.nbytes + more else "decode",
+        phase=peak.top.part if nbytes == peak.nbytes + more else "decode",
         nbytes=nbytes,
         workspace_bytes=max(0, nbytes - resident_bytes - kept_bytes),
         largest_buffer_bytes=peak.largest_buffer_bytes,
-        largest_buffer=peak.operation,
+        largest_buffer=peak.top.operation,
         explanation=(
-            f"peak by trace = {peak.nbytes} bytes in {peak.part}, at {peak.operation}",
+            f"peak by trace = {peak.nbytes} bytes in {peak.top.part}, at {peak.top.operation}",
             f"  alive then: {alive}",
         ),
         prefill_bytes=prefill,
@@ -321,7 +322,7 @@ def moment_of(
     )
 
 
-def _last_decode(peak: "VisionPeak", model: Model, workload: Workload) -> int:
+def _last_decode(peak: "RunPeak[VisionPart]", model: Model, workload: Workload) -> int:
     """Return a bound on the memory in use when the last token is decoded.
 
     The first two tokens are traced. Until the last one caches grow, at the end by copying one.

@@ -1,86 +1,88 @@
-"""The most memory of a run of mlx-lm, by following its recorded calls through MLX's allocator.
+"""The most memory of a run of mlx-lm, by following its recorded calls: with a draft model or alone.
 
-The loop is that of mlx_lm/generate.py, generate_step: every chunk of the prompt is evaluated and
-the freed buffers given back; the calls after that run into one another.
+Source of speculative decoding: mlx_lm/generate.py, speculative_generate_step. The draft model reads
+the prompt first, then the target. In each step the draft's calls run into the target's, after which
+MLX waits.
 """
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import copy
-from itertools import chain
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Generic, NamedTuple
 
 from msgspec import Struct
 
-from memfit.estimators.base import dtypes
-from memfit.estimators.base.workload import CallPhase
+from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.allocator import allocated
-from memfit.estimators.mlx.call_plan import CHUNKS, PREFILL, held_samples
-from memfit.estimators.mlx.kernels import split_products, vector_attention
-from memfit.estimators.mlx.versions import MlxVersions, Version
-from memfit.estimators.trace.buffers import rule_of
-from memfit.estimators.trace.graph_format import Array, Call, Trace
-from memfit.estimators.trace.layouts import Allocation, View
-from memfit.estimators.trace.memory import Allocator
-from memfit.estimators.trace.operation import Operation
-from memfit.estimators.trace.schedule import evaluation_order, unmerged
-from memfit.estimators.trace.streams import Stream
-
-# What a call finds in use, in place of the operation that allocated it.
-_SAMPLES = "log-probabilities"
-_BUFFER_NAMES = {"cache": "caches", "computed": _SAMPLES}
+from memfit.estimators.mlx.call_plan import CHUNKS, DraftRound, planned_rounds, prompt_chunks
+from memfit.estimators.mlx.versions import Version
+from memfit.estimators.trace.call_recorder import checked_tokens, drafted_token
+from memfit.estimators.trace.graph_format import Call, Trace
+from memfit.estimators.trace.kernel_stubs import TraceTarget
+from memfit.estimators.trace.layouts import View
+from memfit.estimators.trace.replay import CallPeak, CallReplay, Part, sample_of
+from memfit.estimators.trace.schedule import unmerged
+from memfit.estimators.trace.traced_model import TracedModel
 
 
-class FollowedCall(NamedTuple):
-    phase: CallPhase
-    tokens: int
-    position: int
-    curve: tuple[int, ...]
-    """The most in use during each of its operations."""
-
-
-class TracedPeak(Struct, frozen=True):
-    """The largest moment of a run."""
+class RunPeak(Struct, Generic[Part], frozen=True):
+    """The most in use during a run, weights included."""
 
     nbytes: int
-    """Everything in use then."""
-    phase: CallPhase
-    operation: str
-    """MLX's name of the primitive that reached it."""
+    top: CallPeak[Part]
+    """The evaluation that reaches it."""
+    parts: Mapping[Part, int]
+    """The most bytes in use during each part of the run."""
+    weight_bytes: int
+    """The weights, each rounded as the allocator does."""
     workspace_bytes: int
-    """What is neither weights nor the caches as the run leaves them."""
+    """What of the peak is neither weights nor the caches as the run leaves them."""
     largest_buffer_bytes: int
-    batch_bytes: int
-    """What one batch of work keeps in use, of the call with the moment."""
     alive: tuple[tuple[str, int], ...]
-    """What was in use, by name; the most bytes first."""
-    calls: tuple[FollowedCall, ...]
-    """The run's calls in their order."""
-    prefill_bytes: int
-    """The most in use during the chunks of the prompt."""
-    decode_bytes: int
-    """The most in use from the last token of the prompt on."""
+    """Bytes in use at the peak, by name: the weights, then the most first."""
+    calls: tuple[CallPeak[Part], ...]
+    """The evaluations in their order, without the weights."""
 
 
-class Highest(Struct, frozen=True):
-    """The highest moment of one call; weights are not in it."""
+def run_peak(
+    calls: Iterable[CallPeak[Part]],
+    weights: Mapping[Any, int],
+    device: Device,
+    *,
+    kept_bytes: int = 0,
+    largest_kept: int = 0,
+) -> RunPeak[Part]:
+    """Return the most in use during a run of these evaluations.
 
-    call: Call
-    nbytes: int
-    operation: str
-    largest: int
-    batch: int
-    """The most bytes that were free when one batch of its work had run."""
-    alive: tuple[tuple[str, int], ...]
-    curve: tuple[int, ...]
+    ``kept_bytes`` are those of caches and states when it ends, ``largest_kept`` those of the
+    largest.
+    """
+    calls = tuple(calls)
+    # Each parameter is an allocation of its own, so each is rounded up.
+    weight_bytes = sum(allocated(nbytes, device.backend) for nbytes in weights.values())
+    # The weights are alive all the time, so they do not change which moment is the top.
+    top = max(calls, key=lambda call: call.nbytes)
+    parts: dict[Part, int] = {}
+    for call in calls:
+        parts[call.part] = max(parts.get(call.part, 0), weight_bytes + call.nbytes)
+    return RunPeak(
+        nbytes=weight_bytes + top.nbytes,
+        top=top,
+        parts=parts,
+        weight_bytes=weight_bytes,
+        workspace_bytes=max(0, top.nbytes - kept_bytes),
+        largest_buffer_bytes=max(
+            largest_kept, *weights.values(), *(call.largest_buffer_bytes for call in calls)
+        ),
+        alive=(("weights", weight_bytes), *top.alive),
+        calls=calls,
+    )
 
 
 class Start(NamedTuple):
     """The first chunk of a run on a device, followed once for all runs that begin with it."""
 
     call: Call
-    highest: Highest
+    peak: CallPeak[CallPhase]
     held: tuple[View, ...]
     """What it leaves in the caches."""
 
@@ -91,11 +93,11 @@ def followed_start(trace: Trace, device: Device) -> Start | None:
     # The CPU closes its tasks wherever calls begin, so that what follows depends on their count.
     if call.phase not in CHUNKS or device.backend == "cpu":
         return None
-    run = Replay(device, trace.mlx_version)
-    highest = run.follow(unmerged(call), jumped=True)
+    run = CallReplay(device, trace.mlx_version)
+    first = run.follow(unmerged(call), jumped=True)
     run.wait()
     held = run.caches()
-    return Start(call, highest, held) if held else None
+    return Start(call, first, held) if held else None
 
 
 def peak(
@@ -105,32 +107,15 @@ def peak(
     *,
     kept_bytes: int | None = None,
     largest_kept: int = 0,
-) -> TracedPeak:
+) -> RunPeak[CallPhase]:
     """Return the largest moment of a traced run on a device, which may begin with a ``start``.
 
     ``kept_bytes`` are those of caches and states when the run ends, ``largest_kept`` those of the
     largest. Without them they are as the last call leaves them.
     """
-    # Each parameter is an allocation of its own, so each is rounded up.
-    weights = sum(allocated(nbytes, device.backend) for nbytes in trace.weights.values())
-    moments = list(_moments(trace, device, start))
-    # The weights are alive all the time, so they do not change which moment is the top.
-    top = max(moments, key=lambda moment: moment.nbytes)
-    nbytes = weights + top.nbytes
-    largest_weight = max(trace.weights.values(), default=0)
-    kept = _kept(trace.calls[-1]) if kept_bytes is None else kept_bytes
-    return TracedPeak(
-        nbytes=nbytes,
-        phase=top.call.phase,
-        operation=top.operation,
-        workspace_bytes=max(0, top.nbytes - kept),
-        largest_buffer_bytes=max(largest_weight, largest_kept, *(m.largest for m in moments)),
-        batch_bytes=top.batch,
-        alive=(("weights", weights), *top.alive),
-        calls=tuple(_followed(moment, weights) for moment in moments),
-        prefill_bytes=weights + max((m.nbytes for m in moments if _in_prefill(m)), default=0),
-        decode_bytes=weights + max((m.nbytes for m in moments if not _in_prefill(m)), default=0),
-    )
+    kept_bytes = _kept(trace.calls[-1]) if kept_bytes is None else kept_bytes
+    calls = _calls(trace, device, start)
+    return run_peak(calls, trace.weights, device, kept_bytes=kept_bytes, largest_kept=largest_kept)
 
 
 def load_peak(
@@ -140,34 +125,18 @@ def load_peak(
 
     ``after_others`` is for a call that is not the first of its process.
     """
-    run = Replay(device, mlx_version, after_others=after_others)
+    run = CallReplay(device, mlx_version, after_others=after_others)
     return run.follow(unmerged(call)).nbytes
-
-
-def _followed(moment: Highest, weights: int) -> FollowedCall:
-    call = moment.call
-    curve = tuple(weights + used for used in moment.curve)
-    return FollowedCall(call.phase, call.tokens, call.position, curve)
-
-
-def _in_prefill(moment: Highest) -> bool:
-    return moment.call.phase in PREFILL
 
 
 def _kept(call: Call) -> int:
     """Return the bytes of caches and states when a call has ended."""
-    kept = set(call.held).difference(_sample(call))
+    kept = set(call.held).difference(sample_of(call))
     return sum(call.arrays[position].nbytes for position in kept)
 
 
-def _sample(call: Call) -> tuple[int, ...]:
-    """Return the positions of the token and its log-probabilities; a chunk samples none."""
-    # After a token the evaluated arrays are the sample, after a chunk they are the caches.
-    return () if call.phase in CHUNKS else call.evaluated
-
-
-def _moments(trace: Trace, device: Device, start: Start | None) -> Iterator[Highest]:
-    run = Replay(device, trace.mlx_version)
+def _calls(trace: Trace, device: Device, start: Start | None) -> Iterator[CallPeak[CallPhase]]:
+    run = CallReplay(device, trace.mlx_version)
     reached = -1
     last = trace.calls[-1].position
     first_token = next((c.position for c in trace.calls if c.phase not in CHUNKS), last)
@@ -176,7 +145,7 @@ def _moments(trace: Trace, device: Device, start: Start | None) -> Iterator[High
         reached = call.position + call.tokens
         if start and call is start.call:
             run.resume(start.held)
-            yield start.highest
+            yield start.peak
             continue
         yield run.follow(unmerged(call), jumped=jumped, sampled=max(0, call.position - first_token))
         # mx.eval waits after a chunk; mx.async_eval after a token does not (generate_step).
@@ -184,324 +153,61 @@ def _moments(trace: Trace, device: Device, start: Start | None) -> Iterator[High
             run.wait()
 
 
-class Placed(NamedTuple):
-    """A call that can begin: the order of its nodes, and its arrays."""
+def speculative_peak(
+    target: TracedModel,
+    draft: TracedModel,
+    workload: Workload,
+    tokens: int,
+    *,
+    machine: TraceTarget,
+    device: Device,
+) -> RunPeak[CallPhase]:
+    """Return the largest moment with ``tokens`` drafted in each step, with both models' weights.
 
-    call: Call
-    order: list[int]
-    views: list[View]
-    unmade: dict[int, list[View]]
-    """What held arrays that it does not evaluate are made from, by the array's view."""
-
-
-class Replay:
-    """Allocator and the device's stream over calls of one model that follow one another."""
-
-    def __init__(self, device: Device, mlx: Version, *, after_others: bool = False) -> None:
-        self._memory = Allocator(device.backend)
-        self._stream = Stream(device, after_others=after_others)
-        self._operation = Operation(
-            self._memory,
-            splits=split_products(device, MlxVersions(mlx)),
-            vector_attention=vector_attention(device, MlxVersions(mlx)),
-            compiled_copies=MlxVersions(mlx).has("compiled_copies"),
-            ropes_in_place=MlxVersions(mlx).has("cuda_rope_in_place"),
-        )
-        self._begin()
-
-    def _begin(self) -> None:
-        self._held: list[View] = []
-        # What held arrays that are not evaluated yet will be made from, by the array's view.
-        self._unmade: dict[int, list[View]] = {}
-        self._labels: Mapping[int, str] = {}
-        self._samples: list[list[View]] = []
-
-    @property
-    def clock(self) -> int:
-        """Count operations; `buffers` were born and died at theirs."""
-        return self._memory.clock
-
-    @property
-    def buffers(self) -> Sequence[Allocation]:
-        """What the last call found in use or allocated."""
-        return self._memory.buffers
-
-    def alongside(self) -> "Replay":
-        """Return the calls of another model on the same device."""
-        other = copy(self)
-        other._begin()
-        return other
-
-    def follow(
-        self,
-        call: Call,
-        *,
-        jumped: bool = False,
-        sampled: int = 0,
-        labels: Mapping[int, str] | None = None,
-    ) -> Highest:
-        """Evaluate one call; what it leaves in the caches is there for the next.
-
-        When it has ``jumped``, calls before it were left out, and nothing is under way.
-        ``sampled`` calls before it have sampled a token. ``labels`` name the buffers of arrays, in
-        place of the operation that made them.
-        """
-        placed = self.place(call, jumped=jumped, held=held_samples(sampled))
-        return self.run(placed, labels=labels)
-
-    def place(self, call: Call, *, jumped: bool = False, held: int = 0) -> "Placed":
-        """Make what a call begins with, and keep what ``held`` calls before it have sampled."""
-        memory = self._memory
-        order = evaluation_order(call)
-        views = [view_of(array) for array in call.arrays]
-        self._hand_over(call, views)
-        if jumped:
-            self.wait()
-        self._hold_samples(call, held)
-        first = call.nodes[order[0]].name if order else ""
-        memory.begin(first)
-        self._place_inputs(call, views)
-        _count_users(call, order, views)
-        unmade = _unmade(call, order, views)
-        # What neither a node reads nor Python holds is dropped before evaluation begins.
-        for view in views:
-            if not view.references:
-                free(view, memory)
-        return Placed(call, order, views, unmade)
-
-    def run(self, placed: "Placed", *, labels: Mapping[int, str] | None = None) -> Highest:
-        """Evaluate a call; what it leaves in the caches is there for the next."""
-        memory = self._memory
-        self._labels = labels or {}
-        self._stream.largest_batch = 0
-        call, order, views, unmade = placed
-        curve = [self._evaluate(call, position, views) for position in order]
-        for sources in self._unmade.values():
-            self._release(sources)
-        self._unmade = unmade
-        self._make(views[i] for i in dict.fromkeys(call.held))
-        # The references of mx.eval end with it; the loop overwrites its tokens.
-        for position in (*call.evaluated, *call.of_role("tokens")):
-            drop_user(views[position], memory)
-        # An array can be held in two places, and is one buffer all the same.
-        sample = _sample(call)
-        self._held = [views[i] for i in dict.fromkeys(call.held) if i not in sample]
-        _name_buffers(self._held, "caches")
-        if sample:
-            self._samples.append([views[i] for i in sample])
-            _name_buffers(self._samples[-1], _SAMPLES)
-        return highest(call, memory, tuple(curve), self._stream.largest_batch)
-
-    def _evaluate(self, call: Call, position: int, views: list[View]) -> int:
-        node, memory, op = call.nodes[position], self._memory, self._operation
-        memory.clock += 1
-        memory.operation = op.name = node.name
-        op.arguments = node.arguments
-        op.inputs = inputs = [views[i] for i in node.inputs]
-        op.outputs = outputs = [views[i] for i in node.outputs]
-        op.temporaries = []
-        op.temporary_elements = 0
-        op.kernels = 0
-        # The rule sees the references before any input is dropped, as eval_cpu and eval_gpu do.
-        rule_of(memory.backend, node.name)(op)
-        if self._labels:
-            for i, view in zip(node.outputs, outputs, strict=True):
-                # A scalar that is stretched to a shape has no such buffer.
-                if i in self._labels and view.buffer and view.buffer.nbytes >= view.nbytes:
-                    view.buffer.operation = self._labels[i]
-        # Outputs exist and no input is dropped yet: the most during this operation.
-        most = memory.active
-        # First the device takes its references, then MLX detaches the array (transforms.cpp).
-        self._stream.after(op, _held_by_device(op), memory)
-        unmade = self._unmade
-        for view in inputs:
-            drop_user(view, memory)
-            if unmade:
-                self._release(unmade.pop(id(view), ()))
-        # A second output that nothing uses, such as a last state, is dropped at once.
-        for view in outputs:
-            if not view.references:
-                free(view, memory)
-        return most
-
-    def _make(self, held: Iterable[View]) -> None:
-        """Give arrays that are not evaluated yet the buffers that they will be written into."""
-        for view in held:
-            sources = self._unmade.get(id(view), [])
-            for source in sources:
-                if source.buffer is not None and _becomes(source, view) and source.references == 1:
-                    view.copy_layout(source)
-                    view.buffer, source.buffer = source.buffer, None
-                    break
-
-    def _release(self, views: Iterable[View]) -> None:
-        for view in views:
-            drop_user(view, self._memory)
-
-    def wait(self) -> None:
-        """Wait for the device, and give the freed buffers back."""
-        self._stream.drain(self._memory)
-        self._memory.clear_cache()
-
-    def caches(self) -> tuple[View, ...] | None:
-        """Return what the calls so far have left in the caches, None if more than it is in use."""
-        buffers = {id(b): b for view in self._held if (b := view.buffer)}.values()
-        is_all = sum(buffer.nbytes for buffer in buffers) == self._memory.active
-        return _copied(self._held) if is_all else None
-
-    def resume(self, held: Sequence[View]) -> None:
-        """Begin with what calls before have left in the caches; nothing is under way."""
-        self._held = list(_copied(held))
-        for buffer in {id(b): b for view in self._held if (b := view.buffer)}.values():
-            self._memory.take(buffer)
-
-    def _hand_over(self, call: Call, views: list[View]) -> None:
-        """Give the call the caches of the one before; what it does not take is gone.
-
-        Caches that no array of this call continues are those before a jump.
-        """
-        left: defaultdict[tuple[tuple[int, ...], int], deque[View]] = defaultdict(deque)
-        for before in self._held:
-            if before.buffer is not None:
-                left[before.shape, before.itemsize].append(before)
-        for view in (views[position] for position in call.of_role("cache")):
-            if same := left[view.shape, view.itemsize]:
-                before = same.popleft()
-                # A cache may be a view of a larger buffer, so its layout goes on with it.
-                view.copy_layout(before)
-                view.buffer, before.buffer = before.buffer, None
-                if id(before) in self._unmade:
-                    self._unmade[id(view)] = self._unmade.pop(id(before))
-        for before in chain.from_iterable(left.values()):
-            free(before, self._memory)
-
-    def _hold_samples(self, call: Call, count: int) -> None:
-        """Keep what the last ``count`` calls have sampled, also of calls that were left out."""
-        while len(self._samples) > count:
-            for view in self._samples.pop(0):
-                free(view, self._memory)
-        while len(self._samples) < count:
-            self._samples.append([self._made_before(call.arrays[i]) for i in call.evaluated])
-
-    def _made_before(self, array: Array) -> View:
-        view = view_of(array)
-        self._place(view, array)
-        return view
-
-    def _place_inputs(self, call: Call, views: list[View]) -> None:
-        """Give buffers to the other arrays from before the call: tokens, constants, weights."""
-        for view, array in zip(views, call.arrays, strict=True):
-            # Caches have their buffers from the call before.
-            if array.role != "computed" and view.buffer is None:
-                self._place(view, array)
-
-    def _place(self, view: View, array: Array) -> None:
-        # Its last user frees a scalar; the model and mlx-lm's loop hold the rest.
-        if array.role == "weight" or (array.role == "constant" and array.shape):
-            # Outside of the allocator: `peak` adds the bytes of all weights.
-            view.buffer = Allocation(array.nbytes, "weights", 0)
-            view.references = 1
-        else:
-            view.buffer = self._memory.allocate(array.nbytes)
-            view.buffer.operation = _BUFFER_NAMES.get(array.role, array.role)
-            view.references = int(array.role == "tokens")
-        view.buffer.references = 1
-
-
-def view_of(array: Array) -> View:
-    return View(array.shape, dtypes.BITS[array.dtype] // 8)
-
-
-def _copied(views: Iterable[View]) -> tuple[View, ...]:
-    """Return views of buffers of their own, which they share as the others do."""
-    buffers: dict[int, Allocation] = {}
-    made = []
-    for view in views:
-        other = view.copied()
-        if view.buffer is not None:
-            # A buffer of two views stays one.
-            key = id(view.buffer)
-            other.buffer = buffers[key] = buffers.get(key) or view.buffer.copied()
-        made.append(other)
-    return tuple(made)
-
-
-def _name_buffers(views: list[View], name: str) -> None:
-    for view in views:
-        if view.buffer is not None:
-            view.buffer.operation = name
-
-
-def _count_users(call: Call, order: list[int], views: list[View]) -> None:
-    for position in order:
-        for array in call.nodes[position].inputs:
-            views[array].references += 1
-    for array in (*call.held, *call.evaluated):
-        views[array].references += 1
-
-
-def _held_by_device(op: Operation) -> list[Allocation]:
-    """Return the buffers that live until the device has run the operation, each once."""
-    # mlx backend/metal/eval.cpp, eval: inputs and sibling outputs, not the output's own buffer.
-    own = op.outputs[0].buffer
-    held = {id(b): b for view in op.inputs if (b := view.buffer) is not None and b is not own}
-    for view in op.outputs[1:]:
-        if view.buffer is not None and view.buffer is not own:
-            held[id(view.buffer)] = view.buffer
-    for buffer in held.values():
-        buffer.references += 1
-    return [*held.values(), *op.temporaries]
-
-
-def _unmade(call: Call, order: list[int], views: list[View]) -> dict[int, list[View]]:
-    """Return what held arrays that no result needs are made from, each with one user more.
-
-    MLX makes such an array in the next call, e.g. the state that a mask chooses (mlx-lm
-    gated_delta.py), and keeps till then what it is made from, from this call or before it.
+    Raises:
+        GraphError: when the graphs of the calls cannot be recorded.
     """
-    evaluated = set(order)
-    maker = {out: i for i, node in enumerate(call.nodes) for out in node.outputs}
-    found: dict[int, list[View]] = {}
-    for held in dict.fromkeys(call.held):
-        sources: dict[int, View] = {}
-        waiting = [held] if held in maker and maker[held] not in evaluated else []
-        while waiting:
-            array = waiting.pop()
-            made_by = maker.get(array)
-            if made_by is None or made_by in evaluated:
-                sources[array] = views[array]
-            else:
-                waiting += call.nodes[made_by].inputs
-        if sources:
-            found[id(views[held])] = list(sources.values())
-            for view in sources.values():
-                view.references += 1
-    return found
+    chunks, rounds = prompt_chunks(workload), planned_rounds(workload, tokens)
+    drafted = [call for each in rounds for call in each.drafted]
+    checked = [each.checked for each in rounds]
+    traces = (
+        target.record_planned(workload, machine, [*chunks, *checked], checked_tokens),
+        draft.record_planned(workload, machine, [*chunks, *drafted], drafted_token),
+    )
+    weights = {
+        (model, path): nbytes
+        for model, trace in enumerate(traces)
+        for path, nbytes in trace.weights.items()
+    }
+    return run_peak(_speculative_calls(*traces, rounds, device), weights, device)
 
 
-def _becomes(source: View, made: View) -> bool:
-    return source.shape == made.shape and source.itemsize == made.itemsize
+def _speculative_calls(
+    target: Trace, draft: Trace, rounds: tuple[DraftRound, ...], device: Device
+) -> Iterator[CallPeak[CallPhase]]:
+    checking = CallReplay(device, target.mlx_version)
+    drafting = checking.alongside()
+    for run, trace in ((drafting, draft), (checking, target)):
+        yield from _prompt(run, trace)
+    checked, drafted = (iter(_after_prompt(trace)) for trace in (target, draft))
+    for index, planned in enumerate(rounds):
+        # The caller holds a row of the step before, which keeps those of all its tokens.
+        check = checking.place(next(checked), jumped=True, held=min(1, index))
+        first, *others = [next(drafted) for _ in planned.drafted]
+        yield drafting.run(drafting.place(first))
+        for _ in range(planned.checked.tokens - 2):
+            yield drafting.run(drafting.place(others[0]))
+        yield checking.run(check)
 
 
-def drop_user(view: View, memory: Allocator) -> None:
-    view.references -= 1
-    if not view.references:
-        free(view, memory)
+def _prompt(run: CallReplay, trace: Trace) -> Iterator[CallPeak[CallPhase]]:
+    reached = 0
+    for call in trace.calls:
+        if call.phase in CHUNKS:
+            yield run.follow(unmerged(call), jumped=call.position != reached)
+            run.wait()
+            reached = call.position + call.tokens
 
 
-def free(view: View, memory: Allocator) -> None:
-    if view.buffer is not None:
-        memory.release(view.buffer)
-        view.buffer = None
-
-
-def highest(call: Call, memory: Allocator, curve: tuple[int, ...], batch: int = 0) -> Highest:
-    at = memory.peak_clock
-    alive: Counter[str] = Counter()
-    for buffer in memory.buffers:
-        # A buffer that dies during the operation of the peak is alive at the peak.
-        if buffer.born <= at and (buffer.died is None or buffer.died >= at):
-            alive[buffer.operation] += buffer.nbytes
-    largest = max((buffer.nbytes for buffer in memory.buffers), default=0)
-    named = tuple(alive.most_common())
-    return Highest(call, memory.peak, memory.peak_operation, largest, batch, named, curve)
+def _after_prompt(trace: Trace) -> list[Call]:
+    return [unmerged(call) for call in trace.calls if call.phase not in CHUNKS]

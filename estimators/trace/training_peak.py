@@ -13,11 +13,12 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from memfit.estimators.base.units import ceil_div
+from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.versions import Version
 from memfit.estimators.trace.graph_format import Call, Node
-from memfit.estimators.trace.peak import Highest, Replay
+from memfit.estimators.trace.replay import CallPeak, CallReplay
 from memfit.estimators.trace.training_recorder import GRADIENTS, LOGITS, Training
 
 _LOOP = "loop over tokens"
@@ -40,10 +41,12 @@ class LoopGrowth:
         self, shorter: Training, device: Device, mlx: Version, *, added: int, lacking: int
     ) -> None:
         """Take a run with ``added`` iterations less than the one that lacks ``lacking``."""
-        self._shorter, self._replay = shorter, Replay(device, mlx)
+        self._shorter, self._replay = shorter, CallReplay(device, mlx)
         self._added, self._lacking = added, lacking
 
-    def follow(self, index: int, call: Call, labels: Mapping[int, str], replay: Replay) -> Highest:
+    def follow(
+        self, index: int, call: Call, labels: Mapping[int, str], replay: CallReplay
+    ) -> CallPeak[CallPhase]:
         """Return the highest moment of a call of the longer run with its loops continued."""
         _, less, _ = self._shorter.calls[index]
         grown = Counter(_kinds(call)) - Counter(_kinds(less))
@@ -69,8 +72,8 @@ def _kind(node: Node, call: Call) -> _Kind:
 
 
 def _followed(
-    call: Call, labels: Mapping[int, str], grown: Mapping[_Kind, int], replay: Replay
-) -> tuple[Highest, list[_Point]]:
+    call: Call, labels: Mapping[int, str], grown: Mapping[_Kind, int], replay: CallReplay
+) -> tuple[CallPeak[CallPhase], list[_Point]]:
     """Return the highest moment of a call, and its points by how much of the loops is done."""
     of_loop = [_kind(node, call) in grown for node in call.nodes]
     looped = (
@@ -99,33 +102,21 @@ def _followed(
     return highest, points
 
 
-class TrainingMoment(NamedTuple):
-    """The largest moment of a call, and what is in use then, weights included."""
-
-    nbytes: int
-    gradient_bytes: int
-    logits_bytes: int
-    activation_bytes: int
-    """What is neither of these, nor a parameter or a state of the optimizer."""
-    largest_buffer_bytes: int
-    operation: str
-
-
 class TrainingPeak(NamedTuple):
-    """The bytes of one recipe on one device."""
+    """The bytes of one recipe on one device; the moments have the weights in them."""
 
     frozen_bytes: int
     trained_bytes: int
     optimizer_bytes: int
-    validation: TrainingMoment | None
-    first: TrainingMoment | None
-    later: TrainingMoment
+    validation: CallPeak[CallPhase] | None
+    first: CallPeak[CallPhase] | None
+    later: CallPeak[CallPhase]
     largest_parameter_bytes: int
     is_continued: bool
     """Whether a loop over tokens was traced for a few of them only: `LoopGrowth`."""
 
     @property
-    def moments(self) -> tuple[TrainingMoment, ...]:
+    def moments(self) -> tuple[CallPeak[CallPhase], ...]:
         """What was recorded of the validation, the first step and the later ones."""
         found = self.later, self.first, self.validation
         return tuple(moment for moment in found if moment)
@@ -143,21 +134,20 @@ def training_peak(
         for each in (training.frozen, training.trained, training.optimizer)
     ]
     frozen, trained, optimizer = sizes
-    moments: dict[str, TrainingMoment] = {}
-    replay = Replay(device, mlx_version)
+    moments: dict[str, CallPeak[CallPhase]] = {}
+    replay = CallReplay(device, mlx_version)
     for index, (phase, call, labels) in enumerate(training.calls):
-        highest = (
-            growth.follow(index, call, labels, replay)
-            if growth
-            else replay.follow(call, labels=labels)
-        )
+        if growth:
+            top = growth.follow(index, call, labels, replay)
+        else:
+            top = replay.follow(call, labels=labels)
         # The trainer waits for each step, and gives the freed buffers back.
         replay.wait()
         # A validation holds all parameters as weights; later ones run next to the optimizer.
         around = sum(sizes) if phase == "validation" else frozen
-        moment = _moment(highest, around, trained + optimizer if around == frozen else 0)
-        if phase not in moments or moment.nbytes > moments[phase].nbytes:
-            moments[phase] = moment
+        top = replace(top, nbytes=around + top.nbytes, curve=())
+        if phase not in moments or top.nbytes > moments[phase].nbytes:
+            moments[phase] = top
     return TrainingPeak(
         frozen_bytes=frozen,
         trained_bytes=trained,
@@ -168,17 +158,4 @@ def training_peak(
         later=moments["later"],
         largest_parameter_bytes=max((*training.frozen.values(), *training.trained.values())),
         is_continued=growth is not None,
-    )
-
-
-def _moment(highest: Highest, around: int, state: int) -> TrainingMoment:
-    alive: dict[str, int] = dict(highest.alive)
-    gradients, logits = alive.get(GRADIENTS, 0), alive.get(LOGITS, 0)
-    return TrainingMoment(
-        nbytes=around + highest.nbytes,
-        gradient_bytes=gradients,
-        logits_bytes=logits,
-        activation_bytes=max(0, highest.nbytes - state - gradients - logits),
-        largest_buffer_bytes=highest.largest,
-        operation=highest.operation,
     )

@@ -5,72 +5,31 @@ The graph is one for the whole run, so an array keeps its buffer from one evalua
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msgspec.structs import replace
 
 from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.versions import Version
 from memfit.estimators.trace.compiled_functions import depth_first, makers_of
 from memfit.estimators.trace.graph_format import Array, Node
 from memfit.estimators.trace.layouts import View
-from memfit.estimators.trace.peak import Highest, Replay, drop_user, highest, view_of
+from memfit.estimators.trace.peak import RunPeak, run_peak
+from memfit.estimators.trace.replay import CallPeak, CallReplay, call_peak, drop_user, view_of
 from memfit.estimators.trace.schedule import evaluation_order
 from memfit.estimators.trace.vision_recorder import Cut, VisionRun
 
-Part = Literal["vision", "prefill", "decode"]
-
-
-class VisionMoment(NamedTuple):
-    """The most in use during a part of a run, without the weights."""
-
-    nbytes: int
-    operation: str
-    alive: tuple[tuple[str, int], ...]
-    """What was in use, by name; the most bytes first."""
-
-
-class VisionPeak(NamedTuple):
-    """The largest moment of a run with images, and of each of its parts."""
-
-    nbytes: int
-    """Everything in use then."""
-    part: Part
-    operation: str
-    largest_buffer_bytes: int
-    alive: tuple[tuple[str, int], ...]
-    weight_bytes: int
-    parts: Mapping[Part, int]
-    """The most in use during each part."""
+VisionPart = Literal["vision", "prefill", "decode"]
 
 
 def vision_peak(
     run: VisionRun, weights: Mapping[str, int], device: Device, mlx: Version
-) -> VisionPeak:
-    """Return the largest moments of a recorded run on a device."""
-    resident = sum(allocated(nbytes, device.backend) for nbytes in weights.values())
-    replay = _VisionReplay(run, device, mlx)
-    moments: dict[Part, VisionMoment] = {}
-    largest = max(weights.values(), default=0)
-    for part, moment in replay.moments():
-        largest = max(largest, moment.largest)
-        if part not in moments or moment.nbytes > moments[part].nbytes:
-            moments[part] = VisionMoment(moment.nbytes, moment.operation, moment.alive)
-    part = max(moments, key=lambda each: moments[each].nbytes)
-    top = moments[part]
-    return VisionPeak(
-        nbytes=resident + top.nbytes,
-        part=part,
-        operation=top.operation,
-        largest_buffer_bytes=largest,
-        alive=(("weights", resident), *top.alive),
-        weight_bytes=resident,
-        parts={each: resident + moment.nbytes for each, moment in moments.items()},
-    )
+) -> RunPeak[VisionPart]:
+    """Return the most in use during a recorded run: of its towers, its prefill and its decoding."""
+    return run_peak(_VisionReplay(run, device, mlx).peaks(), weights, device)
 
 
-class _VisionReplay(Replay):
+class _VisionReplay(CallReplay):
     """Allocator and stream over the cuts of one graph."""
 
     def __init__(self, run: VisionRun, device: Device, mlx: Version) -> None:
@@ -87,8 +46,8 @@ class _VisionReplay(Replay):
         self._towers = {out for node in self._needed(run.call.held) for out in node.outputs}
         self._decodes = False
 
-    def moments(self) -> Iterator[tuple[Part, Highest]]:
-        """Yield the highest moment of each evaluation; weights are not in it."""
+    def peaks(self) -> Iterator[CallPeak[VisionPart]]:
+        """Yield the most in use during each evaluation; weights are not in it."""
         for position in self._call.of_role("tokens"):
             self._place(self._views[position], self._arrays[position])
         for index, cut in enumerate(self._cuts):
@@ -100,7 +59,7 @@ class _VisionReplay(Replay):
             if cut.kind == "eval":
                 self._stream.drain(self._memory)
 
-    def _evaluated(self, cut: Cut) -> tuple[Part, Highest]:
+    def _evaluated(self, cut: Cut) -> CallPeak[VisionPart]:
         memory, views = self._memory, self._views
         nodes = self._needed(cut.evaluated)
         call = replace(
@@ -124,9 +83,11 @@ class _VisionReplay(Replay):
         curve = tuple(self._evaluate(call, position, views) for position in order)
         self._drop(Counter(cut.evaluated))
         self._computed = {array for array in self._computed if views[array].buffer is not None}
-        return self._part(nodes, order, curve), highest(call, memory, curve)
+        return call_peak(self._part(nodes, order, curve), call, memory)
 
-    def _part(self, nodes: Sequence[Node], order: Sequence[int], curve: Sequence[int]) -> Part:
+    def _part(
+        self, nodes: Sequence[Node], order: Sequence[int], curve: Sequence[int]
+    ) -> VisionPart:
         """Return the part of the run that the largest moment of an evaluation belongs to."""
         if curve:
             at = nodes[order[max(range(len(curve)), key=curve.__getitem__)]]

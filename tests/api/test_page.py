@@ -14,6 +14,7 @@ from typing import Any
 import memfit
 from memfit import settings
 from memfit.cli.options import questions
+from memfit.cli.options.arguments import option_name
 from memfit.cli.options.groups import Options
 from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.results.result import Result
@@ -109,7 +110,7 @@ def _meaning(name: str) -> str:
     """The help of the option, with keywords in place of options."""
     text: str = OPTIONS[name].help
     for other in OPTIONS:
-        text = re.sub(rf"{questions.option_name(other)}\b(?!-)", other, text)
+        text = re.sub(rf"{option_name(other)}\b(?!-)", other, text)
     return text
 
 

@@ -30,6 +30,7 @@ from memfit.settings import (
     WorkloadSettings,
 )
 from tests.cli.running import Memfit
+from tests.selection import examples
 from tests.sparse import write_adapter
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
@@ -74,24 +75,12 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_adapter(tmp_path_factory.mktemp("adapter"))
 
 
-@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(50), suppress_health_check=list(HealthCheck))
 @given(questions)
 def test_the_library_and_the_command_line_give_one_answer(
     memfit: Memfit, adapter: Path, question: tuple[str, dict[str, Any]]
 ) -> None:
-    check(memfit, adapter, *question)
-
-
-@pytest.mark.exhaustive
-@settings(max_examples=50, suppress_health_check=list(HealthCheck))
-@given(questions)
-def test_the_library_and_the_command_line_give_one_answer_in_many_examples(
-    memfit: Memfit, adapter: Path, question: tuple[str, dict[str, Any]]
-) -> None:
-    check(memfit, adapter, *question)
-
-
-def check(memfit: Memfit, adapter: Path, name: str, asked: Mapping[str, Any]) -> None:
+    name, asked = question
     path = SAMPLES / f"{name}.yaml"
     if "adapter" in asked:
         asked = {**asked, "adapter": adapter}
@@ -152,5 +141,3 @@ def test_each_method_takes_the_settings_of_its_questions(
 ) -> None:
     named = {name for question in questions for name in question.__struct_fields__}
     assert settings.__annotations__.keys() == named - {"model", "device", "context"}
-    for question in questions:
-        assert question.readers.keys() == set(question.__struct_fields__)

@@ -1,6 +1,7 @@
 """Every family, compared with mlx-lm's own class built lazily from the same config.
 
-A case is a small config in cases/; its name is the file's. Add a file to add a case.
+A case is a small config in cases/; its name is the file's. Add a file to add a case. `make test`
+runs one for each kind of layer.
 """
 
 import json
@@ -22,6 +23,7 @@ from memfit.estimators.weights import QuantizationPlan, derive
 
 pytest.importorskip("mlx_lm", reason="the oracle is mlx-lm itself")
 from tests.oracle import Oracle, cache_bytes
+from tests.selection import quick
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.json"))
 
@@ -57,7 +59,7 @@ class Built:
     names: frozenset[str]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.stem)
+@pytest.fixture(scope="module", params=quick(CASES), ids=lambda case: case.stem)
 def built(request: pytest.FixtureRequest) -> Built:
     config = _load(request.param)
     oracle = Oracle(config)

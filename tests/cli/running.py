@@ -3,11 +3,12 @@
 import json
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
+from jsonschema import Draft202012Validator
 
 from memfit.cli.app import main
 
@@ -25,10 +26,20 @@ class Run:
     @property
     def json(self) -> Any:
         """The output as JSON, validated with the schema that it names."""
-        data = json.loads(self.out)
-        name = data["schema"].removeprefix("memfit.").partition("/")[0]
-        jsonschema.validate(data, json.loads((SCHEMAS / f"{name}.schema.json").read_text()))
-        return data
+        return validated(json.loads(self.out))
+
+
+def validated(document: Any) -> Any:
+    """Return a document that agrees with the schema that it names."""
+    name = document["schema"].removeprefix("memfit.").partition("/")[0]
+    _validator(name).validate(document)
+    return document
+
+
+@cache
+def _validator(name: str) -> Draft202012Validator:
+    # test_schemas.py checks the schemas themselves, which takes longer than a document.
+    return Draft202012Validator(json.loads((SCHEMAS / f"{name}.schema.json").read_text()))
 
 
 class Memfit:

@@ -136,6 +136,7 @@ def test_packed_experts_are_planned(memfit: Memfit, tmp_path: Path) -> None:
     assert weights["by_part"]["experts"] == as_declared["all_expert_bytes"]
 
 
+@pytest.mark.exhaustive
 def test_contexts_are_planned_near_the_trace(memfit: Memfit, tmp_path: Path) -> None:
     path = write_config(tmp_path, MOE)
     arguments = ("--contexts", "4k,16k", "--requests", "1,4", "--memory", "16GB", "--json")
@@ -167,6 +168,7 @@ def test_other_commands_answer(memfit: Memfit, tmp_path: Path, arguments: tuple[
     assert "by formula" not in run.out
 
 
+@pytest.mark.exhaustive
 def test_a_class_that_is_not_converted_is_trained_as_it_is(memfit: Memfit, tmp_path: Path) -> None:
     config = next(case for case in CASES if case["model_type"] == "afm7")
     path, recipe = write_config(tmp_path, config), ("--num-layers", "1", "--max-seq-length", "128")
@@ -177,6 +179,7 @@ def test_a_class_that_is_not_converted_is_trained_as_it_is(memfit: Memfit, tmp_p
     assert not any("weight_bits" in knob["settings"] for knob in knobs)
 
 
+@pytest.mark.exhaustive
 def test_unequal_machines_get_a_split(memfit: Memfit, tmp_path: Path) -> None:
     large = {**MOE, "num_hidden_layers": 12, "moe_intermediate_size": 2048, "n_routed_experts": 64}
     path = write_config(tmp_path, large)

@@ -61,6 +61,7 @@ def test_a_comparison_marks_it_and_ends_with_3(refused: Path, memfit: Memfit) ->
     assert "does not load" in memfit("compare", refused, "qwen3-0.6b", *MACHINE).out
 
 
+@pytest.mark.exhaustive
 def test_a_list_of_what_fits_leaves_it_out_with_the_reason(refused: Path, memfit: Memfit) -> None:
     answer = memfit("fits", refused.parent, "--memory", "32GB", "--json").json
     found = [each for each in answer["not_sized"] if each["name"] == "refused"]

@@ -16,6 +16,7 @@ from tests.models import (
     write_checkpoint,
     write_config,
 )
+from tests.selection import quick
 from tests.sparse import write_safetensors
 
 
@@ -121,7 +122,11 @@ def test_pytorch_weights_are_bounded_by_their_file_sizes(memfit: Memfit, tmp_pat
 
 @pytest.mark.parametrize("quantize", [(), ("--quantize", "4")], ids=["as it is", "converted"])
 @pytest.mark.parametrize(
-    "command", ["estimate", "plan server", "plan train --num-layers 2", "plan ranks"]
+    "command",
+    quick(
+        ["estimate", "plan server", "plan train --num-layers 2", "plan ranks"],
+        ("estimate", "plan ranks"),
+    ),
 )
 def test_no_command_names_a_checkpoint_that_mlx_lm_cannot_load(
     memfit: Memfit, tmp_path: Path, command: str, quantize: tuple[str, ...]

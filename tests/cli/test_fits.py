@@ -6,12 +6,23 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import memfit as library
+from memfit.cli.render.output import rendered
+from memfit.cli.render.views.fits import FitsView
+from memfit.estimators.base.units import Units
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.local.kept_models import kept_models
+from memfit.estimators.machine.devices import find_device
+from memfit.estimators.results.fits import Fits
+from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.fits import fits
+from memfit.estimators.sizing.workload import PartialWorkload
 from tests.checkpoint.test_stores import DIGEST, layer, write_manifest
 from tests.cli.running import Memfit
 from tests.cli.test_bad_input import assert_one_line
@@ -20,20 +31,13 @@ from tests.models import QWEN3_4B, write_config
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 COMMIT = "a" * 40
+MACHINE = "m4-32"
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without models."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    return tmp_path
-
-
-@pytest.fixture
-def stores(home: Path) -> Path:
-    """Models in each store, and one that cannot be read; returns a folder with two more."""
+@pytest.fixture(scope="module")
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with models in each store, one that cannot be read, and folders with more."""
+    home = tmp_path_factory.mktemp("home")
     snapshot = home / "hub" / "models--org--name" / "snapshots"
     for commit in (COMMIT, "b" * 40):
         config(snapshot / commit)
@@ -49,7 +53,34 @@ def stores(home: Path) -> Path:
     (folder / "mmproj-qwen3.gguf").write_bytes(b"")
     config(folder / "deep" / "model")
     (folder / "deep" / "again").symlink_to(folder)
-    return folder
+    config(folder / "\x1b[31mred")
+    config(home / "one").joinpath("config.json").rename(home / "one" / "org--name.json")
+    shutil.copy(SAMPLES / "gemma-2-2b.yaml", home / "one" / "copy.yaml")
+    (home / "one" / "package.json").write_text("{}")
+    return home
+
+
+@pytest.fixture(scope="module")
+def answered(shared_home: Path) -> Iterator[Fits]:
+    """What fits 32 GB, of everything there is: a list of all samples takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        live_in(shared_home, patch)
+        kept = list(kept_models([str(shared_home / "mine"), str(shared_home / "one")]))
+        workload = PartialWorkload(Workload(prompt_tokens=8192), frozenset())
+        yield fits(Catalog(), kept, find_device(MACHINE), workload)
+
+
+def live_in(home: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("HOME", str(home))
+    patch.delenv("OLLAMA_MODELS", raising=False)
+    patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(home / "hub"))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without models."""
+    live_in(tmp_path, monkeypatch)
+    return tmp_path
 
 
 def config(directory: Path, **changes: Any) -> Path:
@@ -63,45 +94,81 @@ def gguf_file(path: Path) -> Path:
     return write(path, entry.metadata, entry.tensors)
 
 
-def test_every_sample_has_a_row(memfit: Memfit) -> None:
-    data = memfit("fits", "--memory", "32GB", "--json").json
-    assert not data["not_sized"]
-    names = sorted(row["name"] for row in data["models"])
+def test_every_sample_has_a_row(answered: Fits) -> None:
+    names = sorted(row.name for row in answered.models if row.store == "sample")
     assert names == sorted(path.stem for path in SAMPLES.glob("*.yaml"))
 
 
-def test_what_fits_comes_first_and_the_largest_of_it(memfit: Memfit) -> None:
-    run = memfit("fits", "--memory", "32GB", "--json")
-    assert run.code == 0
-    verdicts = [row["verdict"] for row in run.json["models"]]
+def test_what_fits_comes_first_and_the_largest_of_it(answered: Fits) -> None:
+    verdicts = [row.verdict for row in answered.models]
     assert verdicts == sorted(verdicts, key=["fits", "tight", "exceeds"].index)
-    assert run.json["fitting"] == len(verdicts) - verdicts.count("exceeds")
-    sizes = [row["model"]["parameters"] for row in run.json["models"] if row["verdict"] == "fits"]
+    assert answered.fitting == len(verdicts) - verdicts.count("exceeds")
+    sizes = [row.model.parameters for row in answered.models if row.verdict == "fits"]
     assert sizes == sorted(sizes, reverse=True)
-    by_name = {row["name"]: row for row in run.json["models"]}
-    assert by_name["qwen3.5-35b-a3b"]["weight_bits"] == 4
-    assert by_name["qwen3-next-80b-a3b-4bit"]["smallest_memory_bytes"] == 64 * 2**30
+    by_name = {row.name: row for row in answered.models}
+    assert by_name["qwen3.5-35b-a3b"].weight_bits == 4
+    assert by_name["qwen3-next-80b-a3b-4bit"].smallest_memory_bytes == 64 * 2**30
 
 
-def test_the_stores_and_folders_are_looked_through(memfit: Memfit, stores: Path) -> None:
-    data = memfit("fits", "--memory", "32GB", "--json", stores).json
-    found = {(row["name"], row["store"]) for row in data["models"] if row["store"] != "sample"}
+def test_the_stores_and_folders_are_looked_through(answered: Fits) -> None:
+    found = {(row.name, row.store) for row in answered.models if row.store != "sample"}
     assert found == {
         ("org/name", "hub"),
         ("ollama:qwen3:0.6b", "ollama"),
         ("qwen3.gguf", "folder"),
         ("deep/model", "folder"),
+        (r"\x1b[31mred", "folder"),
+        ("copy.yaml", "folder"),
+        ("org--name.json", "folder"),
     }
-    [unread] = data["not_sized"]
-    assert (unread["name"], unread["why"]["slug"]) == ("org/broken", "bad-config")
-    assert "hidden_size" in unread["why"]["reason"]
+    unread = {each.name: each.why for each in answered.not_sized}
+    assert list(unread) == ["org/broken", "package.json"]
+    assert unread["org/broken"].slug == "bad-config"
+    assert "hidden_size" in unread["org/broken"].reason
 
 
-def test_without_a_main_branch_every_snapshot_counts(stores: Path, home: Path) -> None:
-    (home / "hub" / "models--org--name" / "refs" / "main").unlink()
+def test_a_row_is_what_estimate_says_of_what_the_stores_hold(
+    answered: Fits, shared_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live_in(shared_home, monkeypatch)
+    # The name of one is not that of its folder: it would write to the terminal.
+    rows = [row for row in answered.models if row.store != "sample" and "red" not in row.name]
+    for row in rows:
+        same = library.estimate(
+            row.reference,
+            device=MACHINE,
+            context="8k",
+            prefill_step=row.prefill_step,
+            **({"quantize": row.weight_bits} if row.weight_bits else {}),
+        )
+        for name in ("model", "runtime", "verdict", "peak_bytes", "needed_bytes", "exceeded"):
+            assert getattr(row, name) == getattr(same, name), (row.name, name)
+    assert len(rows) == 6
+
+
+def test_csv_has_a_row_for_each_model(answered: Fits) -> None:
+    out = rendered(FitsView(answered, Units.GB), "csv", to_file=True)
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert len(rows) == len(list(SAMPLES.glob("*.yaml"))) + 9
+    assert rows[-2]["name"] == "org/broken"
+    assert "hidden_size" in rows[-2]["reason"]
+    assert float(rows[0]["most_tokens_per_second"]) > 0
+    assert "\x1b" not in out
+
+
+def test_a_page_and_the_table_name_what_has_no_figures(answered: Fits) -> None:
+    for form in ("table", "markdown"):
+        out = rendered(FitsView(answered, Units.GB), form, to_file=True)
+        assert "Not sized" in out
+        assert "org/broken/config.json: hidden" in out
+        assert "\x1b" not in out
+
+
+def test_without_a_main_branch_every_snapshot_counts(home: Path) -> None:
+    for commit in (COMMIT, "b" * 40):
+        config(home / "hub" / "models--org--name" / "snapshots" / commit)
     hub = [each.reference for each in kept_models([]) if each.store == "hub"]
     assert [Path(reference).name[0] for reference in hub] == ["a", "b"]
-    assert stores.is_dir()
 
 
 def test_lm_studio_may_keep_models_elsewhere(home: Path) -> None:
@@ -110,55 +177,14 @@ def test_lm_studio_may_keep_models_elsewhere(home: Path) -> None:
     assert next(kept_models([]))[:2] == ("org/name", "lm-studio")
 
 
-def test_a_row_is_what_estimate_says_of_what_the_stores_hold(memfit: Memfit, stores: Path) -> None:
-    data = memfit("fits", "--memory", "16GB", "--context", "8k", "--json", stores).json
-    rows = [row for row in data["models"] if row["store"] != "sample"]
-    for row in rows:
-        bits = ("--quantize", row["weight_bits"]) if row["weight_bits"] else ()
-        step = ("--prefill-step", row["prefill_step"])
-        asked = ("--memory", "16GB", "--context", "8k", "--json")
-        same = memfit("estimate", row["reference"], *map(str, (*bits, *step)), *asked).json
-        for name in ("model", "runtime", "verdict", "peak_bytes", "needed_bytes", "exceeded"):
-            assert row[name] == same[name], (row["name"], name)
-    assert len(rows) == 4
-
-
-def test_configs_and_samples_in_a_folder_are_models(memfit: Memfit, home: Path) -> None:
-    config(home / "one").joinpath("config.json").rename(home / "one" / "org--name.json")
-    shutil.copy(SAMPLES / "gemma-2-2b.yaml", home / "one" / "copy.yaml")
-    (home / "one" / "package.json").write_text("{}")
-    data = memfit("fits", "--memory", "32GB", "--json", home / "one").json
-    names = [row["name"] for row in data["models"] if row["store"] == "folder"]
-    assert sorted(names) == ["copy.yaml", "org--name.json"]
-    assert [each["name"] for each in data["not_sized"]] == ["package.json"]
-
-
-def test_csv_has_a_row_for_each_model(memfit: Memfit, stores: Path) -> None:
-    out = memfit("fits", "--device", "m4-max-64", "--format", "csv", stores).out
-    rows = list(csv.DictReader(io.StringIO(out)))
-    assert len(rows) == len(list(SAMPLES.glob("*.yaml"))) + 5
-    assert rows[-1]["name"] == "org/broken"
-    assert "hidden_size" in rows[-1]["reason"]
-    assert float(rows[0]["most_tokens_per_second"]) > 0
-
-
-def test_a_page_and_the_table_name_what_has_no_figures(memfit: Memfit, stores: Path) -> None:
-    for form in ("table", "markdown"):
-        out = memfit("fits", "--memory", "32GB", "--format", form, stores).out
-        assert "Not sized" in out
-        assert "org/broken/config.json: hidden" in out
-
-
-def test_a_name_cannot_write_to_the_terminal(memfit: Memfit, home: Path) -> None:
-    config(home / "mine" / "\x1b[31mred")
-    for form in ("table", "csv"):
-        assert "\x1b" not in memfit("fits", "--memory", "8GB", "--format", form, home / "mine").out
-
-
-def test_nothing_that_fits_is_exit_1(memfit: Memfit) -> None:
-    run = memfit("fits", "--working-set", "100MB")
+def test_nothing_that_fits_is_exit_1_and_a_folder_may_be_called_like_the_hub(
+    memfit: Memfit,
+) -> None:
+    config(Path("hub:org") / "name")
+    run = memfit("fits", "--working-set", "100MB", "--json", "hub:org")
     assert run.code == 1
-    assert ": 0 of " in run.out.splitlines()[0]
+    assert (run.json["fitting"], run.json["not_sized"]) == (0, [])
+    assert "name" in [row["name"] for row in run.json["models"] if row["store"] == "folder"]
 
 
 @pytest.mark.parametrize(
@@ -198,10 +224,3 @@ def test_60_models_take_at_most_ten_times_an_estimate(home: Path) -> None:
     seconds("estimate", sample)  # compiles modules
     one = min(seconds("estimate", sample) for _ in range(3))
     assert min(seconds("fits", str(folder)) for _ in range(3)) <= 10 * one
-
-
-def test_a_folder_that_is_called_like_the_hub_is_a_folder(memfit: Memfit) -> None:
-    config(Path("hub:org") / "name")
-    data = memfit("fits", "--memory", "32GB", "--json", "hub:org").json
-    assert not data["not_sized"]
-    assert "name" in [row["name"] for row in data["models"] if row["store"] == "folder"]

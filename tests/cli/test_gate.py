@@ -1,16 +1,14 @@
 """`memfit gate` as a whole: exit codes, targets, bad input, the first policy, and its speed."""
 
-import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 import yaml
 
 from memfit.estimators.checkpoint.local.directory import read_directory
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from tests.cli.gating import target, write_policy, write_quantised
-from tests.cli.running import SCHEMAS, Memfit
+from tests.cli.running import Memfit, validated
 from tests.cli.test_bad_input import assert_one_line
 from tests.models import QWEN3_4B, QWEN3_NEXT_80B, sample_config, write_config
 
@@ -165,8 +163,7 @@ def test_init_writes_a_policy_that_passes_once_it_has_a_baseline(
     run = memfit("gate", "init", "model", "--device", "m4-pro-24", "--device", "m4-max-64")
     assert (run.code, run.out) == (0, "")
     text = (folder / "memfit.yaml").read_text()
-    schema = json.loads((SCHEMAS / "policy.schema.json").read_text())
-    jsonschema.validate(yaml.safe_load(text), schema)
+    assert validated(yaml.safe_load(text))
     assert text.count("#") > 10
     assert 'path: "./model"' in text
     assert memfit("gate").code == 2
@@ -198,6 +195,7 @@ def test_a_model_name_that_yaml_would_misread_is_quoted(memfit: Memfit, folder: 
     assert memfit("gate", "--update").code == 0
 
 
+@pytest.mark.exhaustive
 def test_twenty_targets_on_five_models_read_each_checkpoint_once(
     memfit: Memfit, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

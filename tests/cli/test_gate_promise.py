@@ -17,6 +17,7 @@ from memfit.estimators.checkpoint.config import model_config
 from tests.cli.running import Memfit
 from tests.fuzz.workspace import CONFIG, TENSORS
 from tests.models import write_checkpoint, write_config
+from tests.selection import examples
 
 WORK = {"prompt_tokens": 300, "max_tokens": 4}
 LIMITS: dict[str, Any] = {"peak": "90%", "load_peak": "90%", "context": 100}
@@ -112,7 +113,9 @@ FAULT = st.one_of(st.just("nothing"), st.just("nothing"), st.sampled_from(sorted
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     st.fixed_dictionaries(dict.fromkeys(TARGETS, FAULT)),

@@ -183,7 +183,7 @@ def test_a_static_plan_is_a_readable_table(memfit: Memfit, form: str) -> None:
         (("static", TINY, "--trace", TINY), "tiny-qwen3.json: schema: expected memfit.trace"),
         (("static", TINY, "--trace", "none.json"), "none.json: no such file"),
         (("static", LLAMA, "--trace", TRACE), "the trace is of qwen3"),
-        (("static", TINY, "--trace", TRACE, "--context", "0"), "context"),
+        (("static", TINY, "--trace", TRACE, "--context", "0"), "prompt tokens 0"),
     ],
 )
 def test_bad_input_gives_a_one_line_error(

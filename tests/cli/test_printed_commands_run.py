@@ -30,19 +30,20 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.arrivals import Request
 from memfit.estimators.plans.train.plan import TrainQuestion, plan_train
+from memfit.estimators.questions.model import Draft
 from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.results.estimate import Action
-from memfit.estimators.sizing.catalog import Catalog, Draft
+from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.resolved import resolved
 from memfit.estimators.sizing.server_bound import server_need
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.training_data import read_training_data
 from tests.checkpoints import RECIPES, save_checkpoint
+from tests.generated.commands import read_back
 from tests.plans.test_real_server import Server
 from tests.printed import Parsers
 from tests.probes.test_vision_runner import draw_image, save_seeing
-from tests.sizing.test_printed_commands import read_back
 
 pytest.importorskip("mlx_lm", reason="the programs are mlx-lm's")
 

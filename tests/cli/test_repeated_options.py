@@ -7,7 +7,7 @@ import pytest
 from typer.main import get_command
 
 from memfit.cli.app import app
-from memfit.cli.grouped_command import GroupedCommand
+from memfit.cli.command_groups import GroupedCommand
 from tests.cli.running import Memfit
 
 

@@ -23,8 +23,8 @@ import yaml
 from msgspec import Struct
 
 from memfit.cli.app import app, main
+from memfit.cli.command_groups import LazyGroup
 from memfit.cli.exits import Exit
-from memfit.cli.lazy_group import LazyGroup
 from memfit.estimators.base.unfinished import UNFINISHED
 from tests.fuzz.workspace import HOSTILE_NAME, Workspace
 

@@ -7,10 +7,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.readers import READERS, outcome
+from tests.selection import examples
 
 # Readers that write their bytes to a file share one directory for all examples.
 SHARED = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
+    max_examples=examples(60),
 )
 # A reference to missing files is rejected with their names: the seed is read that far.
 REJECTED_SEEDS = {

@@ -28,7 +28,7 @@ def test_a_size_limit_does_not_depend_on_the_reference(text: str, nbytes: int) -
 
 
 def test_zero_needs_no_unit_and_experts_take_numbers() -> None:
-    assert parse_limit_value(0) == LimitValue("0", 0)
+    assert parse_limit_value(0) == LimitValue("0", Fraction(0))
     assert parse_experts(64).least(512) == 64
     assert parse_experts("12.5%").least(100) == 13
 

@@ -14,6 +14,7 @@ from memfit.estimators.checkpoint.checkpoint_files import Directory
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.processor import FAMILIES, image_plan
 from memfit.estimators.images.settings import IMAGE_FILE, PROCESSOR_FILE, TOKENIZER_FILE
+from tests.selection import examples
 
 KEYS = (
     *("size", "patch_size", "merge_size", "temporal_patch_size", "min_pixels", "max_pixels"),
@@ -64,7 +65,7 @@ def checkpoint(kind: str, **contents: Any) -> Checkpoint:
     return Checkpoint("m", "local", config, "model/config.json", others=Texts(contents))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     kind=st.sampled_from(sorted(FAMILIES)),
     image=files,

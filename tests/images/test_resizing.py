@@ -11,6 +11,7 @@ from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.plan import PlannedImage
 from memfit.estimators.images.processor import image_plan
+from tests.selection import examples
 
 pytest.importorskip("mlx_vlm", reason="mlx-vlm is not installed")
 SIDES = st.integers(1, 10_000)
@@ -49,7 +50,7 @@ def expected(kind: str, width: int, height: int) -> tuple[int, int]:
     return height, width
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     kind=st.sampled_from(["qwen2_vl", "qwen3_vl", "glm4v", "gemma4", "pixtral"]),
     sides=st.tuples(SIDES, SIDES),
@@ -71,7 +72,7 @@ def test_any_size_is_resized_as_the_processor_does(kind: str, sides: tuple[int, 
         assert (image.height, image.width) == (height, width)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(sides=st.tuples(SIDES, SIDES))
 @example(sides=(1, 10_000))
 def test_any_image_has_the_tiles_that_the_processors_give_it(sides: tuple[int, int]) -> None:

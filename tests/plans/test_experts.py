@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from memfit.cli.render.document import Verdict
-from memfit.cli.render.views.experts import to_document
+from memfit.cli.render.views.plan_experts import to_document
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.checkpoint.opening import open_checkpoint
@@ -26,6 +26,7 @@ from memfit.estimators.sizing.partial_experts import RunMemory
 from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.weights.expert_slots import Inventory, inventory, startup_bytes
 from tests.models import QWEN3_NEXT_80B, quantised_tensors, write_checkpoint, write_config
+from tests.selection import QUICK_SAMPLES, quick
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 NOTHING = RunMemory(context_tokens=1, kv_bytes=0, state_bytes=0, workspace_bytes=0)
@@ -364,7 +365,9 @@ def test_a_model_without_experts_is_rejected(name: str) -> None:
         experts_of(SAMPLES / f"{name}.yaml")
 
 
-@pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", quick(sorted(SAMPLES.glob("*.yaml")), QUICK_SAMPLES), ids=lambda path: path.stem
+)
 def test_every_sample_with_experts_adds_up(path: Path) -> None:
     try:
         experts = experts_of(path)

@@ -19,9 +19,10 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.plans.server.images import CACHES_FEATURES, plan_image_server
+from memfit.estimators.questions.runtime import Method
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.sizing.catalog import Catalog
-from memfit.estimators.sizing.sized_model import Method, SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel
 from tests.mlx_memory import settled_bytes
 from tests.trace.vision_cases import QWEN2_VL
 

@@ -22,11 +22,12 @@ from memfit.estimators.machine.host import detect_host
 from memfit.estimators.mlx.arrivals import AtCalls, Request
 from memfit.estimators.plans.server.plan import plan_server
 from memfit.estimators.plans.server.simulation import simulated
+from memfit.estimators.questions.runtime import Method
 from memfit.estimators.results.server import ServerMoment, ServerPlan
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.server_bound import server_need
 from memfit.estimators.sizing.server_memory import ServerMemory
-from memfit.estimators.sizing.sized_model import Method, SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel
 from tests.checkpoints import VOCABULARY, save_tokenizer, save_weights
 
 mx = pytest.importorskip("mlx.core")

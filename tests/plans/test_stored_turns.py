@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.plans.offload.session_cache import Storage
+from tests.selection import examples
 
 mx = pytest.importorskip("mlx.core")
 cache_classes = pytest.importorskip("mlx_lm.models.cache")
@@ -62,7 +63,7 @@ class Caches:
         )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(TURNS, st.sampled_from(((0,), (1,), (0, 1, 0))), st.sampled_from((16, 8, 4)))
 def test_every_turn_leaves_the_bytes_of_mlx_lms_caches(
     turns: list[TraceRequest], kinds: tuple[int, ...], bits: int

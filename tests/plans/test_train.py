@@ -101,6 +101,7 @@ def test_a_loop_over_too_many_tokens_to_trace_is_continued() -> None:
     assert half.peak_bytes < plan.needed_bytes // 3
 
 
+@pytest.mark.exhaustive
 def test_an_action_fits_and_none_of_its_settings_can_be_left_out(planned: TrainPlan) -> None:
     [action] = planned.actions
     assert action.verdict != "exceeds"

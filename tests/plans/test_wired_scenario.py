@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.cli.render.views.wired import thinned
+from memfit.cli.render.views.plan_wired import thinned
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint

@@ -109,9 +109,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
-@pytest.mark.parametrize(
-    "name", quick(list(with_experts()), ["qwen3_moe", "gpt_oss", "nemotron_h"])
-)
+@pytest.mark.parametrize("name", quick(list(with_experts()), ["qwen3_moe"]))
 def test_any_capacity_that_reads_what_is_missing_has_the_full_models_logits(
     case: Any, name: str
 ) -> None:

@@ -46,7 +46,7 @@ def dense(checkpoints: Checkpoints) -> Iterator[ModelProcess]:
         yield process
 
 
-@pytest.mark.parametrize("name", quick(RECIPES, ("dense-4bit", "delta-net", "mla", "sliding")))
+@pytest.mark.parametrize("name", quick(RECIPES, ("dense-4bit", "sliding")))
 def test_weights_caches_and_states_equal_the_estimate(name: str, checkpoints: Checkpoints) -> None:
     sized = size(open_checkpoint(str(checkpoints(name))), device=HOST)
     figures = sized.figures_for(WORKLOAD)

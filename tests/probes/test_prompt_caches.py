@@ -253,6 +253,7 @@ print(kills)
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("step", "kills"), [(330, 3), pytest.param(4, 200, marks=pytest.mark.exhaustive)]
 )

@@ -123,6 +123,7 @@ for path in map(Path, sys.argv[2:]):
 """
 
 
+@pytest.mark.exhaustive
 @needs_mlx_vlm
 def test_no_class_of_mlx_vlm_that_trusts_a_repository_runs_its_code(
     ran: Path, tmp_path: Path

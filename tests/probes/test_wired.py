@@ -14,6 +14,7 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.plans.wired.ledger import SimulatedBackend, Ticket, WiredEvent
 from memfit.estimators.plans.wired.policies import SumPolicy
 from memfit.probes.wired import MetalBackend, WiredMemoryManager, host_backend
+from tests.selection import examples
 
 POLICY = SumPolicy(100)
 
@@ -145,7 +146,7 @@ async def test_a_wait_can_have_a_timeout() -> None:
     assert wired.waiting == ()
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 2**32), st.integers(1, 40))
 def test_any_number_of_tasks_run_in_order_within_the_cap(seed: int, task_count: int) -> None:
     dice = random.Random(seed)

@@ -92,6 +92,7 @@ def test_a_session_saves_complete_measurements_and_shows_the_others(
     assert len(kept) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_process_killed_before_it_has_loaded_fails_one_run_only(
     worker: Worker, started: Started
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_process_killed_before_it_has_loaded_fails_one_run_only(
     assert len(started.processes) == 2
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_fails_to_load_twice_in_a_row_is_not_started_again(model: Path) -> None:
     started = Started(model, memory_limit_bytes=1_000)
     with Worker(started) as worker:

@@ -61,11 +61,11 @@ def _arrays(model: Any) -> list[tuple[str, mx.array]]:
     ("name", "batch", "prompt", "generated"),
     [
         # Groups end while others are prefilled, or decode all together.
-        ("qwen3", 16, 256, 4),
         ("falcon_h1", 12, 260, 12),
         *(
             pytest.param(*each, marks=pytest.mark.exhaustive)
             for each in (
+                ("qwen3", 16, 256, 4),
                 ("llama", 32, 512, 4),
                 ("llama", 32, 300, 40),
                 ("qwen3", 16, 512, 300),

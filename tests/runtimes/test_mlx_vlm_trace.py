@@ -19,9 +19,10 @@ from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.images.processor import with_image_tokens
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.allocator import allocated
+from memfit.estimators.questions.runtime import Method
 from memfit.estimators.runtimes.mlx_vlm_trace import MlxVlmTrace
 from memfit.estimators.runtimes.registry import get_runtime
-from memfit.estimators.sizing.sized_model import Method, SizedModel, size
+from memfit.estimators.sizing.sized_model import SizedModel, size
 
 pytest.importorskip("mlx_lm")
 if find_spec("mlx_vlm") is None:  # its import takes seconds
@@ -84,6 +85,7 @@ def test_a_batch_is_traced_and_below_the_bound() -> None:
         sized.figures_for(replace(batch, max_kv_size=512))
 
 
+@pytest.mark.exhaustive
 def test_the_tower_of_mistral_3_is_bounded() -> None:
     sized, workload = by_trace(next(case.config for case in WIDE if case.name == "Mistral 3"))
     bound = sized.formula_view().figures_for(workload).moment.nbytes

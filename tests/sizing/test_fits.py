@@ -1,5 +1,6 @@
 """A row of ``memfit fits`` is what an estimate says for its settings, and no better one fits."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,18 @@ from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.fits import fits
 from memfit.estimators.sizing.sized_model import SizedModel
+from tests.selection import QUICK_SAMPLES
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 KEPT = [KeptModel(path.stem, "sample", str(path)) for path in sorted(SAMPLES.glob("*.yaml"))]
+SOME = [each for each in KEPT if each.name in QUICK_SAMPLES]
+some_and_all = pytest.mark.parametrize(
+    "kept",
+    [
+        pytest.param(tuple(SOME), id="some"),
+        pytest.param(tuple(KEPT), id="all", marks=pytest.mark.exhaustive),
+    ],
+)
 DEVICES = {name: find_device(name) for name in ("m4-pro-24", "m4-max-64", "rtx-4090")} | {
     "8GB": memory_device(8 * GIB),
     "32GB": memory_device(32 * GIB),
@@ -34,8 +44,9 @@ def asked(tokens: int) -> WorkloadQuestion:
     return WorkloadQuestion(prompt_tokens=tokens)
 
 
-def answer(machine: str, tokens: int) -> Fits:
-    return fits(CATALOG, KEPT, DEVICES[machine], asked(tokens))
+@cache
+def answer(machine: str, tokens: int, kept: tuple[KeptModel, ...] = tuple(SOME)) -> Fits:
+    return fits(CATALOG, kept, DEVICES[machine], asked(tokens))
 
 
 def sized_as(row: Fit, machine: str, bits: int | None) -> SizedModel:
@@ -43,9 +54,12 @@ def sized_as(row: Fit, machine: str, bits: int | None) -> SizedModel:
     return CATALOG.sized(row.reference, quantize=quantize, device=DEVICES[machine])
 
 
+@some_and_all
 @pytest.mark.parametrize(("machine", "tokens"), QUESTIONS)
-def test_a_row_is_what_estimate_says(machine: str, tokens: int) -> None:
-    for row in answer(machine, tokens).models:
+def test_a_row_is_what_estimate_says(
+    machine: str, tokens: int, kept: tuple[KeptModel, ...]
+) -> None:
+    for row in answer(machine, tokens, kept).models:
         sized = sized_as(row, machine, row.weight_bits)
         run = replace(
             asked(tokens).under(sized.runtime_model.runtime), prefill_step=row.prefill_step
@@ -69,9 +83,12 @@ def test_the_longest_prompt_is_that_of_the_grid(name: str) -> None:
     assert (row.context_tokens, row.context_step) == (grid.context_tokens, grid.context_step)
 
 
+@some_and_all
 @pytest.mark.parametrize(("machine", "tokens"), QUESTIONS[:2])
-def test_no_more_bits_and_no_larger_step_fit(machine: str, tokens: int) -> None:
-    for row in answer(machine, tokens).models:
+def test_no_more_bits_and_no_larger_step_fit(
+    machine: str, tokens: int, kept: tuple[KeptModel, ...]
+) -> None:
+    for row in answer(machine, tokens, kept).models:
         bits = (None, *sized_as(row, machine, None).weight_bits())
         tried = [(each, step) for each in bits for step in STEPS]
         found = tried.index((row.weight_bits, row.prefill_step))
@@ -84,8 +101,9 @@ def test_no_more_bits_and_no_larger_step_fit(machine: str, tokens: int) -> None:
             assert row.verdict == "tight" or verdict == "exceeds" or row.verdict == "fits"
 
 
-def test_what_does_not_fit_names_the_smallest_mac_that_does() -> None:
-    rows = [row for row in answer("32GB", 4096).models if row.smallest_memory_bytes]
+@some_and_all
+def test_what_does_not_fit_names_the_smallest_mac_that_does(kept: tuple[KeptModel, ...]) -> None:
+    rows = [row for row in answer("32GB", 4096, kept).models if row.smallest_memory_bytes]
     assert rows
     for row in rows:
         assert row.verdict == "exceeds"
@@ -98,7 +116,7 @@ def test_what_does_not_fit_names_the_smallest_mac_that_does() -> None:
 
 
 def test_under_another_runtime_than_macs_have_no_mac_is_named() -> None:
-    found = answer("rtx-4090", 4096)
+    found = answer("rtx-4090", 4096, tuple(SOME[:4]))
     assert all(row.smallest_memory_bytes is None for row in found.models)
 
 

@@ -30,6 +30,7 @@ from memfit.estimators.sizing.server_bound import server_need
 from memfit.estimators.sizing.server_memory import need_of
 from memfit.estimators.sizing.serving import REPLY_TOKENS
 from memfit.estimators.sizing.sized_model import SizedModel
+from tests.selection import QUICK_SAMPLES, examples, quick
 
 CASES = Path(__file__).parents[1] / "arch" / "cases"
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
@@ -134,20 +135,9 @@ def verdict_of(case: Case, device: Device, chosen: Settings, workload: Workload)
         return "refused"
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(cases)
 def test_no_cheaper_set_fits_than_the_one_found(case: Case) -> None:
-    check_cheapest(case)
-
-
-@pytest.mark.exhaustive
-@settings(max_examples=300, deadline=None)
-@given(cases)
-def test_no_cheaper_set_fits_than_the_one_found_in_many_examples(case: Case) -> None:
-    check_cheapest(case)
-
-
-def check_cheapest(case: Case) -> None:
     if not is_possible(case):
         return
     device = device_of(case)
@@ -160,7 +150,7 @@ def check_cheapest(case: Case) -> None:
     assert list(found) == expected
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(cases)
 def test_the_longest_prompt_of_all_steps_is_that_of_brute_force(case: Case) -> None:
     if not is_possible(case):
@@ -192,7 +182,7 @@ def longest_by_steps(model: SizedModel, workload: Workload) -> int:
     return longest
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 # Fewer KV bits fit this prompt, but their longest is shorter than without them.
 @example(Case("qwen3", None, Workload(prompt_tokens=1122, prefill_step=128), 0))
 @given(cases)
@@ -269,13 +259,13 @@ def changed(workload: Workload, chosen: dict[str, int]) -> Workload:
     return workload
 
 
-def test_figures_are_never_below_the_part_that_is_quick_to_compute() -> None:
-    for path in sorted(SAMPLES.glob("*.yaml")):
-        model = catalog().sized(str(path), device=memory_device(64 * GIB))
-        for prompt, step in product((1, 300, 9001), (2048, 100)):
-            workload = Workload(prompt_tokens=prompt, prefill_step=step, max_tokens=50)
-            least = model.runtime_model.least_bytes(workload)
-            assert least <= model.figures_for(workload).moment.nbytes, path.stem
+@pytest.mark.parametrize("name", quick(sorted(SAMPLES.glob("*.yaml")), QUICK_SAMPLES))
+def test_figures_are_never_below_the_part_that_is_quick_to_compute(name: Path) -> None:
+    model = catalog().sized(str(name), device=memory_device(64 * GIB))
+    for prompt, step in product((1, 300, 9001), (2048, 100)):
+        workload = Workload(prompt_tokens=prompt, prefill_step=step, max_tokens=50)
+        least = model.runtime_model.least_bytes(workload)
+        assert least <= model.figures_for(workload).moment.nbytes
 
 
 def answered(name: str, device: Device | None, **changes: Any) -> Estimate:
@@ -368,6 +358,7 @@ def test_a_batch_never_gets_kv_bits_and_a_rotating_cache_neither() -> None:
         assert all("kv_bits" not in action.settings for action in answer.actions)
 
 
+@pytest.mark.exhaustive
 def test_cells_of_macs_are_what_an_estimate_says_on_each() -> None:
     answer = answered("qwen3.5-35b-a3b", None, prompt_tokens=20_000)
     assert answer.verdict == "unknown"

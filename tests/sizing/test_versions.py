@@ -26,9 +26,10 @@ from memfit.estimators.mlx.versions import (
     format_version,
     parse_version,
 )
+from memfit.estimators.questions.runtime import Method
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.sized_model import Method, SizedModel, size
+from memfit.estimators.sizing.sized_model import SizedModel, size
 from tests.models import sample_config
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
 from memfit.estimators.sizing.sized_model import size
-from tests.selection import quick
+from tests.selection import FEW_CONFIGS, QUICK_SAMPLES, quick
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = sorted((ROOT / "sample_configs").glob("*.yaml"))
@@ -26,7 +26,7 @@ WORKLOAD = Workload(prompt_tokens=700, max_tokens=3, prefill_step=256, batch=2)
 
 # For CASES it follows: tests/arch/test_families.py compares the formula with mlx-lm's classes,
 # tests/trace/test_shapes.py the trace.
-@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", quick(SAMPLES, QUICK_SAMPLES), ids=lambda path: path.stem)
 def test_formula_and_trace_agree(path: Path) -> None:
     checkpoint = open_checkpoint(str(path))
     formula = size(checkpoint, device=None, method="formula")
@@ -39,7 +39,7 @@ def test_formula_and_trace_agree(path: Path) -> None:
     assert shapes.ssm_bytes == state_bytes(formula.model, workload.batch)
 
 
-@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", quick(SAMPLES, QUICK_SAMPLES), ids=lambda path: path.stem)
 def test_kv_bits_that_reach_no_cache_change_no_class(path: Path) -> None:
     checkpoint = open_checkpoint(str(path))
     formula = size(checkpoint, device=None, method="formula")
@@ -72,7 +72,7 @@ def test_formula_and_trace_agree_on_a_quantization_block(name: str, mode: str) -
     assert traced.workspace_basis(WORKLOAD)[0] == "traced"
 
 
-@pytest.mark.parametrize("path", quick(CASES), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", quick(CASES, FEW_CONFIGS), ids=lambda path: path.stem)
 def test_formula_and_trace_agree_on_foreign_quantisation_methods(path: Path) -> None:
     config = json.loads(path.read_text())
     # Each family with one of them, each of them with many families.

@@ -32,7 +32,7 @@ from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.traced_model import TracedModel
 from tests.models import published_config
 from tests.oracle import Oracle
-from tests.selection import quick
+from tests.selection import FEW_CONFIGS, quick
 from tests.trace.test_shapes import NOT_BUILT, NOT_IN_BATCHES, UNDESCRIBED
 
 CASES = sorted((Path(__file__).parents[1] / "arch" / "cases").glob("*.json"))
@@ -87,7 +87,7 @@ def states(model: Model) -> Counter[bool]:
     return found
 
 
-@pytest.mark.parametrize("path", quick(CASES), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", quick(CASES, FEW_CONFIGS), ids=lambda path: path.stem)
 def test_the_class_says_what_the_family_says(path: Path) -> None:
     written, derived = both(path)
     assert Counter(derived.kv_buffers()) == Counter(written.kv_buffers())
@@ -106,7 +106,7 @@ def _modules(model: Model) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("path", quick(CASES), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", quick(CASES, FEW_CONFIGS), ids=lambda path: path.stem)
 def test_the_class_has_the_weights_of_the_family_to_the_byte(path: Path) -> None:
     written, derived = both(path)
     conversion = QuantizationPlan(Quantization(4, 32), converting=True)
@@ -121,7 +121,7 @@ def test_the_class_has_the_weights_of_the_family_to_the_byte(path: Path) -> None
     assert {path: m.part for path, m in derived.all_modules()} == parts
 
 
-@pytest.mark.parametrize("path", quick(CASES), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", quick(CASES, FEW_CONFIGS), ids=lambda path: path.stem)
 def test_the_class_has_the_experts_of_the_family(path: Path) -> None:
     written, derived = (
         {

@@ -16,7 +16,7 @@ from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
 from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.trace.graph_format import Call
-from memfit.estimators.trace.peak import TracedPeak, peak
+from memfit.estimators.trace.peak import RunPeak, peak
 from tests.selection import quick
 from tests.trace.calls import Sketch, trace_of
 
@@ -45,7 +45,7 @@ def test_the_peak_is_weights_plus_arrays_alive_at_the_same_time() -> None:
     found = peak(trace_of(chunk(16, 0), weights=5 * MEBI), CPU)
     # Weights, the chunk's input, its exponential and the cache.
     assert found.nbytes == (5 + 4 + 4 + 16) * MEBI
-    assert found.phase == "first_chunk"
+    assert found.top.part == "first_chunk"
 
 
 def test_a_cache_that_is_large_enough_is_written_in_place() -> None:
@@ -71,7 +71,7 @@ def test_a_cache_that_python_still_holds_is_copied() -> None:
 def test_caches_after_a_jump_are_not_counted_with_earlier_ones() -> None:
     jumped = peak(trace_of(chunk(16, 0), chunk(64, 32), weights=5 * MEBI), CPU)
     assert jumped.nbytes == (5 + 4 + 4 + 64) * MEBI
-    assert jumped.phase == "last_chunk"
+    assert jumped.top.part == "last_chunk"
 
 
 def token(phase: CallPhase, position: int) -> Call:
@@ -93,16 +93,16 @@ def test_a_step_finds_the_log_probabilities_of_two_earlier_tokens_held() -> None
 def test_the_peak_is_attributed_to_an_operation() -> None:
     first, second = chunk(16, 0), chunk(16, 4)
     held = replace(second, held=(*second.held, 1))
-    assert peak(trace_of(first), CPU).operation == "Full"
+    assert peak(trace_of(first), CPU).top.operation == "Full"
     # The copy's buffer becomes a cache; the operation allocated it.
-    assert peak(trace_of(held), CPU).operation == "SliceUpdate"
+    assert peak(trace_of(held), CPU).top.operation == "SliceUpdate"
 
 
 def test_a_peak_at_the_start_of_a_call_belongs_to_its_first_operation() -> None:
     sketch = Sketch()
     start = sketch.given(MEBI, role="tokens")
     call = sketch.call(sketch.run("StopGradient", (start,), MEBI))
-    assert peak(trace_of(call), CPU).operation == "StopGradient"
+    assert peak(trace_of(call), CPU).top.operation == "StopGradient"
 
 
 def test_the_arrays_alive_add_up_to_the_peak() -> None:
@@ -135,7 +135,7 @@ def test_running_work_keeps_its_inputs_alive() -> None:
 
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_more_operations_never_lower_the_peak(few: int, more: int) -> None:
-    def highest(count: int) -> TracedPeak:
+    def highest(count: int) -> RunPeak:
         sketch = Sketch()
         return peak(trace_of(sketch.call(sketch.chain("Cumsum", sketch.given(64), count, 64))), CPU)
 
@@ -197,9 +197,9 @@ def test_on_metal_formula_and_trace_agree_on_a_generation_that_grows() -> None:
     trace = ClassTrace(checkpoint, None, "BF16", is_described=True)
     traced = trace.run(workload, MAX, MlxVersions()).peak
     assert traced is not None
-    assert traced.phase == "growing"
+    assert traced.top.part == "growing"
     assert wanted.decode_bytes is not None
-    assert 0.99 * wanted.decode_bytes <= traced.decode_bytes <= 1.01 * wanted.decode_bytes
+    assert 0.99 * wanted.decode_bytes <= traced.parts["growing"] <= 1.01 * wanted.decode_bytes
 
 
 def check_against_mlx(

@@ -14,7 +14,8 @@ from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.devices import working_set_device
-from memfit.estimators.sizing.sized_model import Method, SizedModel, size
+from memfit.estimators.questions.runtime import Method
+from memfit.estimators.sizing.sized_model import SizedModel, size
 
 pytest.importorskip("mlx_lm")
 

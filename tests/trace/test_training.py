@@ -20,8 +20,8 @@ from memfit.estimators.trace.isolation import tracing
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
 from memfit.estimators.trace.leaves import leaves_of
 from memfit.estimators.trace.libraries import changed
-from memfit.estimators.trace.peak import Replay
 from memfit.estimators.trace.recording import record_call
+from memfit.estimators.trace.replay import CallReplay
 from memfit.estimators.trace.schedule import unmerged
 from memfit.estimators.trace.training_peak import LoopGrowth, TrainingPeak, training_peak
 from memfit.estimators.trace.training_recorder import Training
@@ -132,7 +132,7 @@ def test_attention_and_its_gradient_are_as_published_for_a_mac(tokens: int, publ
     arrays = list(graph.arrays)
     nodes, ends = resolved(graph.nodes, graph.outputs, arrays)
     call = Call("first_chunk", 0, 0, tuple(arrays), tuple(nodes), tuple(ends), tuple(ends))
-    peak = Replay(find_device("m1-max-32"), MLX_VERSION).follow(unmerged(call)).nbytes
+    peak = CallReplay(find_device("m1-max-32"), MLX_VERSION).follow(unmerged(call)).nbytes
     assert peak / 2**20 == pytest.approx(published, rel=0.04)
 
 

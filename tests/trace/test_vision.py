@@ -13,8 +13,9 @@ from memfit.estimators.trace.kernel_stubs import TraceTarget
 pytest.importorskip("mlx_lm")
 if find_spec("mlx_vlm") is None:  # its import takes seconds
     pytest.skip("mlx-vlm is not installed", allow_module_level=True)
+from memfit.estimators.trace.peak import RunPeak
 from memfit.estimators.trace.vision_model import TracedVisionModel
-from memfit.estimators.trace.vision_peak import VisionPeak, vision_peak
+from memfit.estimators.trace.vision_peak import vision_peak
 from tests.trace.vision_cases import CASES, GEMMA3, QWEN2_VL, TEXT, WIDE, Case, grid
 from tests.trace.vision_runs import measured
 
@@ -24,7 +25,7 @@ LOWEST, HIGHEST = 0.96, 1.15
 QUICK = ("Qwen2-VL", "Gemma 3", "Gemma 3, text", "Qwen3-VL, text, batch of 3")
 
 
-def traced(case: Case) -> VisionPeak:
+def traced(case: Case) -> RunPeak:
     model = TracedVisionModel(case.config, "cpu", dtype=case.dtype)
     run = model.record(case.plan, case.workload, TraceTarget(backend="cpu"))
     return vision_peak(run, model.weights, HOST, MLX_VERSION)
@@ -55,7 +56,7 @@ def test_a_prompt_takes_what_mlx_vlm_takes(case: Case) -> None:
 def test_the_largest_part_of_a_large_image_is_the_tower() -> None:
     small = traced(Case("small", QWEN2_VL, grid(56, 56, 14), text_tokens=800))
     large = traced(Case("large", QWEN2_VL, grid(896, 896, 14)))
-    assert (small.part, large.part) == ("prefill", "vision")
+    assert (small.top.part, large.top.part) == ("prefill", "vision")
     assert large.parts["decode"] < large.nbytes == large.parts["vision"]
 
 
@@ -63,7 +64,7 @@ def test_the_largest_part_of_a_large_image_is_the_tower() -> None:
 def test_classes_get_what_processors_and_transformers_give_them(name: str) -> None:
     # Resolutions of a list, a mask of the tokens that features replace, one of two ids of them.
     (case,) = (case for case in WIDE if case.name == name)
-    assert traced(case).part == "vision"
+    assert traced(case).top.part == "vision"
 
 
 def test_a_config_with_code_of_its_own_is_refused() -> None:

@@ -12,7 +12,8 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.adapters import MLX_WEIGHTS, Adapter
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.machine.device import Device
-from memfit.estimators.sizing.sized_model import Method, SizedModel, size
+from memfit.estimators.questions.runtime import Method
+from memfit.estimators.sizing.sized_model import SizedModel, size
 from memfit.estimators.workspace.peak import ERROR_PERCENT
 from tests.cli.test_method import UNDESCRIBED
 from tests.mlx_memory import settled_bytes

@@ -17,7 +17,8 @@ import mlx.core as mx
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.sizing.sized_model import Method, SizedModel, size
+from memfit.estimators.questions.runtime import Method
+from memfit.estimators.sizing.sized_model import SizedModel, size
 from memfit.estimators.weights.conversion import conversion_type
 from tests.checkpoints import config_of as any_config_of
 from tests.checkpoints import save_tokenizer

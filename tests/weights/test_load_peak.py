@@ -15,9 +15,10 @@ from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.scheduler import BatchLimits, ReadQueue
+from memfit.estimators.questions.runtime import Method
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.sized_model import Method, size
+from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.weights.loading import Conversion
 from memfit.estimators.workspace.load import load_extra
 from tests.mlx_memory import settled_bytes

@@ -12,7 +12,7 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.weights.footprint import WeightFootprint
-from tests.selection import quick
+from tests.selection import FEW_CONFIGS, quick
 from tests.weights.hub_layout import Tensors, hub_layout
 from tests.weights.loads import (
     CASES,
@@ -25,7 +25,7 @@ from tests.weights.loads import (
     save,
 )
 
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
+every_case = pytest.mark.parametrize("case", quick(CASES), ids=lambda case: case.stem)
 
 
 @every_case
@@ -70,7 +70,7 @@ _UNKNOWN_TENSORS = (
 )
 
 
-@pytest.mark.parametrize("case", quick(CASES), ids=lambda case: case.stem)
+@pytest.mark.parametrize("case", quick(CASES, FEW_CONFIGS), ids=lambda case: case.stem)
 def test_a_tensor_unknown_to_the_class_is_dropped_or_rejected_as_in_mlx_lm(
     case: Path, tmp_path: Path
 ) -> None:

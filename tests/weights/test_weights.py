@@ -20,7 +20,8 @@ from memfit.estimators.base.errors import CheckpointError, ConfigError
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.mlx.allocator import allocated
-from memfit.estimators.sizing.sized_model import Method, size
+from memfit.estimators.questions.runtime import Method
+from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.weights.conversion import convert
 from memfit.estimators.weights.derived import QuantizationPlan, derive
 from memfit.estimators.weights.footprint import WeightFootprint, load_footprint

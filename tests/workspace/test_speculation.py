@@ -14,7 +14,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.sizing.catalog import Catalog, Draft
 from memfit.estimators.trace.kernel_stubs import TraceTarget
-from memfit.estimators.trace.speculation import speculative_peak
+from memfit.estimators.trace.peak import speculative_peak
 from memfit.estimators.trace.traced_model import TracedModel
 from memfit.estimators.weights import derive
 from memfit.estimators.workspace.peak import prepared_model

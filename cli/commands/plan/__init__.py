@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import typer
 
-from memfit.cli.lazy_group import LazyGroup
+from memfit.cli.command_groups import LazyGroup
 
 
 class Plans(LazyGroup):

@@ -6,7 +6,7 @@ import typer
 
 from memfit.cli.commands.plan.subject import Traffic, sized_model
 from memfit.cli.exits import exit_of_verdict
-from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
+from memfit.cli.options.groups import Only, OptionGroup, grouped
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import (
     BATCH,
@@ -28,26 +28,47 @@ if TYPE_CHECKING:
 _MAX_VALUES = 64
 
 
+def _counts(text: str) -> tuple[int, ...]:
+    """Read a list of counts; return them ascending and each once."""
+    found = {_positive(part) for part in text.split(",")}
+    if len(found) > _MAX_VALUES:
+        raise InputError(f"{len(found)} values: give at most {_MAX_VALUES}")
+    return tuple(sorted(found))
+
+
+def _positive(text: str) -> int:
+    value = parse_count(text)
+    if value < 1:
+        raise InputError(f"{text!r}: must be at least 1")
+    return value
+
+
 class ContextOptions(OptionGroup, frozen=True, kw_only=True):
     """The table of contexts and requests."""
 
     contexts: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Contexts in the table, such as 8k,32k.")
+        tuple[int, ...] | None,
+        typer.Option(metavar="A,B", help="Contexts in the table, such as 8k,32k."),
+        _counts,
     ] = None
     requests: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Numbers of concurrent requests in the table.")
+        tuple[int, ...] | None,
+        typer.Option(metavar="A,B", help="Numbers of concurrent requests in the table."),
+        _counts,
     ] = None
     ceiling: Annotated[
-        str | None, typer.Option(metavar="TOKENS", help="Longest context to plan.")
+        int | None, typer.Option(metavar="TOKENS", help="Longest context to plan."), _positive
     ] = None
     backend_cap: Annotated[
-        str | None, typer.Option(metavar="TOKENS", help="Longest context that the backend allows.")
+        int | None,
+        typer.Option(metavar="TOKENS", help="Longest context that the backend allows."),
+        _positive,
     ] = None
     traffic: Traffic = None
     plot: Annotated[bool, typer.Option("--plot", help="Draw memory against context.")] = False
 
     def question(self) -> "ContextQuestion":
-        """Return what is asked.
+        """Return the question.
 
         Raises:
             InputError: when a value or the file of requests cannot be read.
@@ -59,15 +80,14 @@ class ContextOptions(OptionGroup, frozen=True, kw_only=True):
             ContextQuestion,
         )
 
-        lengths = parsed("--contexts", _counts, self.contexts) or ()
-        at_once = parsed("--requests", _counts, self.requests) or REQUESTS
+        at_once = self.requests or REQUESTS
         if max(at_once) > MAX_REQUESTS:
             raise InputError(f"--requests {max(at_once)}: give at most {MAX_REQUESTS}")
         return ContextQuestion(
-            contexts=lengths,
+            contexts=self.contexts or (),
             requests=at_once,
-            ceiling=parsed("--ceiling", _positive, self.ceiling),
-            backend_cap=parsed("--backend-cap", _positive, self.backend_cap),
+            ceiling=self.ceiling,
+            backend_cap=self.backend_cap,
             traffic=read_request_trace(self.traffic) if self.traffic else (),
         )
 
@@ -75,7 +95,7 @@ class ContextOptions(OptionGroup, frozen=True, kw_only=True):
 @grouped
 def context(
     model: AssumableModel,
-    asked: ContextOptions,
+    options: ContextOptions,
     workload: Annotated[WorkloadOptions, Only(*CONTEXT, *BATCH, *RUNTIME_DEFAULTS, *IMAGES)],
     machine: RankedMachine,
     runtime: ServedRuntime,
@@ -85,16 +105,12 @@ def context(
 
     The context that the runtime itself would choose is shown too.
     """
-    # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.assumed import marked
-    from memfit.cli.render.views.context import to_document
     from memfit.estimators.plans.context.plan import plan_context
     from memfit.estimators.sizing.estimate import curve
     from memfit.estimators.sizing.ranks import RankedModel
     from memfit.estimators.sizing.resolved import resolved
 
-    question = asked.question()
+    question = options.question()
     rules = runtime.chosen()
     sized = sized_model(
         model,
@@ -113,21 +129,6 @@ def context(
     # Hundreds of workloads are sized: a trace of each takes too long.
     sized, run = target.sized.formula_view(), target.workload
     result = plan_context(sized, run, question, units=output.units)
-    points = curve(sized, run) if output.draws(asked.plot) else ()
-    output.write(Answer(result, marked(to_document(result, output.units, points), model.as_type)))
-    raise typer.Exit(exit_of_verdict(result.verdict, is_asked=result.device is not None))
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    """Read a list of counts; return them ascending and each once."""
-    found = {_positive(part) for part in text.split(",")}
-    if len(found) > _MAX_VALUES:
-        raise InputError(f"{len(found)} values: give at most {_MAX_VALUES}")
-    return tuple(sorted(found))
-
-
-def _positive(text: str) -> int:
-    value = parse_count(text)
-    if value < 1:
-        raise InputError(f"{text!r}: must be at least 1")
-    return value
+    points = curve(sized, run) if output.draws(options.plot) else ()
+    output.write(result, units=output.units, curve=points, as_type=model.as_type)
+    raise typer.Exit(exit_of_verdict(result.verdict, is_requested=result.device is not None))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from memfit.cli.commands.plan.subject import sized_for_mlx_lm
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
+from memfit.cli.options.groups import Only, OptionGroup, grouped
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import (
     CONTEXT,
@@ -33,35 +33,28 @@ class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
     """The experts to keep in memory."""
 
     capacity: Annotated[
-        str | None,
+        tuple[int, ...] | None,
         typer.Option(metavar="N,N...", help="Experts per layer to show, such as 160,192,208."),
+        parse_counts,
     ] = None
     profile: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="JSON of routing counts: layer, expert, count."),
     ] = None
     bandwidth: Annotated[
-        str | None,
+        int | None,
         typer.Option(metavar="RATE", help="Read bandwidth of the disk, such as 3.5GB/s."),
+        parse_rate,
     ] = None
     plot: Annotated[bool, typer.Option("--plot", help="Draw memory and coverage by experts.")] = (
         False
     )
 
-    def values(self) -> tuple[tuple[int, ...], int | None]:
-        """Return the capacities, and the bytes that the disk reads in a second.
-
-        Raises:
-            InputError: when a value cannot be read.
-        """
-        speed = parsed("--bandwidth", parse_rate, self.bandwidth)
-        return parsed("--capacity", parse_counts, self.capacity) or (), speed
-
 
 @grouped
 def experts(
     model: AdaptedModel,
-    asked: ExpertOptions,
+    options: ExpertOptions,
     workload: Annotated[WorkloadOptions, Only(*CONTEXT, "kv_bits")],
     machine: MachineOptions,
     versions: VersionOptions,
@@ -71,30 +64,26 @@ def experts(
 
     Also the share of the routing they cover.
     """
-    # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.experts import to_document
     from memfit.estimators.plans.experts.plan import ExpertQuestion, plan_experts
     from memfit.estimators.sizing.partial_experts import experts_of, run_memory
 
-    capacities, speed = asked.values()
     tokens, _ = workload.tokens()
     run = Workload(prompt_tokens=tokens, kv_bits=workload.kv_bits or None, quantized_kv_start=0)
     device = machine.machine()
     sized = sized_for_mlx_lm(model, device, versions, verbose=output.verbose)
     kept = experts_of(sized)
-    profile = _profile(asked.profile, sized, kept.layers)
+    profile = _profile(options.profile, sized, kept.layers)
     result = plan_experts(
         kept,
-        ExpertQuestion(run_memory(sized, run), capacities, profile, speed),
+        ExpertQuestion(run_memory(sized, run), options.capacity or (), profile, options.bandwidth),
         model=sized.checkpoint.id,
         model_type=sized.model.model_type,
         runtime=sized.runtime_model.runtime,
         device=device,
     )
-    is_saved = profile is not None and asked.profile is None
+    is_saved = profile is not None and options.profile is None
     result = _with_measurements(result, sized, run, output.units, is_saved=is_saved)
-    output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
+    output.write(result, units=output.units, plot=output.draws(options.plot))
     fits = result.chosen.verdict != "exceeds" if result.chosen else device is None
     raise typer.Exit(Exit.YES if fits else Exit.NO)
 

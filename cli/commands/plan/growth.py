@@ -6,7 +6,7 @@ import typer
 
 from memfit.cli.commands.plan.subject import sized_model
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
+from memfit.cli.options.groups import Only, OptionGroup, grouped
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import AdaptedModel, MachineOptions, RuntimeOptions
 from memfit.estimators.base.errors import InputError
@@ -17,41 +17,48 @@ if TYPE_CHECKING:
     from memfit.estimators.results.growth import Sessions
     from memfit.estimators.runtimes.runtime import Runtime
 
-_DEFAULT_TOKENS = "32k"
+_DEFAULT_TOKENS = 32 * 1024
 
 
 class GrowthOptions(OptionGroup, frozen=True, kw_only=True):
     """Sessions, and the runtimes that serve them."""
 
     tokens: Annotated[
-        str | None, typer.Option(help="Final length of a session without turns (32k).")
+        int | None,
+        typer.Option(help="Final length of a session without turns (32k)."),
+        parse_count,
     ] = None
     sessions: Annotated[int, typer.Option(help="Sessions at once.")] = 1
     turns: Annotated[int | None, typer.Option(help="Turns of each session.")] = None
     turn_tokens: Annotated[
-        str | None,
+        int | None,
         typer.Option(metavar="TOKENS", help="Tokens that a turn adds, question and answer."),
+        parse_count,
     ] = None
     prefix: Annotated[
-        str | None, typer.Option(metavar="TOKENS", help="Tokens that all sessions begin with.")
+        int | None,
+        typer.Option(metavar="TOKENS", help="Tokens that all sessions begin with."),
+        parse_count,
     ] = None
     context: Annotated[
-        str | None,
+        int | None,
         typer.Option(help="Capacity of a contiguous cache; by default the length of a session."),
+        parse_count,
     ] = None
     runtimes: Annotated[
         str, typer.Option("--runtimes", "--runtime", metavar="all|A,B", help="Runtimes to show.")
     ] = "all"
     budget: Annotated[
-        str | None,
+        int | None,
         typer.Option(
             metavar="SIZE",
             help="Memory for all caches; by default what a runtime may take minus the weights.",
         ),
+        parse_size,
     ] = None
     plot: Annotated[bool, typer.Option("--plot", help="Draw caches over the turns.")] = False
 
-    def sessions_asked(self) -> "Sessions":
+    def session_lengths(self) -> "Sessions":
         """Return the sessions, each in one turn or in turns after a prefix.
 
         Raises:
@@ -62,16 +69,15 @@ class GrowthOptions(OptionGroup, frozen=True, kw_only=True):
         return Sessions(sessions=self.sessions, **self._lengths())
 
     def _lengths(self) -> dict[str, int]:
-        start = parsed("--prefix", parse_count, self.prefix) or 0
+        start = self.prefix or 0
         if self.turns is None and self.turn_tokens is None:
-            end = parsed("--tokens", parse_count, self.tokens or _DEFAULT_TOKENS) or 0
+            end = _DEFAULT_TOKENS if self.tokens is None else self.tokens
             if start >= end:
                 raise InputError(f"--prefix {start}: must be below the session's {end} tokens")
             return {"prefix_tokens": start, "turns": 1, "turn_tokens": end - start}
         if self.tokens is not None or self.turns is None or self.turn_tokens is None:
             raise InputError("give --tokens, or --turns with --turn-tokens")
-        each = parsed("--turn-tokens", parse_count, self.turn_tokens) or 0
-        return {"prefix_tokens": start, "turns": self.turns, "turn_tokens": each}
+        return {"prefix_tokens": start, "turns": self.turns, "turn_tokens": self.turn_tokens}
 
     def chosen(self, options: RuntimeQuestion) -> "list[Runtime]":
         """Return the runtimes to show, each with the options that it has.
@@ -90,7 +96,7 @@ class GrowthOptions(OptionGroup, frozen=True, kw_only=True):
 @grouped
 def growth(
     model: AdaptedModel,
-    asked: GrowthOptions,
+    options: GrowthOptions,
     machine: MachineOptions,
     runtime: Annotated[
         RuntimeOptions, Only("gpu_memory_utilization", "mlx_version", "mlx_lm_version")
@@ -101,17 +107,14 @@ def growth(
 
     Also where they exceed a budget.
     """
-    # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.growth import to_document
     from memfit.estimators.plans.sessions.plan import plan_growth
 
-    sessions, rules = asked.sessions_asked(), asked.chosen(runtime)
-    budget = parsed("--budget", parse_size, asked.budget)
-    context = parsed("--context", parse_count, asked.context)
+    sessions, rules = options.session_lengths(), options.chosen(runtime)
     sized = sized_model(model, machine.machine(), runtime, verbose=output.verbose)
-    result = plan_growth(sized, sessions, rules, budget_bytes=budget, context=context)
-    output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
+    result = plan_growth(
+        sized, sessions, rules, budget_bytes=options.budget, context=options.context
+    )
+    output.write(result, units=output.units, plot=output.draws(options.plot))
     if not result.rules:
         raise typer.Exit(Exit.UNSUPPORTED)
     crossed = all(rule.crossing for rule in result.rules)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from memfit.cli.commands.plan.subject import CacheBudget, sized_for_mlx_lm
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import OptionGroup, grouped, parsed
+from memfit.cli.options.groups import OptionGroup, grouped
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import AdaptedModel, MachineOptions, VersionOptions
 from memfit.estimators.base.units import parse_count, parse_rate, parse_size
@@ -28,7 +28,9 @@ class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
 
     conversations: Annotated[int, typer.Option(help="Number of conversations.")] = 8
     tokens: Annotated[
-        str | None, typer.Option(help="Tokens of each conversation, such as 18000 or 16k.")
+        int | None,
+        typer.Option(help="Tokens of each conversation, such as 18000 or 16k."),
+        parse_count,
     ] = None
     stored_bits: Annotated[int, typer.Option(help="Bits of a stored conversation: 4, 8 or 16.")] = 4
     stored_group_size: Annotated[int, typer.Option(help="Group size of --stored-bits.")] = 64
@@ -41,13 +43,18 @@ class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
         ),
     ] = False
     cache_budget: CacheBudget = None
-    disk: Annotated[str | None, typer.Option(metavar="SIZE", help="Free disk space.")] = None
+    disk: Annotated[
+        int | None, typer.Option(metavar="SIZE", help="Free disk space."), parse_size
+    ] = None
     read: Annotated[
-        str | None,
+        int | None,
         typer.Option(metavar="RATE", help="Read bandwidth of the disk, such as 3.5GB/s."),
+        parse_rate,
     ] = None
     write: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Write bandwidth of the disk, such as 2GB/s.")
+        int | None,
+        typer.Option(metavar="RATE", help="Write bandwidth of the disk, such as 2GB/s."),
+        parse_rate,
     ] = None
     prefill_speed: Annotated[
         int | None, typer.Option(metavar="N", help="Prompt tokens per second, not generated ones.")
@@ -64,7 +71,7 @@ class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
     ] = False
 
     def question(self) -> "OffloadQuestion":
-        """Return what is asked.
+        """Return the question.
 
         Raises:
             InputError: when a value or the file of requests cannot be read.
@@ -73,17 +80,12 @@ class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
         from memfit.estimators.plans.offload.plan import OffloadQuestion
         from memfit.estimators.results.offload import Speeds
 
-        tokens = parsed("--tokens", parse_count, self.tokens)
         return OffloadQuestion(
             conversations=self.conversations,
-            tokens=DEFAULT_CONTEXT if tokens is None else tokens,
-            hot_bytes=parsed("--cache-budget", parse_size, self.cache_budget),
-            disk_bytes=parsed("--disk", parse_size, self.disk),
-            speeds=Speeds(
-                parsed("--read", parse_rate, self.read),
-                parsed("--write", parse_rate, self.write),
-                self.prefill_speed,
-            ),
+            tokens=DEFAULT_CONTEXT if self.tokens is None else self.tokens,
+            hot_bytes=self.cache_budget,
+            disk_bytes=self.disk,
+            speeds=Speeds(self.read, self.write, self.prefill_speed),
             requests=read_request_trace(self.requests, agents=True) if self.requests else (),
         )
 
@@ -107,7 +109,7 @@ class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
 @grouped
 def offload(
     model: AdaptedModel,
-    asked: OffloadOptions,
+    options: OffloadOptions,
     machine: MachineOptions,
     versions: VersionOptions,
     output: PlanOutput,
@@ -116,18 +118,15 @@ def offload(
 
     Also the time saved by loading them again.
     """
-    # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.offload import to_document
     from memfit.estimators.base.workload import Workload
     from memfit.estimators.plans.offload.plan import plan_offload
     from memfit.estimators.sizing.estimate import ALONE, notes_on_versions
 
-    question = asked.question()
+    question = options.question()
     device = machine.machine()
     sized = sized_for_mlx_lm(model, device, versions, verbose=output.verbose)
     alone = Workload(prompt_tokens=question.tokens)
-    storage = asked.storage(sized.model)
+    storage = options.storage(sized.model)
     result = plan_offload(
         storage,
         question if model.quantization() else _with_measured(question, sized, storage, device),
@@ -135,7 +134,7 @@ def offload(
     )
     others = notes_on_versions(sized, alone, output.units, of=ALONE)
     result = replace(result, notes=(*result.notes, *others))
-    output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
+    output.write(result, units=output.units, plot=output.draws(options.plot))
     raise typer.Exit(Exit.NO if result.hot_conversations == 0 else Exit.YES)
 
 

@@ -33,7 +33,7 @@ class FleetOptions(OptionGroup, frozen=True, kw_only=True):
 @grouped
 def ranks(
     model: NamedModel,
-    asked: FleetOptions,
+    options: FleetOptions,
     workload: Annotated[WorkloadOptions, Only(*CONTEXT, "prompt_tokens", "max_tokens", "kv_bits")],
     machine: MachineOptions,
     versions: VersionOptions,
@@ -43,14 +43,12 @@ def ranks(
 
     Machines are ranks of mlx.launch, with tensor parallelism or as a pipeline.
     """
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.plan_ranks import to_document
     from memfit.estimators.plans.ranks.plan import plan_named, plan_ranks
     from memfit.estimators.questions.runtime import MARGIN_BYTES
 
-    if asked.fleet is not None:
-        _fleet(asked.fleet, versions, output)
-    devices = machine.machines()
+    if options.fleet is not None:
+        _fleet(options.fleet, versions, output)
+    devices = [device for device in machine.machines() if device]
     device = devices[0] if devices else machine.machine()
     if device is None:
         raise InputError("name a machine: --device m4-max-128, or --memory 128GB")
@@ -62,14 +60,12 @@ def ranks(
         result = plan_named(sized, devices, run, output.units)
     else:
         result = plan_ranks(sized, device, run, output.units)
-    output.write(Answer(result, to_document(result, output.units)))
+    output.write(result, units=output.units)
     raise typer.Exit(Exit.YES if result.least_machines else Exit.NO)
 
 
 def _fleet(path: Path, versions: RuntimeQuestion, output: PlanOutput) -> None:
     """Place a fleet, and exit."""
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.plan_ranks import fleet_document
     from memfit.estimators.plans.ranks.fleet import plan_fleet, read_fleet
     from memfit.estimators.sizing.catalog import Catalog
 
@@ -77,5 +73,5 @@ def _fleet(path: Path, versions: RuntimeQuestion, output: PlanOutput) -> None:
     with reporting(verbose=output.verbose) as progress:
         catalog = Catalog(path.parent, progress, versions.versioned)
         result = plan_fleet(fleet, catalog)
-    output.write(Answer(result, fleet_document(result, output.units)))
+    output.write(result, units=output.units)
     raise typer.Exit(Exit.YES if result.placed == len(result.placements) else Exit.NO)

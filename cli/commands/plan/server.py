@@ -6,7 +6,7 @@ import typer
 
 from memfit.cli.commands.plan.subject import Traffic, sized_for_mlx_lm, sized_model
 from memfit.cli.exits import exit_of_verdict
-from memfit.cli.options.groups import Only, OptionGroup, grouped, parsed
+from memfit.cli.options.groups import Only, OptionGroup, grouped
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import (
     CONTEXT,
@@ -17,6 +17,7 @@ from memfit.cli.options.questions import (
     WorkloadOptions,
 )
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import Units, parse_count, parse_server_size
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
 
     panel = "Server options"
     prefill_step_size: Annotated[int, typer.Option(help="Tokens in a prefill chunk.")] = 2048
-    max_tokens: Annotated[str, typer.Option(help="Tokens that each request generates.")] = "512"
+    max_tokens: Annotated[
+        int, typer.Option(help="Tokens that each request generates."), parse_count
+    ] = 512
     prompt_concurrency: Annotated[
         int | None, typer.Option(help="Prompts prefilled together; 8 by default.")
     ] = None
@@ -45,7 +48,9 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
         int | None, typer.Option(help="Caches kept for later requests; 10 by default.")
     ] = None
     prompt_cache_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The server's limit of those caches.")
+        int | None,
+        typer.Option(metavar="SIZE", help="The server's limit of those caches."),
+        parse_server_size,
     ] = None
     max_num_seqs: Annotated[
         int | None, typer.Option(help="With --image: requests taken out of the queue.")
@@ -74,7 +79,7 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
         for name in (*text, "prompt_cache_bytes", "traffic") if images else seen:
             if getattr(self, name) is not None:
                 server = "mlx_lm.server, which takes no images" if images else "mlx_vlm.server"
-                raise InputError(f"{_option(name)} is for {server}; leave it out")
+                raise InputError(f"{setting(name)} is for {server}; leave it out")
         given = {
             name: value for name in (*text, *seen) if (value := getattr(self, name)) is not None
         }
@@ -85,12 +90,10 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
             least = 0 if name == "prompt_cache_size" else 1
             most = 2**30 if name == "prefill_step_size" else _MOST_AT_ONCE
             if not least <= value <= most:
-                raise InputError(f"{_option(name)} {value}: give from {least} to {most}")
+                raise InputError(f"{setting(name)} {value}: give from {least} to {most}")
         return ServerSettings(
             prefill_step=self.prefill_step_size,
-            prompt_cache_bytes=parsed(
-                "--prompt-cache-bytes", parse_server_size, self.prompt_cache_bytes
-            ),
+            prompt_cache_bytes=self.prompt_cache_bytes,
             **given,
         )
 
@@ -109,14 +112,10 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
         return tuple(requests), times
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 @grouped
 def server(
     model: AssumableModel,
-    asked: ServerOptions,
+    options: ServerOptions,
     workload: Annotated[
         WorkloadOptions, Only(*CONTEXT, "kv_bits", "kv_group_size", "quantized_kv_start", *IMAGES)
     ],
@@ -128,18 +127,14 @@ def server(
 
     With --image it is mlx_vlm.server, with an upper bound.
     """
-    # The library is imported here so that --help stays fast.
     from msgspec.structs import replace
 
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.assumed import marked
-    from memfit.cli.render.views.server import to_document
     from memfit.estimators.questions.runtime import MARGIN_BYTES
     from memfit.estimators.sizing.ranks import RankedModel
     from memfit.estimators.sizing.resolved import resolved
 
     images = workload.has_images
-    question = (asked.settings(images=images), asked.recorded(), asked.clients)
+    question = (options.settings(images=images), options.recorded(), options.clients)
     sizes = sized_model if images else sized_for_mlx_lm
     sized = sizes(
         model, machine.machine(), runtime, verbose=output.verbose, margin_bytes=MARGIN_BYTES
@@ -151,12 +146,11 @@ def server(
         keeps_runtime=False,
         deciding=RankedModel.full_first,
     )
-    most = parsed("--max-tokens", parse_count, asked.max_tokens)
-    run = replace(target.workload, max_tokens=most)
+    run = replace(target.workload, max_tokens=options.max_tokens)
     result = _planned(target.sized, run, *question, output.units)
-    document = to_document(result, output.units, plot=output.draws(False))
-    output.write(Answer(result, marked(document, model.as_type)))
-    raise typer.Exit(exit_of_verdict(result.verdict, is_asked=result.device is not None))
+    plot = output.draws(False)
+    output.write(result, units=output.units, plot=plot, as_type=model.as_type)
+    raise typer.Exit(exit_of_verdict(result.verdict, is_requested=result.device is not None))
 
 
 def _planned(

@@ -42,7 +42,7 @@ class TraceOptions(OptionGroup, frozen=True, kw_only=True):
 @grouped
 def static(
     model: AdaptedModel,
-    asked: TraceOptions,
+    options: TraceOptions,
     workload: Annotated[WorkloadOptions, Only(*CONTEXT)],
     versions: VersionOptions,
     output: PlanOutput,
@@ -51,19 +51,16 @@ def static(
 
     All other allocations are added.
     """
-    # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.static import to_document
     from memfit.estimators.plans.static.plan import plan_static
     from memfit.estimators.trace.graph_format import to_json
 
     tokens, _ = workload.tokens()
     conversion = model.quantization()
-    kept = _read(asked.trace) if asked.trace else None
+    kept = _read(options.trace) if options.trace else None
     sized = sized_for_mlx_lm(model, None, versions, verbose=output.verbose)
-    recorded = kept or _record(sized, tokens, asked.prefill_step, conversion)
-    if asked.save_trace:
-        write_whole(asked.save_trace, to_json(recorded))
+    recorded = kept or _record(sized, tokens, options.prefill_step, conversion)
+    if options.save_trace:
+        write_whole(options.save_trace, to_json(recorded))
     result = plan_static(
         recorded,
         sized.model,
@@ -71,7 +68,7 @@ def static(
         context_tokens=tokens,
         environment=os.environ,
     )
-    output.write(Answer(result, to_document(result, output.units, plot=output.draws(asked.plot))))
+    output.write(result, units=output.units, plot=output.draws(options.plot))
     raise typer.Exit(Exit.YES)
 
 

@@ -7,6 +7,7 @@ import typer
 
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.units import parse_size
 from memfit.estimators.machine.device import Device
 from memfit.estimators.questions.model import ModelQuestion
 from memfit.estimators.questions.runtime import MARGIN_BYTES, RuntimeQuestion
@@ -16,11 +17,12 @@ if TYPE_CHECKING:
 
 
 CacheBudget = Annotated[
-    str | None,
+    int | None,
     typer.Option(
         metavar="SIZE",
         help="Memory for them; by default 90 % of the working set minus the active peak.",
     ),
+    parse_size,
 ]
 Traffic = Annotated[
     Path | None,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @grouped
 def train(
     model: NamedModel,
-    asked: TrainingOptions,
+    training: TrainingOptions,
     machine: MachineOptions,
     versions: VersionOptions,
     output: PlanOutput,
@@ -31,26 +31,23 @@ def train(
 
     The step of mlx-lm's own trainer is traced: it needs MLX and mlx-lm, and no weights.
     """
-    # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.train import to_document
     from memfit.estimators.plans.train.plan import TrainQuestion, plan_train, with_measured
     from memfit.estimators.questions.runtime import MARGIN_BYTES
     from memfit.probes.saved_training import saved_phases
     from memfit.probes.store import user_store
 
-    recipe, model, directory = asked.recipe(), asked.of_file(model), asked.data_directory()
+    recipe, model, directory = training.recipe(), training.of_file(model), training.data_directory()
     sized = sized_for_mlx_lm(
         model, machine.machine(), versions, verbose=output.verbose, margin_bytes=MARGIN_BYTES
     )
     data = None if directory is None else _data(directory, model.reference(), sized, recipe)
     question = TrainQuestion(
-        recipe=recipe, quantize=model.quantization(), data=data, config=asked.adapter_file()
+        recipe=recipe, quantize=model.quantization(), data=data, config=training.adapter_file()
     )
     result = plan_train(sized, question)
     saved = saved_phases(result, sized.checkpoint, sized.device, user_store())
     result = with_measured(result, saved, sized.device)
-    output.write(Answer(result, to_document(result, output.units, plot=output.draws(False))))
+    output.write(result, units=output.units, plot=output.draws(False))
     raise typer.Exit(Exit.NO if result.verdict == "exceeds" else Exit.YES)
 
 
@@ -67,7 +64,7 @@ def _data(directory: Path, reference: str, sized: "SizedModel", recipe: "Recipe"
 
 def _directory(reference: str, sized: "SizedModel") -> Path | None:
     """Return the directory of the model's tokenizer, None where it is not on this machine."""
-    from memfit.cli.local_model import local_model
+    from memfit.cli.measuring import local_model
     from memfit.estimators.base.errors import MemfitError
     from memfit.estimators.base.progress import NULL_PROGRESS
 

@@ -25,14 +25,11 @@ def wired(
 
     Also the macOS setting this needs.
     """
-    # The library is imported here so that --help stays fast.
-    from memfit.cli.render.view import Answer
-    from memfit.cli.render.views.wired import to_document
     from memfit.estimators.plans.wired.plan import plan_wired
     from memfit.estimators.plans.wired.scenario import read_scenario
     from memfit.probes.store import user_store
 
     read = read_scenario(scenario, user_store().get, partial(versions.versioned, strict=False))
     result = plan_wired(read, output.units)
-    output.write(Answer(result, to_document(result, output.units, plot=output.draws(plot))))
+    output.write(result, units=output.units, plot=output.draws(plot))
     raise typer.Exit(Exit.NO if result.verdict == "fails" else Exit.YES)

@@ -18,6 +18,7 @@ from memfit.cli.render.document import (
     Toned,
     section,
 )
+from memfit.cli.render.view import view
 from memfit.cli.render.views import compare_text
 from memfit.cli.render.views import text as estimate_text
 from memfit.cli.render.views.assumed import MARK
@@ -39,12 +40,13 @@ _FIGURES = ("model", "figure", "unit", "value", "basis", "difference", "percent"
 _CELL = ("verdict", "exceeded", "peak_bytes", "needed_bytes", "working_set_bytes")
 
 
+@view(Comparison)
 class ComparisonView(NamedTuple):
     """A comparison; ``by_runtime``: its models are one model under several runtimes."""
 
     result: Comparison
     units: Units
-    by_runtime: bool
+    by_runtime: bool = False
     plot: bool = False
 
     def rows(self) -> Iterator[tuple[Any, ...]]:

@@ -1,12 +1,9 @@
 """The known machines as a document, and as data."""
 
-from typing import NamedTuple
-
-from msgspec import convert
-
 from memfit.cli.render.document import Document, Table, Text
+from memfit.cli.render.view import view
 from memfit.estimators.base.units import format_bytes
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import KnownDevice
 from memfit.estimators.machine.working_set import OsRegime, regime_name, stock_working_set
 from memfit.estimators.results.devices import DeviceTable
 
@@ -16,40 +13,22 @@ _NOTES = (
 )
 
 
-class DevicesView(NamedTuple):
-    """This machine, and the known machines by macOS version."""
-
-    host: Device | None
-    tables: dict[OsRegime, tuple[Device, ...]]
-
-    @property
-    def result(self) -> DeviceTable:
-        apple = {
-            regime: [device for device in table if device.backend == "metal"]
-            for regime, table in self.tables.items()
-        }
-        facts = {"host": self.host, "apple": apple, "nvidia": _gpus(self.tables)}
-        return convert(facts, DeviceTable, from_attributes=True)
-
-    def document(self) -> Document:
-        """Return this machine, then a table of Macs and a table of GPUs."""
-        gpus = [
-            (gpu.name, format_bytes(gpu.memory_bytes), format_bytes(gpu.working_set_bytes))
-            for gpu in _gpus(self.tables)
-        ]
-        return (
-            Text([_host_text(self.host)]),
-            _macs(self.tables),
-            Text(_NOTES),
-            Table(("name", "memory", "MLX's limit"), gpus, "NVIDIA GPUs"),
-        )
+@view(DeviceTable)
+def to_document(result: DeviceTable) -> Document:
+    """Return this machine, then a table of Macs and a table of GPUs."""
+    gpus = [
+        (gpu.name, format_bytes(gpu.memory_bytes), format_bytes(gpu.working_set_bytes))
+        for gpu in result.nvidia
+    ]
+    return (
+        Text([_host_text(result.host)]),
+        _macs(result.apple),
+        Text(_NOTES),
+        Table(("name", "memory", "MLX's limit"), gpus, "NVIDIA GPUs"),
+    )
 
 
-def _gpus(tables: dict[OsRegime, tuple[Device, ...]]) -> list[Device]:
-    return [device for device in next(iter(tables.values())) if device.backend == "cuda"]
-
-
-def _host_text(host: Device | None) -> str:
+def _host_text(host: KnownDevice | None) -> str:
     if host is None:
         return "This machine: not known (supported: macOS on Apple silicon, and Linux)"
     parts = [
@@ -65,7 +44,7 @@ def _host_text(host: Device | None) -> str:
     return f"This machine: {host.name} ({host.backend}); {', '.join(parts)}"
 
 
-def _macs(tables: dict[OsRegime, tuple[Device, ...]]) -> Table:
+def _macs(tables: dict[OsRegime, tuple[KnownDevice, ...]]) -> Table:
     newest = tables[max(tables, key=lambda regime: len(tables[regime]))]
     by_name = {regime: {mac.name: mac for mac in macs} for regime, macs in tables.items()}
     rows = [
@@ -75,13 +54,12 @@ def _macs(tables: dict[OsRegime, tuple[Device, ...]]) -> Table:
             *(_working_set(known.get(mac.name), regime) for regime, known in by_name.items()),
         )
         for mac in newest
-        if mac.backend == "metal"
     ]
     headings = ("name", "memory", *map(regime_name, tables))
     return Table(headings, rows, "Macs: recommended working set by macOS")
 
 
-def _working_set(mac: Device | None, os_regime: OsRegime) -> str:
+def _working_set(mac: KnownDevice | None, os_regime: OsRegime) -> str:
     if mac is None:
         return "-"
     measured = stock_working_set(mac.memory_bytes, os_regime=os_regime).measured

@@ -17,6 +17,7 @@ from memfit.cli.render.document import (
     Verdict,
     section,
 )
+from memfit.cli.render.view import view
 from memfit.cli.render.views import answer
 from memfit.cli.render.views import text as estimate_text
 from memfit.cli.render.views.assumed import marked
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _CELL = ("verdict", "needed_bytes", "prefill_step", "reason")
 
 
+@view(Estimate)
 class EstimateView(NamedTuple):
     result: Estimate
     units: Units

@@ -16,6 +16,7 @@ from memfit.cli.render.document import (
     Verdict,
 )
 from memfit.cli.render.document import section as listed
+from memfit.cli.render.view import view
 from memfit.cli.render.views.answer import at_step, gigabytes, machine, runtime_text, tokens
 from memfit.cli.render.views.text import size, tenths
 from memfit.estimators.base.units import Units
@@ -41,6 +42,7 @@ _FIELDS = (
 )
 
 
+@view(Fits)
 class FitsView(NamedTuple):
     """The models that fit, those that do not, and those without figures."""
 

@@ -1,45 +1,49 @@
-"""A gate's report as a document, as annotations and as suites of test cases."""
+"""A gate's report, and every text of it: as a document, annotations and suites of test cases."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from memfit.cli.render.document import Bar, BarChart, Document, Heading, Pair, Table, Text, Verdict
-from memfit.cli.render.views import gate_text
+from memfit.cli.render.view import view
 from memfit.cli.render.writers.github import Annotation
 from memfit.cli.render.writers.junit import Case, Suite
 from memfit.estimators.base.errors import PolicyError
-from memfit.estimators.base.units import Units
-from memfit.estimators.gate.limits import LimitCheck
-from memfit.estimators.gate.report import GateReport, TargetReport
+from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.gate.figures import COMPARED, FigureChange, SmallerRun
+from memfit.estimators.gate.limits import IMPLIED, LIMITS, LimitCheck
+from memfit.estimators.gate.remedies import SETTINGS
+from memfit.estimators.gate.report import GateReport, TargetReport, TargetStatus
 
-_COLOURS = {
-    "passed": "green",
-    "broken": "red",
-    "invalid": "red",
-    "undecided": "yellow",
-    "unreachable": "yellow",
+_STATUSES: dict[TargetStatus, tuple[str, str]] = {
+    "passed": ("passed", "green"),
+    "broken": ("beyond its limits", "red"),
+    "invalid": ("invalid input", "red"),
+    "undecided": ("not decided", "yellow"),
+    "unreachable": ("not reachable", "yellow"),
 }
+"""What a report calls each status, and its colour."""
 
 
+@view(GateReport)
 class GateView(NamedTuple):
     result: GateReport
     plot: bool = False
 
     def document(self) -> Document:
         """Return each target with its limits, then the verdict."""
-        report, headline = self.result, gate_text.headline(self.result)
+        report, headline = self.result, _headline(self.result)
         return (
             *(part for target in report.targets for part in _target(target)),
-            Verdict(headline, _COLOURS[report.verdict], is_title=True),
+            Verdict(headline, _STATUSES[report.verdict][1], is_title=True),
             *(_charts(report) if self.plot else ()),
-            Text([gate_text.footer(report)], style="dim"),
+            Text([_footer(report)], style="dim"),
         )
 
     def annotations(self) -> Iterator[Annotation | str]:
         """Yield an annotation for each error, broken limit and note, then the verdict."""
         for target in self.result.targets:
             yield from _annotations(target, self.result.policy)
-        yield gate_text.headline(self.result)
+        yield _headline(self.result)
 
     def suites(self) -> tuple[str, Sequence[Suite]]:
         """Return a suite for each target, with a test case for each limit."""
@@ -61,19 +65,20 @@ class MistakesView(NamedTuple):
 
 
 def _target(target: TargetReport) -> Iterator[Heading | Text | Table]:
-    status = gate_text.status(target)
-    yield Heading(target.name, level=3, status=status, colour=_COLOURS[target.status])
-    yield Text([gate_text.subject(target)], style="dim")
+    status, colour = _STATUSES[target.status]
+    yield Heading(target.name, level=3, status=status, colour=colour)
+    yield Text([_subject(target)], style="dim")
     if target.message is not None:
         yield Text([target.message], indent=2, strong=True)
     if target.checks:
         rows = [_check(check) for check in target.checks]
         headings = ("Limit", "Figure", "Allowed", "")
         yield Table(headings, rows, align="lrl", wrapped=(2,), gap=False)
-    if run := gate_text.smaller_run(target.figures):
-        yield Text([run], indent=2)
+    if target.figures and (run := target.figures.peak_of):
+        text = f"the peak is {_at(run)}: that takes more than the target's workload"
+        yield Text([text], indent=2)
     broken = [check for check in target.checks if check.is_broken]
-    problems = [Pair(gate_text.broken(check), gate_text.remedy(check)) for check in broken]
+    problems = [Pair(_broken(check), _remedy(check)) for check in broken]
     yield Text(problems, mark="-", indent=2)
     yield from _changes(target)
     yield Text([note.message for note in target.notes], mark="!", indent=2)
@@ -82,7 +87,7 @@ def _target(target: TargetReport) -> Iterator[Heading | Text | Table]:
 def _charts(report: GateReport) -> Iterator[BarChart]:
     """Each figure in bytes with its limit, to one scale."""
     bars = [
-        Bar(f"{target.name}: {gate_text.limit_name(check)}", (check.figure,), check.allowed)
+        Bar(f"{target.name}: {_limit_name(check)}", (check.figure,), check.allowed)
         for target in report.targets
         for check in target.checks
         if check.unit == "bytes" and check.sense == "at most"
@@ -94,7 +99,7 @@ def _charts(report: GateReport) -> Iterator[BarChart]:
 
 
 def _check(check: LimitCheck) -> tuple[str | bool, ...]:
-    texts = (gate_text.limit_name(check), gate_text.figure(check), gate_text.allowed(check))
+    texts = (_limit_name(check), _figure(check), _allowed(check))
     return (*texts, "not decided" if check.undecided_by else check.passed)
 
 
@@ -105,7 +110,7 @@ def _changes(target: TargetReport) -> Iterator[Text | Table]:
         yield Text(["No figure differs from the baseline."], only="page")
         return
     rows = [
-        (gate_text.figure_name(change), *gate_text.amounts(change))
+        (COMPARED[change.figure], *_amounts(change))
         for change in target.changes
         if change.before or change.now
     ]
@@ -118,7 +123,7 @@ def _annotations(target: TargetReport, policy: str) -> Iterator[Annotation]:
         yield Annotation("error", policy, target.line, title, target.message)
     for check in target.checks:
         if check.is_broken:
-            text = f"{gate_text.broken(check)}; {gate_text.remedy(check)}"
+            text = f"{_broken(check)}; {_remedy(check)}"
             yield Annotation("error", policy, check.line, title, text)
     for note in target.notes:
         yield Annotation("warning", policy, target.line, title, note.message)
@@ -126,12 +131,127 @@ def _annotations(target: TargetReport, policy: str) -> Iterator[Annotation]:
 
 def _cases(target: TargetReport, policy: str) -> Iterator[Case]:
     if target.message is not None:
-        yield Case(gate_text.status(target), policy, target.line, "error", target.message)
+        yield Case(_STATUSES[target.status][0], policy, target.line, "error", target.message)
     for check in target.checks:
-        case = Case(gate_text.limit_name(check), policy, check.line)
+        case = Case(_limit_name(check), policy, check.line)
         if check.undecided_by:
             case = case._replace(outcome="skipped", message="a figure of it is a bound")
         elif not check.passed:
-            problem, remedy = gate_text.broken(check), gate_text.remedy(check)
+            problem, remedy = _broken(check), _remedy(check)
             case = case._replace(outcome="failure", message=problem, text=remedy)
         yield case
+
+
+def _headline(report: GateReport) -> str:
+    """The verdict in one sentence, with the number of targets."""
+    total = len(report.targets)
+    targets = "1 target" if total == 1 else f"{total} targets"
+    if report.verdict == "passed":
+        return f"Gate passed: {targets}"
+    counts = [
+        f"{count} {text}"
+        for status, (text, _) in _STATUSES.items()
+        if (count := sum(target.status == status for target in report.targets))
+    ]
+    return f"Gate not passed: {', '.join(counts)} of {targets}"
+
+
+def _subject(target: TargetReport) -> str:
+    """The model, the machine and the baseline of a target."""
+    size = format_bytes(target.working_set_bytes)
+    # A prefix names each other source, and all else is a path.
+    source = " (sample)" if target.source == "sample" else ""
+    text = f"{target.model}{source} on {target.device}, {target.budget} {size}"
+    if target.baseline_model and target.baseline_model != target.model:
+        text += f"; baseline {target.baseline_model}"
+    return text
+
+
+def _footer(report: GateReport) -> str:
+    """The versions of memfit that computed the figures."""
+    text = f"memfit {report.memfit_version}, policy {report.policy}"
+    if report.baseline_version not in (None, report.memfit_version):
+        text += f"; the baseline was written by memfit {report.baseline_version}"
+    return text
+
+
+def _limit_name(check: LimitCheck) -> str:
+    implied = IMPLIED.get(check.limit)
+    return implied[0] if implied else LIMITS[check.limit].label
+
+
+def _figure(check: LimitCheck) -> str:
+    """The figure of a check with its unit."""
+    if check.figure is None:
+        return "none fits" if check.unit == "tokens" else "no experts"
+    return _amount(check.figure, check.unit)
+
+
+def _at(run: SmallerRun) -> str:
+    return f"at batch {run.batch}, {run.prompt_tokens} tokens"
+
+
+def _allowed(check: LimitCheck) -> str:
+    """The allowed amount, and the text of the policy."""
+    share = f" ({check.limit_text} of {check.relative_to})" if "%" in check.limit_text else ""
+    if check.limit.startswith("growth.") and not share:
+        share = f" (+{check.limit_text})"
+    return f"{check.sense} {_amount(check.allowed, check.unit)}{share}"
+
+
+def _broken(check: LimitCheck) -> str:
+    """A broken limit in one line: its numbers, and the excess."""
+    at = f" {_at(check.peak_of)}" if check.peak_of else ""
+    text = f"{_limit_name(check)}: {_figure(check)}{at}, allowed {_allowed(check)}"
+    if check.excess is not None:
+        word = "too much" if check.sense == "at most" else "too few"
+        text += f", {_amount(check.excess, check.unit)} {word}"
+    return text
+
+
+def _remedy(check: LimitCheck) -> str:
+    """The changes that would make a broken limit pass, in one line."""
+    if implied := IMPLIED.get(check.limit):
+        return implied[1]
+    if check.limit == "expert_capacity" and check.figure is None:
+        return "the model has no routed experts, or only a bound is known: remove the limit"
+    texts = (SETTINGS[each.setting].text.format(each.value) for each in check.remedies)
+    text = "passes with " + ", or ".join(texts)
+    if not check.remedies:
+        tried = ", ".join(SETTINGS[name].tried for name in LIMITS[check.limit].settings)
+        text = f"nothing tried alone makes it pass ({tried})"
+    if check.limit.startswith("growth."):
+        text += "; if the growth is meant, raise the limit or make it the baseline"
+    return text
+
+
+def _amounts(change: FigureChange) -> tuple[str, str, str]:
+    """A changed figure: before, now, and the difference with its percent."""
+    unit = "bytes" if "bytes" in change.figure else "tokens"
+    if change.figure == "expert_capacity":
+        unit = "experts"
+    before = "-" if change.before is None else _amount(change.before, unit)
+    now = "-" if change.now is None else _amount(change.now, unit)
+    return before, now, _difference(change, unit)
+
+
+def _difference(change: FigureChange, unit: str) -> str:
+    if change.by is None or change.before is None:
+        return "-" if change.before == change.now else "changed"
+    if not change.by:
+        return "same"
+    sign = "+" if change.by > 0 else "-"
+    share = f", {sign}{_percent(abs(change.by), change.before)}" if change.before else ""
+    return f"{sign}{_amount(abs(change.by), unit)}{share}"
+
+
+def _percent(part: int, whole: int) -> str:
+    # In tenths, rounded up, so that a difference never looks smaller.
+    tenths = -(-1000 * part // whole)
+    return f"{tenths // 10}.{tenths % 10} %"
+
+
+def _amount(value: int | str, unit: str) -> str:
+    if isinstance(value, str):
+        return value
+    return format_bytes(value) if unit == "bytes" else f"{value} {unit}"

@@ -1,6 +1,5 @@
-"""Several machines for a model, and models on a fleet, as documents."""
+"""Several machines for a model as a document."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from memfit.cli.render.document import (
@@ -11,14 +10,16 @@ from memfit.cli.render.document import (
     Toned,
     report,
 )
+from memfit.cli.render.view import view
 from memfit.cli.render.views.answer import machine, runtime_text, tokens
-from memfit.cli.render.views.text import size, tenths
+from memfit.cli.render.views.text import tenths
 from memfit.estimators.base.units import Units
-from memfit.estimators.results.ranks import FleetPlan, RankChoice, RanksPlan
+from memfit.estimators.results.ranks import RankChoice, RanksPlan
 
 _MOST_COMMANDS = 2
 
 
+@view(RanksPlan)
 def to_document(result: RanksPlan, units: Units) -> Document:
     """Return a row for each number of machines, and the commands of the fewest that fit."""
     named = result.choices[-1].on
@@ -88,47 +89,3 @@ def _impossible(result: RanksPlan) -> Iterator[str]:
         reasons.setdefault(each.reason, []).append(f"{each.machines} {each.parallel}")
     for reason, where in reasons.items():
         yield f"{', '.join(where)}: {reason}"
-
-
-def fleet_document(result: FleetPlan, units: Units) -> Document:
-    """Return where each model runs, equal placements together, and what is left."""
-    unit = "GB" if units is Units.GB else "GiB"
-    rows = tuple(
-        (
-            placement.model,
-            ", ".join(placement.machines) or "nowhere",
-            placement.parallel or "-",
-            "-" if placement.needed_bytes is None else tenths(placement.needed_bytes, units),
-        )
-        for placement in result.placements
-    )
-    left = tuple(
-        (
-            each.device,
-            str(each.machines),
-            tenths(each.free_bytes, units, down=True),
-            size(each.working_set_bytes, units, down=True),
-        )
-        for each in result.left
-    )
-    whole = len(result.placements)
-    placed = f"{result.placed} of {whole} models are placed"
-    unplaced = Counter(p.reason for p in result.placements if p.reason)
-    return report(
-        title="Fleet",
-        facts=("; ".join((placed, *map(runtime_text, result.runtimes))),),
-        tables=(
-            Table(
-                ("Model", "Machines", "Shared", f"Needs, {unit}"),
-                rows,
-                align="lllr",
-                wrapped=(0, 1),
-            ),
-            Table(("Left on", "Machines", f"Free, {unit}", "Of"), left, align="lrrr"),
-        ),
-        verdict=f"{result.placed} of {whole} models have a place.",
-        colour=VERDICT_COLOURS["fits" if result.placed == whole else "exceeds"],
-        sections=(
-            ("No place", tuple(f"{count} x: {reason}" for reason, count in unplaced.items())),
-        ),
-    )

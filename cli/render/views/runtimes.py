@@ -1,11 +1,9 @@
 """The known runtimes as a document, and as data."""
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
-
-from msgspec import convert
+from collections.abc import Iterator
 
 from memfit.cli.render.document import Document, Table, Text
+from memfit.cli.render.view import view
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.runtimes.runtime import Runtime, RuntimeTable
 
@@ -17,18 +15,11 @@ _MEMORIES = {
 }
 
 
-class RuntimesView(NamedTuple):
-    found: Sequence[Runtime]
-
-    @property
-    def result(self) -> RuntimeTable:
-        """What all runtimes have, without the settings of one."""
-        return convert({"runtimes": self.found}, RuntimeTable, from_attributes=True)
-
-    def document(self) -> Document:
-        """Return a row for each runtime, then how each allocates and what is wrong in it."""
-        table = Table(_HEADINGS, [_row(runtime) for runtime in self.found], align="l")
-        return (table, *(text for runtime in self.found for text in _texts(runtime)))
+@view(RuntimeTable)
+def to_document(result: RuntimeTable) -> Document:
+    """Return a row for each runtime, then how each allocates and what is wrong in it."""
+    table = Table(_HEADINGS, [_row(runtime) for runtime in result.runtimes], align="l")
+    return (table, *(text for runtime in result.runtimes for text in _texts(runtime)))
 
 
 def _texts(runtime: Runtime) -> Iterator[Text]:

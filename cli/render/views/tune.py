@@ -17,6 +17,7 @@ from memfit.cli.render.document import (
     Table,
     report,
 )
+from memfit.cli.render.view import view
 from memfit.cli.render.views import answer, tune_text
 from memfit.cli.render.views import text as estimate_text
 from memfit.estimators.base.units import Units
@@ -56,6 +57,7 @@ _SPEEDS = (
 )
 
 
+@view(TuneResult)
 class TuneView(NamedTuple):
     """A tune result; ``plot`` adds charts of a sweep."""
 

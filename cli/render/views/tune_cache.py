@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memfit.cli.render.document import Document, Table, report
-from memfit.cli.render.views.offload import simulation_rows
+from memfit.cli.render.view import view
+from memfit.cli.render.views.plan_offload import simulation_rows
 from memfit.cli.render.views.tune_text import NOTHING, seconds, size
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.probes.prompt_caches.result import (
@@ -36,6 +37,7 @@ _RESTORED = (
 )
 
 
+@view(CacheTuneResult)
 class TuneCacheView(NamedTuple):
     result: CacheTuneResult
     units: Units

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memfit.cli.render.document import Bar, BarChart, Document, Table, report
+from memfit.cli.render.view import view
 from memfit.cli.render.views.tune_text import NOTHING, rate, seconds, size
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.probes.experts.result import ExpertsPoint, ExpertsTuneResult, PlannedFigure, SlotTraffic
@@ -29,6 +30,7 @@ _AGREEMENT = (
 _COLOURS = {True: "green", False: "yellow", None: "default"}
 
 
+@view(ExpertsTuneResult)
 class TuneExpertsView(NamedTuple):
     """A result; ``plot`` adds a chart of memory and speed."""
 

@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 
 from memfit.cli.render.document import Document, Heading, Table, Text, Verdict
+from memfit.cli.render.view import view
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.probes.tune_ranks import MeasuredRank, RankTune
 
 _NONE = "-"
 
 
+@view(RankTune)
 def to_document(result: RankTune, units: Units) -> Document:
     plan, work = result.plan, result.workload
     split = f", split {','.join(map(str, plan.split))}" if plan.split else ""

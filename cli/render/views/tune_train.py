@@ -1,12 +1,14 @@
 """Measured training steps as a document."""
 
 from memfit.cli.render.document import Document, Table, report
+from memfit.cli.render.view import view
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.probes.tune_train import TrainTuneResult
 
 _NEAR = 0.05
 
 
+@view(TrainTuneResult)
 def to_document(result: TrainTuneResult, units: Units) -> Document:
     recipe, versions = result.recipe, result.versions
     rows = tuple(

@@ -30,7 +30,7 @@ def one_of(choices: tuple[Choice, ...]) -> Callable[[Any], Choice]:
 
 
 def number_or_text(
-    read_text: Callable[[str], Value], of_number: Callable[[int], Value] = int
+    read_text: Callable[[str], Value], of_number: Callable[[int], Any] = int
 ) -> Callable[[Any], Value]:
     """Return a reader of whole numbers and strings; without ``of_number`` a number is the value."""
 
@@ -41,7 +41,8 @@ def number_or_text(
             raise InputError(
                 f"expected a whole number that is not negative, or a string, got {short(value)}"
             )
-        return of_number(value)
+        number: Value = of_number(value)
+        return number
 
     return read
 

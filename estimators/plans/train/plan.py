@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_high
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -32,7 +32,9 @@ from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.training_steps import TracedSteps
 from memfit.estimators.trace.libraries import versions
 from memfit.estimators.trace.recording import TooLargeError
-from memfit.estimators.trace.training_peak import TrainingMoment, TrainingPeak
+from memfit.estimators.trace.replay import CallPeak
+from memfit.estimators.trace.training_peak import TrainingPeak
+from memfit.estimators.trace.training_recorder import GRADIENTS, LOGITS
 
 MAX_BATCH = 256
 _LONGEST = 2**17
@@ -440,16 +442,17 @@ class _Plan:
             yield Note("info", "no-validation", "no valid.jsonl: mlx-lm trains without validation")
 
 
-def _memory(peak: TrainingPeak, moment: TrainingMoment) -> TrainingMemory:
-    known = (peak.frozen_bytes, peak.trained_bytes, peak.optimizer_bytes)
-    rest = moment.nbytes - sum(known) - moment.gradient_bytes - moment.logits_bytes
+def _memory(peak: TrainingPeak, moment: CallPeak[Any]) -> TrainingMemory:
+    alive = dict(moment.alive)
+    gradients, logits = alive.get(GRADIENTS, 0), alive.get(LOGITS, 0)
+    known = (peak.frozen_bytes, peak.trained_bytes, peak.optimizer_bytes, gradients, logits)
     return TrainingMemory(
         weights_bytes=peak.frozen_bytes,
         trained_bytes=peak.trained_bytes,
         optimizer_bytes=peak.optimizer_bytes,
-        gradient_bytes=moment.gradient_bytes,
-        logits_bytes=moment.logits_bytes,
-        activation_bytes=rest,
+        gradient_bytes=gradients,
+        logits_bytes=logits,
+        activation_bytes=moment.nbytes - sum(known),
         peak_bytes=moment.nbytes,
     )
 

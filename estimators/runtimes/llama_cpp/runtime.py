@@ -323,8 +323,8 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             return self.runtime
         device = self.subject.device
         if device is None:
-            layers, named, memory = map(setting, ("gpu_layers", "device", "memory"))
-            raise UnsupportedError(f"{layers} auto: give a {named}, or the {memory} of a Mac")
+            name, machine, memory = map(setting, ("gpu_layers", "device", "memory"))
+            raise UnsupportedError(f"{name} auto: give a {machine}, or the {memory} of a Mac")
         most = self.placement.blocks + 1
         for layers in range(most, -1, -1):
             chosen = replace(self.settings, gpu_layers=layers)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from memfit.cli.render.document import Bar, BarChart, Document, Table, report
+from memfit.cli.render.view import view
 from memfit.cli.render.views.answer import runtime_text
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.growth import GrowthPlan, GrowthRow
@@ -15,7 +16,8 @@ _NOTES = (
 )
 
 
-def to_document(result: GrowthPlan, units: Units, *, plot: bool) -> Document:
+@view(GrowthPlan)
+def to_document(result: GrowthPlan, units: Units, *, plot: bool = False) -> Document:
     """Return the document; ``plot`` adds a chart of each rule over the turns."""
     sessions = result.sessions
     many = "sessions" if sessions.sessions > 1 else "session"

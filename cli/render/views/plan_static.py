@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from memfit.cli.render.document import Bar, BarChart, Document, Table, report
+from memfit.cli.render.view import view
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.static import CallArena, Provision, StaticPlan
 
@@ -10,7 +11,8 @@ _PROVISIONS = ("Allocated", "Size", "Storage", "")
 _CALLS = ("Call", "Tokens", "At", "Operations", "Buffers", "Arena", "Lower bound", "Separate")
 
 
-def to_document(result: StaticPlan, units: Units, *, plot: bool) -> Document:
+@view(StaticPlan)
+def to_document(result: StaticPlan, units: Units, *, plot: bool = False) -> Document:
     """Return the document; ``plot`` adds a chart of the arena by call."""
     return report(
         title=result.model,

@@ -1,11 +1,16 @@
-"""Options of other programs that memfit does not have, and what to write in their place."""
+"""Arguments as people write them: options of other programs, and options that are repeated."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
 from memfit.estimators.base.errors import InputError
 
+LISTS = ("--device", "--memory")
+"""Options that name a machine for each rank, with commas or given again."""
+_NAMES = {"model": "MODEL", "as_type": "--as", "flash_attn": "--no-flash-attn"}
 _BITS = r"[0-9](-?bits?)?|mxfp[48]|nvfp4"
 _LEAVE = "it changes no memory that memfit counts: leave it out"
 _SEQUENCES = "sequences at once are --batch, tokens computed at once --prefill-step"
@@ -33,6 +38,15 @@ FOREIGN = {
         _LEAVE,
     ),
 }
+
+
+def option_name(name: str) -> str:
+    """Return the option that gives a setting.
+
+    >>> option_name("kv_bits"), option_name("as_type")
+    ('--kv-bits', '--as')
+    """
+    return _NAMES.get(name, f"--{name.replace('_', '-')}")
 
 
 def with_sequences(arguments: Sequence[str]) -> list[str]:
@@ -90,3 +104,43 @@ def advice(error: Exception, known: Iterable[str], arguments: Sequence[str]) -> 
     if name := next((name for name in names if name in FOREIGN and name not in own), ""):
         return f"{name}: {FOREIGN[name]}"
     return f"nearest: {', '.join(near)}" if near else ""
+
+
+def with_lists(arguments: Sequence[str], known: Iterable[str]) -> list[str]:
+    """Return the arguments of a command with the machines of several ranks in one list.
+
+    >>> with_lists(["--memory", "64GB", "-v", "--memory=32GB"], ["--memory", "--ranks"])
+    ['--memory', '64GB,32GB', '-v']
+    """
+    found = list(arguments)
+    if "--ranks" not in known:
+        return found
+    for option in filter(set(known).__contains__, LISTS):
+        values, places = [], []
+        for place, word in enumerate(found):
+            name, sign, value = word.partition("=")
+            if name == option and (sign or place + 1 < len(found)):
+                values.append(value if sign else found[place + 1])
+                places.append(range(place, place + 2 - len(sign)))
+        if len(places) > 1:
+            gone = {place for span in places for place in span}
+            first = places[0].start
+            rest = [word for place, word in enumerate(found) if place > first and place not in gone]
+            found = [*found[:first], option, ",".join(values), *rest]
+    return found
+
+
+def require_once(given: Iterable[Any]) -> None:
+    """Check the options that were given, in their order: those that are no list are there once.
+
+    A switch without a value may be repeated, which changes nothing.
+
+    Raises:
+        InputError: for another one, of which only the last would count.
+    """
+    for option, times in Counter(given).items():
+        is_switch = getattr(option, "is_flag", False) and not option.secondary_opts
+        if times > 1 and not (option.multiple or option.nargs == -1 or is_switch):
+            names: list[str] = option.opts + option.secondary_opts
+            also = f" ({', '.join(names[1:])} is the same option)" if names[1:] else ""
+            raise InputError(f"{names[0]} is given {times} times: give it once{also}")

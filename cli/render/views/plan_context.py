@@ -13,7 +13,9 @@ from memfit.cli.render.document import (
     Toned,
     report,
 )
+from memfit.cli.render.view import view
 from memfit.cli.render.views import text as estimate_text
+from memfit.cli.render.views.assumed import marked
 from memfit.cli.render.views.images import image_lines
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.plans.context.percentiles import PERCENTILES
@@ -23,15 +25,24 @@ from memfit.estimators.results.estimate import CurvePoint
 _MARKS = {"fits": "", "tight": " tight", "exceeds": " no", "unknown": ""}
 
 
-def to_document(result: ContextPlan, units: Units, curve: tuple[CurvePoint, ...]) -> Document:
-    """Return the document; with a curve it has a plot of memory against context."""
+@view(ContextPlan)
+def to_document(
+    result: ContextPlan,
+    units: Units,
+    curve: tuple[CurvePoint, ...] = (),
+    as_type: str | None = None,
+) -> Document:
+    """Return the document; with a curve it has a plot of memory against context.
+
+    Every line is marked where the type is assumed.
+    """
     tables = [_profile(result, units), _contexts(result, units)]
     matrix = [_matrix(result.matrix, units)] if result.matrix else []
     tables += matrix
     if result.traffic:
         tables.append(_traffic(result.traffic))
     budget = result.device.working_set_bytes if result.device else None
-    return report(
+    document = report(
         title=f"{result.model.id}: contexts under {result.runtime.name}",
         facts=(estimate_text.task(result), estimate_text.machine(result, units)),
         tables=tuple(tables),
@@ -47,6 +58,7 @@ def to_document(result: ContextPlan, units: Units, curve: tuple[CurvePoint, ...]
             *((curve_chart(curve, budget, units),) if curve else ()),
         ),
     )
+    return marked(document, as_type)
 
 
 def _profile(result: ContextPlan, units: Units) -> Table:

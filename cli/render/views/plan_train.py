@@ -16,13 +16,15 @@ from memfit.cli.render.document import (
     Verdict,
     section,
 )
+from memfit.cli.render.view import view
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.train import TrainingChange, TrainPlan
 
 _TYPES = {"lora": "LoRA", "dora": "DoRA", "full": "full fine-tuning"}
 
 
-def to_document(result: TrainPlan, units: Units, *, plot: bool) -> Document:
+@view(TrainPlan)
+def to_document(result: TrainPlan, units: Units, *, plot: bool = False) -> Document:
     """Return the document; ``plot`` adds a chart of the changes."""
     return (
         Verdict(_verdict(result, units), VERDICT_COLOURS[result.verdict], gap=False),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from memfit.cli.render.document import Bar, BarChart, Document, Table, report
+from memfit.cli.render.view import view
 from memfit.estimators.base.units import Units, format_bytes, format_duration
 from memfit.estimators.results.wired import TicketPlan, WiredMoment, WiredPlan
 
@@ -24,7 +25,8 @@ _VERDICTS = {
 }
 
 
-def to_document(result: WiredPlan, units: Units, *, plot: bool) -> Document:
+@view(WiredPlan)
+def to_document(result: WiredPlan, units: Units, *, plot: bool = False) -> Document:
     """Return the document; ``plot`` adds a chart of limit and demand over time."""
     sources = (f"{ticket.name}: {ticket.source}" for ticket in result.tickets if ticket.source)
     reasons = (f"{ticket.name}: {ticket.reason}" for ticket in result.tickets if ticket.reason)

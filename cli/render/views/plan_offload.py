@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from memfit.cli.render.document import Bar, BarChart, Document, Table, report
+from memfit.cli.render.view import view
 from memfit.cli.render.views.answer import runtime_text
 from memfit.estimators.base.units import Units, format_bytes, format_duration
 from memfit.estimators.results.offload import (
@@ -21,7 +22,8 @@ _SIZES = ("Tokens", "16-bit", "8-bit", "4-bit", "Blocks", "Stored", "In memory",
 _POLICIES = ("Eviction", "Memory", "Disk", "Neither", "Read", "Written", "Most held", "Waiting")
 
 
-def to_document(result: OffloadPlan, units: Units, *, plot: bool) -> Document:
+@view(OffloadPlan)
+def to_document(result: OffloadPlan, units: Units, *, plot: bool = False) -> Document:
     """Return the document; ``plot`` adds a chart of all conversations by length."""
     tables = [Table(_SIZES, tuple(_size(row, units) for row in result.sizes), "One conversation")]
     if result.simulation:

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 
 from memfit.cli.render.document import Document, Table, Text, Verdict
+from memfit.cli.render.view import view
 from memfit.estimators.runtimes.zinc.requests import RequestPlan
 
 _COLOURS = {"admitted": "green", "shortened": "yellow", "refused": "red"}
 
 
+@view(RequestPlan)
 def to_document(result: RequestPlan) -> Document:
     """Return the tokens of the request, and the answer of a server."""
     rows = [(name, str(tokens)) for name, tokens in _rows(result)]

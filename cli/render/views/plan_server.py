@@ -14,16 +14,24 @@ from memfit.cli.render.document import (
     Verdict,
     section,
 )
+from memfit.cli.render.view import view
 from memfit.cli.render.views.answer import runtime_text
+from memfit.cli.render.views.assumed import marked
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.server import ServerMix, ServerMoment, ServerPlan
 
 _NO_DEVICE = "No device to compare with: --device m4-max-64 or --memory 32GB names one"
 
 
-def to_document(result: ServerPlan, units: Units, *, plot: bool) -> Document:
-    """Return the document; ``plot`` adds a chart of the bound and the mixes."""
-    return (
+@view(ServerPlan)
+def to_document(
+    result: ServerPlan, units: Units, *, plot: bool = False, as_type: str | None = None
+) -> Document:
+    """Return the document; ``plot`` adds a chart of the bound and the mixes.
+
+    Every line is marked where the type is assumed.
+    """
+    document = (
         Heading(result.model),
         Text(tuple(_facts(result, units)), style="dim", mark="-"),
         Table(("At most", "Size"), tuple(_rows(result.bound, units)), align="lr", has_total=True),
@@ -34,6 +42,7 @@ def to_document(result: ServerPlan, units: Units, *, plot: bool) -> Document:
         section("Notes", tuple(note.message for note in result.notes)),
         *([_chart(result, units)] if plot else ()),
     )
+    return marked(document, as_type)
 
 
 def _mixes(result: ServerPlan, units: Units) -> Table:

@@ -13,6 +13,7 @@ from memfit.cli.render.document import (
     Table,
     report,
 )
+from memfit.cli.render.view import view
 from memfit.cli.render.views.answer import runtime_text
 from memfit.cli.render.views.tune_text import rate
 from memfit.estimators.base.units import Units, format_bytes
@@ -34,7 +35,8 @@ _MEMORY = (
 _MISSES = ("Experts", "Coverage", "Misses", "From disk", "Time", "Pinned", "Found", "Filler")
 
 
-def to_document(result: ExpertsPlan, units: Units, *, plot: bool) -> Document:
+@view(ExpertsPlan)
+def to_document(result: ExpertsPlan, units: Units, *, plot: bool = False) -> Document:
     """Return the document; ``plot`` adds a chart of memory and coverage."""
     return report(
         title=result.model,
