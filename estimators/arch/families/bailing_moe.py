@@ -4,7 +4,7 @@ Source: mlx-lm models/bailing_moe.py.
 """
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import HEAD, Irregular, Sanitize
+from memfit.estimators.arch.class_row import HEAD, Irregular
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Modules, Part, array, linear, norm, under
@@ -64,11 +64,9 @@ def _experts(fields: Fields, hidden: int, *, bias: bool) -> blocks.FeedForwardBl
 CLASSES = {
     "bailing_moe": Irregular(
         builder=_build,
-        sanitize=Sanitize(
-            renames=((r"\.mlp\.gate\.(?=weight$|bias$)", ".mlp.gate.gate_proj."),),
-            drops_when_tied=HEAD,
-            normalises_head=True,
-        ),
+        renames=((r"\.mlp\.gate\.(?=weight$|bias$)", ".mlp.gate.gate_proj."),),
+        drops_when_tied=HEAD,
+        normalises_head=True,
         since=(0, 26, 4),
     )
 }

@@ -15,7 +15,6 @@ from memfit.estimators.arch.class_row import (
     Cuts,
     Fp8,
     Irregular,
-    Sanitize,
     projections,
 )
 from memfit.estimators.arch.fields import Fields
@@ -222,19 +221,18 @@ _V2 = DeepSeek(
 )
 _V3 = DeepSeek(
     defaults={**_SIZES, "num_experts_per_tok": 1},
-    sanitize=Sanitize(
-        # By number, as the class does: layer 61 is the prediction layer of DeepSeek-V3.
-        drops=r"^model\.layers\.61|rotary_emb\.inv_freq",
-        fp8=Fp8.BLOCKS,
-        unpacks_integers=True,
-    ),
+    # By number, as the class does: layer 61 is the prediction layer of DeepSeek-V3.
+    drops=r"^model\.layers\.61|rotary_emb\.inv_freq",
+    fp8=Fp8.BLOCKS,
+    unpacks_integers=True,
     tensor=_CUTS,
     pipeline=True,
     rewritten=_REWRITTEN,
 )
 _GLM5 = DeepSeek(
     indexed=True,
-    sanitize=Sanitize(drops_later_layers=True, fp8=Fp8.BLOCKS),
+    drops_later_layers=True,
+    fp8=Fp8.BLOCKS,
     tensor=_CUTS,
     pipeline=True,
     since=(0, 30, 7),

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from memfit.estimators.arch.blocks import grouped_attention, mixture, router_8bit
-from memfit.estimators.arch.class_row import GATE_UP, Irregular, Sanitize
+from memfit.estimators.arch.class_row import GATE_UP, Irregular
 from memfit.estimators.arch.families.gemma3n import (
     layers_with_cache,
     per_layer_embeddings,
@@ -50,11 +50,8 @@ _DEFAULTS = {
     "use_double_wide_mlp": True,
     "tie_word_embeddings": True,
 }
-SANITIZE = Sanitize(
-    # Rotary frequencies, and limits of activations.
-    drops=r"self_attn\.rotary_emb|(in|out)put_(max|min)",
-    joined=GATE_UP,
-)
+# Rotary frequencies, and limits of activations.
+DROPS = r"self_attn\.rotary_emb|(in|out)put_(max|min)"
 
 
 def _build(fields: Fields) -> Model:
@@ -186,6 +183,6 @@ def _switch(fields: Fields, key: str) -> bool:
 
 CLASSES = {
     "gemma4_text": Irregular(
-        builder=_build, defaults=_DEFAULTS, sanitize=SANITIZE, since=(0, 31, 2)
+        builder=_build, defaults=_DEFAULTS, drops=DROPS, joined=GATE_UP, since=(0, 31, 2)
     )
 }

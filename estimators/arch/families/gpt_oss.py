@@ -6,7 +6,7 @@ Source: mlx-lm models/gpt_oss.py.
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import HEADS, Cut, Irregular, Sanitize, projections
+from memfit.estimators.arch.class_row import HEADS, Cut, Irregular, projections
 from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
@@ -72,7 +72,7 @@ CLASSES = {
     "gpt_oss": Irregular(
         builder=_build,
         defaults=_DEFAULTS,
-        sanitize=Sanitize(splits_mxfp4=True),
+        splits_mxfp4=True,
         tensor={**HEADS, **projections("mlp.experts"), "self_attn.sinks": Cut.SLICE},
         since=(0, 26, 3),
     )

@@ -4,7 +4,7 @@ Source: mlx-lm models/granitemoehybrid.py.
 """
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import HEAD, INPUT_OUTPUT, Irregular, Sanitize
+from memfit.estimators.arch.class_row import HEAD, INPUT_OUTPUT, Irregular
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part, linear, switch_glu, under
@@ -90,7 +90,9 @@ CLASSES = {
     "granitemoehybrid": Irregular(
         builder=_build,
         defaults={"tie_word_embeddings": True},
-        sanitize=Sanitize(expert_names={}, joined=INPUT_OUTPUT, drops_when_tied=HEAD),
+        expert_names={},
+        joined=INPUT_OUTPUT,
+        drops_when_tied=HEAD,
         since=(0, 28, 0),
     )
 }

@@ -6,7 +6,7 @@ Source: mlx-lm models/jamba.py.
 from collections.abc import Callable
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import HEAD, Irregular, Sanitize
+from memfit.estimators.arch.class_row import HEAD, Irregular
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import norm, under
@@ -99,7 +99,7 @@ CLASSES = {
     "jamba": Irregular(
         builder=_build,
         defaults=_DEFAULTS,
-        sanitize=Sanitize(drops_when_tied=HEAD),
+        drops_when_tied=HEAD,
         since=(0, 28, 3),
     )
 }

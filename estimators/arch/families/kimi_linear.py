@@ -4,7 +4,7 @@ Source: mlx-lm models/kimi_linear.py.
 """
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import HEAD, W_NAMES, Irregular, Sanitize
+from memfit.estimators.arch.class_row import HEAD, W_NAMES, Irregular
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import (
@@ -131,16 +131,14 @@ CLASSES = {
     "kimi_linear": Irregular(
         builder=_build,
         defaults={"num_experts_per_token": 1},
-        sanitize=Sanitize(
-            drops=r"^model\.mtp",
-            drops_when_tied=HEAD,
-            renames=(
-                (r"\.(?=[qkv]_conv1d\.weight$)([qkv])_conv1d\.", r".\1_conv.conv."),
-                (r"\.block_sparse_moe\.gate\.e_score", ".mlp.e_score"),
-                (r"\.block_sparse_moe\.(?!experts\.)", ".mlp."),
-            ),
-            expert_names=W_NAMES,
+        drops=r"^model\.mtp",
+        drops_when_tied=HEAD,
+        renames=(
+            (r"\.(?=[qkv]_conv1d\.weight$)([qkv])_conv1d\.", r".\1_conv.conv."),
+            (r"\.block_sparse_moe\.gate\.e_score", ".mlp.e_score"),
+            (r"\.block_sparse_moe\.(?!experts\.)", ".mlp."),
         ),
+        expert_names=W_NAMES,
         since=(0, 28, 4),
         rewritten=((0, 30, 7), "fd6959dc"),
     )

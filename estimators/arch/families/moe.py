@@ -39,8 +39,6 @@ class MoE(Dense, frozen=True, kw_only=True):
     routed_bias: bool = True
     """Whether routed experts have the bias of the MLPs too."""
     block: str = "mlp"
-    stack: str = "switch_mlp"
-    """The path of the stacked experts in the block."""
     router: str = "gate"
     router_is_linear: bool = True
     correction: str | None = None

@@ -6,7 +6,7 @@ Source: mlx-lm models/step3p5.py.
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import DENSE, EXPERTS, Cut, Irregular, Sanitize, projections
+from memfit.estimators.arch.class_row import DENSE, EXPERTS, Cut, Irregular, projections
 from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
@@ -108,18 +108,16 @@ CLASSES = {
     "step3p5": Irregular(
         builder=_build,
         defaults=_DEFAULTS,
-        sanitize=Sanitize(
-            drops=r"\.mtp",
-            drops_later_layers=True,
-            renames=(
-                (r"\.moe\.(?=(gate|up|down)_proj\.)", ".mlp.switch_mlp."),
-                (r"\.moe\.gate\.", ".mlp.gate.gate."),
-                (r"\.moe\.router_bias", ".mlp.gate.router_bias"),
-                # The class replaces only where the new name is not there already.
-                (r"(?<!\.mlp)\.share_expert\.", ".mlp.share_expert."),
-            ),
-            expert_names={},
+        drops=r"\.mtp",
+        drops_later_layers=True,
+        renames=(
+            (r"\.moe\.(?=(gate|up|down)_proj\.)", ".mlp.switch_mlp."),
+            (r"\.moe\.gate\.", ".mlp.gate.gate."),
+            (r"\.moe\.router_bias", ".mlp.gate.router_bias"),
+            # The class replaces only where the new name is not there already.
+            (r"(?<!\.mlp)\.share_expert\.", ".mlp.share_expert."),
         ),
+        expert_names={},
         tensor={
             **DENSE,
             "self_attn.g_proj": Cut.OUTPUTS,
