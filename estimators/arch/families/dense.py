@@ -153,7 +153,7 @@ class Dense(ClassRow, frozen=True, kw_only=True):
         notes = _notes(fields, windows)
         fields.ignore(*self.ignored, *_WINDOW_KEYS)
         mlp = dense_mlp(fields, self, sizes)
-        return replace(decoder(fields, self, sizes, windows, [mlp] * count), notes=notes)
+        return replace(decoder_of(fields, self, sizes, windows, [mlp] * count), notes=notes)
 
 
 class LayerSizes(Struct, frozen=True):
@@ -166,7 +166,7 @@ class LayerSizes(Struct, frozen=True):
     width: int
 
 
-def decoder(
+def decoder_of(
     fields: Fields,
     traits: Dense,
     sizes: LayerSizes,

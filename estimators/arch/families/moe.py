@@ -13,7 +13,7 @@ from memfit.estimators.arch.families.dense import (
     Dense,
     Flag,
     LayerSizes,
-    decoder,
+    decoder_of,
     dense_mlp,
     is_on,
     sizes_of,
@@ -68,7 +68,7 @@ class MoE(Dense, frozen=True, kw_only=True):
             fields.expect(key, value)
         fields.ignore("sliding_window", self.experts, self.top_k, self.expert_width, *self.ignored)
         feed_forwards = [dense if index in dense_layers else block for index in range(count)]
-        return decoder(fields, self, sizes, (None,) * count, feed_forwards)
+        return decoder_of(fields, self, sizes, (None,) * count, feed_forwards)
 
 
 def _experts(fields: Fields, traits: MoE, sizes: LayerSizes) -> blocks.FeedForwardBlock:
