@@ -4,14 +4,12 @@
 """
 
 import os
-from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_sample
 from memfit.estimators.machine.device import Device
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
     from memfit.estimators.questions.machine import Ranks
     from memfit.estimators.sizing.explore import Explored
-    from memfit.estimators.sizing.resolved import ResolvedTarget
+    from memfit.estimators.sizing.resolved import ResolvedTarget, TargetQuestion
     from memfit.estimators.sizing.sized_model import SizedModel
     from memfit.settings import (
         EstimateSettings,
@@ -47,15 +45,16 @@ class OpenModel(Struct, frozen=True):
     `on` chooses the machine, `at` answers for a workload.
     """
 
-    _sized: "partial[SizedModel]"
+    _catalog: Catalog
+    _question: "TargetQuestion"
     _may_use_measurements: bool
-    _runtime_is_named: bool
     _place: "Place | UnsetType" = UNSET
 
     def __repr__(self) -> str:
-        _, reference = self._sized.args
         machine = None if self._place is UNSET else self._place[0]
-        return f"memfit.open({reference!r})" + (f".on({machine.name!r})" if machine else "")
+        return f"memfit.open({self._question.reference!r})" + (
+            f".on({machine.name!r})" if machine else ""
+        )
 
     def on(
         self, device: str | Device | None = None, **settings: "Unpack[MachineSettings]"
@@ -75,7 +74,6 @@ class OpenModel(Struct, frozen=True):
         self,
         context: str | int | Workload | None = None,
         *,
-        units: Units = Units.GB,
         plot: bool = False,
         explain: bool = False,
         **settings: "Unpack[WorkloadSettings]",
@@ -83,8 +81,7 @@ class OpenModel(Struct, frozen=True):
         """Return the estimate for a prompt of ``context`` tokens, or for a whole workload.
 
         ``plot`` adds memory against context, ``explain`` every formula with its numbers;
-        ``units`` are those of the sentences in the result, ``settings`` those of
-        `memfit.settings.WorkloadSettings`.
+        ``settings`` are those of `memfit.settings.WorkloadSettings`.
 
         Raises:
             InputError: when a value cannot be read or is out of range.
@@ -94,7 +91,7 @@ class OpenModel(Struct, frozen=True):
 
         question = workload(context, settings)
         device, ranks = place(None, {}) if self._place is UNSET else self._place
-        return self.answer(question, device, ranks, units=units, plot=plot, explain=explain)
+        return self.answer(question, device, ranks, plot=plot, explain=explain)
 
     def answer(
         self,
@@ -102,7 +99,6 @@ class OpenModel(Struct, frozen=True):
         device: Device | None,
         ranks: "Ranks | None" = None,
         *,
-        units: Units = Units.GB,
         plot: bool = False,
         explain: bool = False,
     ) -> Estimate:
@@ -116,13 +112,13 @@ class OpenModel(Struct, frozen=True):
 
         target = self._resolved(question, device, ranks, measures=self._may_use_measurements)
         sized, run = target.sized, target.workload
-        result = target.ranks.added(answer(sized, run, units=units))
+        result = target.ranks.added(answer(sized, run))
         if plot and not result.refusal:
             result = with_plots(result, sized)
         if explain:
             from memfit.estimators.sizing.explain import explain as explained
 
-            result = replace(result, explanation=explained(sized, run, units))
+            result = replace(result, explanation=explained(sized, run))
         return result
 
     def explored(self, question: WorkloadQuestion, device: Device | None) -> "Explored":
@@ -140,15 +136,8 @@ class OpenModel(Struct, frozen=True):
         *,
         measures: bool,
     ) -> "ResolvedTarget":
-        from memfit.estimators.sizing.resolved import resolved
-
-        return resolved(
-            self._sized(device=device),
-            question,
-            ranks,
-            keeps_runtime=self._runtime_is_named,
-            measured=_measured if measures and ranks is None else None,
-        )
+        target = replace(self._question, workload=question, device=device, ranks=ranks)
+        return self._catalog.resolve(target, _measured if measures and ranks is None else None)
 
 
 def estimate(
@@ -207,26 +196,27 @@ def open_model(
     # All settings are checked before anything is fetched. Without one about the runtime its rules
     # are not: they are imported while the Hub answers.
     rules = runtime.chosen() if runtime.is_stated else None
-    sized = partial(
-        Catalog.sized,
-        quantize=model.quantization(),
-        margin_bytes=runtime.margin,
-        method=runtime.method,
-        adapter=model.adapter,
-        draft=model.drafting(),
-        as_type=model.as_type,
-    )
+    quantize, draft = model.quantization(), model.drafting()
     catalog = Catalog(progress=progress, versioned=runtime.versioned)
     reference = _opened(catalog, model)
     if rules is None or runtime.runtime is None:
         rules = runtime.with_settings(catalog.native_runtime(reference))
-    quantize = model.quantization()
-    is_as_published = (quantize, model.adapter, model.as_type) == (None, None, None)
-    return OpenModel(
-        partial(sized, catalog, reference, runtime=rules),
-        runtime.method == "auto" and is_as_published and not runtime.names_versions,
-        runtime.runtime is not None,
+    from memfit.estimators.sizing.resolved import TargetQuestion
+
+    question = TargetQuestion(
+        reference=reference,
+        runtime=rules,
+        keeps_runtime=runtime.runtime is not None,
+        quantize=quantize,
+        adapter=model.adapter,
+        margin_bytes=runtime.margin,
+        as_type=model.as_type,
+        draft=draft,
+        method=runtime.method,
     )
+    is_as_published = (quantize, model.adapter, model.as_type) == (None, None, None)
+    measures = runtime.method == "auto" and is_as_published and not runtime.names_versions
+    return OpenModel(catalog, question, measures)
 
 
 def _opened(catalog: Catalog, model: ModelQuestion) -> str:

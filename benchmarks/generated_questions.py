@@ -29,7 +29,11 @@ def main() -> None:
         for number, question in enumerate(drawn(count)):
             if number * parts // count != part - 1:
                 continue
-            for program, contradiction in contradictions(models, question, Path(folder), number):
+            try:
+                said = list(contradictions(models, question, Path(folder), number))
+            except Exception as error:  # noqa: BLE001 - the other questions are asked too
+                said = [("", f"{type(error).__name__}: {error}")]
+            for program, contradiction in said:
                 programs[program] += 1
                 found += bool(contradiction)
                 if contradiction:

@@ -73,11 +73,11 @@ class Commands(LazyGroup):
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Return the commands and options, and the samples, which need no command."""
-        found = super().shell_complete(ctx, incomplete)
+        names = super().shell_complete(ctx, incomplete)
         if incomplete.startswith("-"):
-            return found
+            return names
         model = next(each for each in self.load("estimate").params if each.name == "model")
-        return found + undescribed(model.shell_complete(ctx, incomplete))
+        return names + undescribed(model.shell_complete(ctx, incomplete))
 
 
 app = typer.Typer(

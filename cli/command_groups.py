@@ -29,8 +29,8 @@ class Group(TyperGroup):
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Return the commands of one word and the options that begin with a text."""
-        found = undescribed(super().shell_complete(ctx, incomplete))
-        return [each for each in found if " " not in each.value]
+        names = undescribed(super().shell_complete(ctx, incomplete))
+        return [each for each in names if " " not in each.value]
 
 
 class LazyGroup(Group):
@@ -60,12 +60,12 @@ class LazyGroup(Group):
     def load(self, name: str) -> Any:
         """Import a command and return it as a member of its group."""
         python_name = name.replace(" ", "_")
-        found = getattr(import_module(f"{self.package}.{python_name}"), python_name)
+        command = getattr(import_module(f"{self.package}.{python_name}"), python_name)
         parent = typer.Typer(rich_markup_mode=None)
-        if isinstance(found, typer.Typer):
-            parent.add_typer(found, name=name)
+        if isinstance(command, typer.Typer):
+            parent.add_typer(command, name=name)
         else:
-            parent.command(name, cls=GroupedCommand)(found)
+            parent.command(name, cls=GroupedCommand)(command)
         return get_group(parent).commands[name]
 
 
@@ -75,11 +75,11 @@ def _record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     if len([name for name in names if name.startswith("--")]) > 1 or len(names) > 2:
         parameter, (first, *others) = copy(parameter), names
         parameter.opts, parameter.help = [first], f"{parameter.help} Also {', '.join(others)}."
-    found: tuple[str, str] | None = parameter.get_help_record(ctx)
-    if found is None:
+    record: tuple[str, str] | None = parameter.get_help_record(ctx)
+    if record is None:
         return None
     # Lines would be broken at the hyphens of options.
-    return found[0], _OPTION.sub(lambda name: name[0].replace("-", _UNBROKEN), found[1])
+    return record[0], _OPTION.sub(lambda name: name[0].replace("-", _UNBROKEN), record[1])
 
 
 class GroupedCommand(TyperCommand):

@@ -12,7 +12,7 @@ from memfit.estimators.base.errors import (
 )
 
 if TYPE_CHECKING:
-    from memfit.estimators.results.estimate import Verdict
+    from memfit.estimators.results.terms import Verdict
 
 
 class Exit(IntEnum):

@@ -35,8 +35,8 @@ def measuring(
     """
     before_download = (check or _require_installed) if run.download else None
     with reporting(verbose=verbose) as progress, _naming_force(), _interruptible():
-        found = local_model(model, before_download=before_download, progress=progress)
-        yield LocalModel(*found, progress)
+        local = local_model(model, before_download=before_download, progress=progress)
+        yield LocalModel(*local, progress)
 
 
 def _require_installed(_checkpoint: Checkpoint) -> None:

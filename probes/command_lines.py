@@ -13,13 +13,9 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import Recommendation
+from memfit.estimators.results.advice import Recommendation
 from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.runtimes.mlx_lm_commands import (
-    STDIN,
-    generate_command,
-    server_command,
-)
+from memfit.estimators.runtimes.mlx_lm_commands import STDIN, generate_command, server_command
 from memfit.estimators.sizing.search import with_kv_bits
 from memfit.estimators.sizing.serving import server_flags
 from memfit.estimators.sizing.sized_model import SizedModel

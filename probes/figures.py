@@ -9,7 +9,7 @@ from msgspec import Struct
 from memfit.estimators.base.quantities import Bytes, one_of
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import KVCache, prefilled_kv_cache
-from memfit.estimators.results.estimate import Basis
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.estimators.sizing.sized_model import SizedModel

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import Basis, Recommendation
+from memfit.estimators.results.advice import Recommendation
+from memfit.estimators.results.result import in_units
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.sizing.peak_fit import Line, Peak, ShortPrompt, calibration, line_through
@@ -113,7 +115,7 @@ def advise(sized: SizedModel, points: Sequence[Point], units: Units = Units.GB) 
     ``sized`` is the estimate that the points were compared with.
     """
     asked, line = points[0].workload, line_of(points)
-    found = recommend_here(by_measurement(sized, points, line), asked, units)
+    found = in_units(recommend_here(by_measurement(sized, points, line), asked), units)
     return replace(found, basis=tuple(_basis(sized, points, line, units)))
 
 

@@ -55,7 +55,7 @@ def require_room(sized: SizedModel, workload: Workload, units: Units = Units.GB)
     sized.figures_for(workload)
     found = obstacle(sized, workload, units)
     if found:
-        would_fit = " or ".join(_would_fit(sized, workload, units))
+        would_fit = " or ".join(_would_fit(sized, workload))
         remedy = f"{would_fit} would fit" if would_fit else "no setting makes it fit"
         raise RefusedError(f"{sized.checkpoint.id}: {found}; {remedy}")
 
@@ -90,13 +90,13 @@ def memory_obstacle(need: Need, device: Device, units: Units) -> Obstacle | None
     return None
 
 
-def _would_fit(sized: SizedModel, workload: Workload, units: Units) -> Iterator[str]:
+def _would_fit(sized: SizedModel, workload: Workload) -> Iterator[str]:
     searching, device = sized.formula_view(), sized.device
     if device is None:
         return
     room = min(device.working_set_bytes, free_bytes(device))
     here = searching.on(replace(device, working_set_bytes=room))
-    advice = recommend_here(here, workload, units)
+    advice = recommend_here(here, workload)
     if advice.context_tokens.state == "change":
         yield f"a prompt of {advice.context_tokens.value} tokens"
     if advice.prefill_step.state == "change":

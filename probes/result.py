@@ -6,17 +6,10 @@ from msgspec import Struct
 
 from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Positive
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import (
-    DeviceSummary,
-    LimitName,
-    Method,
-    ModelSummary,
-    Note,
-    Recommendation,
-    Recommended,
-    Verdict,
-)
+from memfit.estimators.results.advice import Recommendation, Recommended
+from memfit.estimators.results.estimate import DeviceSummary, ModelSummary, Note
 from memfit.estimators.results.result import Result
+from memfit.estimators.results.terms import LimitName, Method, Verdict
 from memfit.estimators.runtimes.measurement import Loaded
 from memfit.estimators.sizing.peak_fit import Line
 from memfit.probes.figures import TuneFigure

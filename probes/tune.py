@@ -19,13 +19,15 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.host import detect_host
-from memfit.estimators.results.estimate import LimitName, Note, Recommendation, Verdict
+from memfit.estimators.results.advice import Recommendation
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.terms import LimitName, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.registry import as_installed
+from memfit.estimators.sizing.advise import recommended_here
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, model_summary, workload_notes
 from memfit.estimators.sizing.peak_fit import ShortPrompt, calibration
-from memfit.estimators.sizing.recommend import recommended_here
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes import vision_estimate
 from memfit.probes.command_lines import command_lines, recommended_workload

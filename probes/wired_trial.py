@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.wired_limit import wired_limit
-from memfit.estimators.results.estimate import Advice, Recommendation
+from memfit.estimators.results.advice import Advice, Recommendation
 from memfit.probes.measured_recommendation import by_measurement, line_of
 from memfit.probes.result import Point
 from memfit.probes.session import MeasurementSession

@@ -42,10 +42,15 @@ def examples(many: int, profile: str | None = None) -> int:
 
 
 def quick(values: Iterable[Any], names: Container[Any] = QUICK_CONFIGS) -> list[Any]:
-    """Return parameters; those not in ``names``, by the stem of a path, are exhaustive."""
+    """Return parameters; those not in ``names``, by the stem of a path, are exhaustive.
+
+    A tuple is of several parameters.
+    """
     return [
         value
         if getattr(value, "stem", value) in names
-        else pytest.param(value, marks=pytest.mark.exhaustive)
+        else pytest.param(
+            *(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.exhaustive
+        )
         for value in values
     ]

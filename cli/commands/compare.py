@@ -2,21 +2,16 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from msgspec.structs import replace
 
 from memfit.cli.exits import Exit
 from memfit.cli.options.completion import complete_model
-from memfit.cli.options.groups import OptionGroup, grouped
+from memfit.cli.options.groups import OptionGroup, argument, grouped, option
 from memfit.cli.options.output import TabularOutput
-from memfit.cli.options.questions import (
-    Conversion,
-    RankedMachine,
-    RuntimeOptions,
-    WorkloadOptions,
-)
+from memfit.cli.options.questions import Conversion, RankedMachine, RuntimeOptions, WorkloadOptions
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.progress import Progress
@@ -39,24 +34,18 @@ class ComparedModels(OptionGroup, frozen=True, kw_only=True):
     """The models."""
 
     panel = "Model options"
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="MODEL...",
-            help="Two or more models; with --matrix one is enough.",
-            show_default=False,
-            autocompletion=complete_model,
-        ),
-    ] = None
-    more: Annotated[
-        list[str] | None,
-        typer.Option(
-            *("--model", "-m", "--hf-path", "-hf"),
-            metavar="MODEL",
-            help="The same, as an option; repeat for more.",
-            autocompletion=complete_model,
-        ),
-    ] = None
+    models: list[str] | None = argument(
+        metavar="MODEL...",
+        help="Two or more models; with --matrix one is enough.",
+        show_default=False,
+        autocompletion=complete_model,
+    )
+    more: list[str] | None = option(
+        *("--model", "-m", "--hf-path", "-hf"),
+        metavar="MODEL",
+        help="The same, as an option; repeat for more.",
+        autocompletion=complete_model,
+    )
 
     def references(self) -> list[str]:
         """Return what names the models."""
@@ -66,22 +55,17 @@ class ComparedModels(OptionGroup, frozen=True, kw_only=True):
 class CompareOptions(OptionGroup, frozen=True, kw_only=True):
     """What is compared in place of models, or in addition to them."""
 
-    matrix: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="AXIS=A,B",
-            help="Vary context, max-tokens, batch, prefill-step, kv-bits, quantize, device or"
-            " memory, such as context=4k,32k or kv-bits=none,8; repeat for more axes.",
-        ),
-    ] = None
-    runtimes: Annotated[
-        str | None,
-        typer.Option(metavar="all|A,B", help="Compare one model under several runtimes."),
-    ] = None
-    plot: Annotated[
-        bool,
-        typer.Option("--plot", help="Draw what each model needs; with --matrix every combination."),
-    ] = False
+    matrix: list[str] | None = option(
+        metavar="AXIS=A,B",
+        help="Vary context, max-tokens, batch, prefill-step, kv-bits, quantize, device or"
+        " memory, such as context=4k,32k or kv-bits=none,8; repeat for more axes.",
+    )
+    runtimes: str | None = option(
+        metavar="all|A,B", help="Compare one model under several runtimes."
+    )
+    plot: bool = option(
+        "--plot", help="Draw what each model needs; with --matrix every combination.", default=False
+    )
 
 
 @grouped
@@ -115,7 +99,6 @@ def compare(
         base,
         axes,
         runtime=None if runtime.runtime is None and options.runtimes is None else rules,
-        units=output.units,
     )
     plot, by_runtime = output.draws(options.plot), options.runtimes is not None
     output.write(result, units=output.units, by_runtime=by_runtime, plot=plot)
@@ -222,16 +205,16 @@ def _under_each(
 
 def _with_capacity(runtimes: "list[Runtime]", options: RuntimeQuestion) -> "list[Runtime]":
     """The runtimes, with the experts of --capacity under those that keep a number of them."""
-    found, refused = [], []
+    results, refused = [], []
     for runtime in runtimes:
         try:
-            found.append(options.with_settings(runtime, ("capacity",)))
+            results.append(options.with_settings(runtime, ("capacity",)))
         except InputError as error:
-            found.append(runtime)
+            results.append(runtime)
             refused.append(error)
     if len(refused) == len(runtimes):
         raise refused[0]
-    return found
+    return results
 
 
 def _any_will_do(runtimes: str | None, result: "Comparison") -> bool:

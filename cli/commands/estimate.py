@@ -1,12 +1,12 @@
 """``memfit estimate``: the memory that a model needs, and whether it fits."""
 
 from functools import partial
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
 from memfit.cli.exits import exit_of_verdict
-from memfit.cli.options.groups import OptionGroup, grouped
+from memfit.cli.options.groups import OptionGroup, grouped, option
 from memfit.cli.options.output import FORMAT, OutputOptions
 from memfit.cli.options.questions import (
     EstimatedModel,
@@ -22,25 +22,19 @@ from memfit.model import open_model
 class EstimateReport(OptionGroup, frozen=True, kw_only=True):
     """What is shown in addition to the figures."""
 
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Show every formula with its numbers.")
-    ] = False
-    breakdown: Annotated[
-        bool,
-        typer.Option("--breakdown", help="Show what the peak is made of, on a small screen too."),
-    ] = False
-    plot: Annotated[
-        bool,
-        typer.Option("--plot", help="Draw memory against context; with a trace also over a run."),
-    ] = False
+    explain: bool = option("--explain", help="Show every formula with its numbers.", default=False)
+    breakdown: bool = option(
+        "--breakdown", help="Show what the peak is made of, on a small screen too.", default=False
+    )
+    plot: bool = option(
+        "--plot", help="Draw memory against context; with a trace also over a run.", default=False
+    )
 
 
 class EstimateOutput(OutputOptions, frozen=True, kw_only=True):
     """The output of an estimate, which can be YAML."""
 
-    format_: Annotated[
-        Literal["table", "json", "yaml", "csv", "markdown", "html", "svg"], FORMAT
-    ] = "table"
+    format_: Literal["table", "json", "yaml", "csv", "markdown", "html", "svg"] = FORMAT
 
 
 @grouped
@@ -62,9 +56,7 @@ def estimate(
     with reporting(verbose=output.verbose, while_waiting=load) as progress:
         opened = open_model(model, runtime, progress=progress)
     plot = output.draws(report.plot)
-    result = opened.answer(
-        workload, device, ranks, units=output.units, plot=plot, explain=report.explain
-    )
+    result = opened.answer(workload, device, ranks, plot=plot, explain=report.explain)
     # The page of one machine has sliders; what ranks take is in its table.
     explored = opened.explored(workload, device) if output.form == "html" and not ranks else None
     output.write(

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.groups import Only, OptionGroup, argument, grouped
 from memfit.cli.options.output import TabularOutput
 from memfit.cli.options.questions import (
     CONTEXT,
@@ -23,10 +23,9 @@ from memfit.estimators.base.errors import InputError
 class LookedThrough(OptionGroup, frozen=True, kw_only=True):
     """Where models are looked for."""
 
-    folders: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[DIRECTORY...]", help="Folders with models.", show_default=False),
-    ] = None
+    folders: list[str] | None = argument(
+        metavar="[DIRECTORY...]", help="Folders with models.", show_default=False
+    )
 
 
 @grouped
@@ -55,7 +54,7 @@ def fits(
     folders = looked_through.folders or []
     with reporting(verbose=False) as progress:
         progress.begin("sizing models", sum(1 for _ in local_models(folders)))
-        kept = local_models(folders)
-        result = answer(catalog, kept, device, workload, output.units, progress, model.adapter)
+        models = local_models(folders)
+        result = answer(catalog, models, device, workload, progress, model.adapter)
     output.write(result, units=output.units, plot=output.draws(False))
     raise typer.Exit(Exit.YES if result.fitting else Exit.NO)

@@ -8,8 +8,8 @@ import typer
 from memfit.cli.command_groups import Group, GroupedCommand
 from memfit.cli.exits import Exit
 from memfit.cli.options.completion import complete_device, complete_model
-from memfit.cli.options.groups import OptionGroup, grouped
-from memfit.cli.options.output import FORMAT, Json, Verbose
+from memfit.cli.options.groups import OptionGroup, argument, grouped, option
+from memfit.cli.options.output import FORMAT, JSON, VERBOSE
 from memfit.cli.progress import reporting
 from memfit.cli.render.escape import say
 from memfit.estimators.base.errors import InputError, PolicyError
@@ -46,41 +46,36 @@ gate = typer.Typer(
 class Upgrade(OptionGroup, frozen=True, kw_only=True):
     """Two models in place of those of the policy."""
 
-    old: Annotated[str | None, typer.Argument(metavar="[OLD]", help="The model to replace.")] = None
-    new: Annotated[str | None, typer.Argument(metavar="[NEW]", help="The new model.")] = None
+    old: str | None = argument(metavar="[OLD]", help="The model to replace.")
+    new: str | None = argument(metavar="[NEW]", help="The new model.")
 
 
 class CheckOptions(OptionGroup, frozen=True, kw_only=True):
     """What is checked."""
 
-    policy: Annotated[Path, typer.Option(help="The policy file.")] = POLICY
-    target: Annotated[
-        list[str] | None, typer.Option(help="Check only this target; repeat for more.")
-    ] = None
-    allow_bounds: Annotated[
-        bool, typer.Option("--allow-bounds", help="Accept an upper bound where no figure is known.")
-    ] = False
-    update: Annotated[
-        bool, typer.Option("--update", help="Write the current figures to memfit.lock.json.")
-    ] = False
+    policy: Path = option(help="The policy file.", default=POLICY)
+    target: list[str] | None = option(help="Check only this target; repeat for more.")
+    allow_bounds: bool = option(
+        "--allow-bounds", help="Accept an upper bound where no figure is known.", default=False
+    )
+    update: bool = option(
+        "--update", help="Write the current figures to memfit.lock.json.", default=False
+    )
 
 
 class GateOutput(OptionGroup, frozen=True, kw_only=True):
     """How and where the report is written."""
 
     panel = "Output options"
-    format_: Annotated[GateFormat, FORMAT] = "table"
-    json_: Json = False
-    files: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FORMAT=FILE",
-            help="Also write a file, in this format or that of its suffix; repeat for more.",
-        ),
-    ] = None
-    verbose: Verbose = False
+    format_: GateFormat = FORMAT
+    json_: bool = JSON
+    files: list[str] | None = option(
+        "--output",
+        "-o",
+        metavar="FORMAT=FILE",
+        help="Also write a file, in this format or that of its suffix; repeat for more.",
+    )
+    verbose: bool = VERBOSE
 
     @property
     def form(self) -> GateFormat:

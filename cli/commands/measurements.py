@@ -53,11 +53,13 @@ def show(id: Id, output: Output) -> None:
     from memfit.cli.render.writers.terminal import to_terminal
     from memfit.probes.measurement_json import collection_text
 
-    found = _store().get(id)
+    measurement = _store().get(id)
     if output.json_:
-        emit(collection_text([found]), output.file)
+        emit(collection_text([measurement]), output.file)
     else:
-        emit(to_terminal(to_document(found, output.units), to_file=output.to_file), output.file)
+        emit(
+            to_terminal(to_document(measurement, output.units), to_file=output.to_file), output.file
+        )
 
 
 @measurements.command()

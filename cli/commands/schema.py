@@ -45,8 +45,8 @@ def schema(
 def _texts() -> dict[str, str]:
     from importlib.resources import files
 
-    found = (file for file in files("memfit.schema").iterdir() if file.name.endswith(_SUFFIX))
+    schemas = (file for file in files("memfit.schema").iterdir() if file.name.endswith(_SUFFIX))
     return {
         file.name.removesuffix(_SUFFIX): file.read_text(encoding="utf-8")
-        for file in sorted(found, key=lambda file: file.name)
+        for file in sorted(schemas, key=lambda file: file.name)
     }

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from memfit.cli.exits import Exit, exit_of
 from memfit.cli.measuring import measuring
-from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.groups import Only, OptionGroup, grouped, option
 from memfit.cli.options.output import TabularOutput
 from memfit.cli.options.questions import NamedModel, RankedMachine, RuntimeOptions, WorkloadOptions
 from memfit.cli.options.run import RunOptions
@@ -35,34 +35,23 @@ class PromptOptions(OptionGroup, frozen=True, kw_only=True):
     """The prompt to run."""
 
     panel = "Workload options"
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT|@FILE|-", help="The prompt: a text, a file, or - for standard input."
-        ),
-    ] = None
-    prompt_tokens: Annotated[
-        str | None, typer.Option(help="Length of a generated prompt, in place of a text.")
-    ] = None
-    image: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE", help="An image for the prompt; can be repeated; needs mlx-vlm."
-        ),
-    ] = None
-    video: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE|DIR",
-            help="A video for the prompt, or a folder of its frames; can be repeated.",
-        ),
-    ] = None
-    max_tokens: Annotated[str | None, typer.Option(help="Tokens to generate.")] = "32"
-    shortest_prompt: Annotated[
-        int | None,
-        typer.Option(metavar="TOKENS", help="The shortest prompt of a batch; lengths are spread."),
-        parse_count,
-    ] = None
+    prompt: str | None = option(
+        metavar="TEXT|@FILE|-", help="The prompt: a text, a file, or - for standard input."
+    )
+    prompt_tokens: str | None = option(help="Length of a generated prompt, in place of a text.")
+    image: list[str] | None = option(
+        metavar="FILE", help="An image for the prompt; can be repeated; needs mlx-vlm."
+    )
+    video: list[str] | None = option(
+        metavar="FILE|DIR",
+        help="A video for the prompt, or a folder of its frames; can be repeated.",
+    )
+    max_tokens: str | None = option(help="Tokens to generate.", default="32")
+    shortest_prompt: int | None = option(
+        metavar="TOKENS",
+        help="The shortest prompt of a batch; lengths are spread.",
+        read=parse_count,
+    )
 
     def of_prompt(self, workload: WorkloadQuestion) -> Workload:
         """Return a workload with the prompt; the length of a text replaces it later.
@@ -99,15 +88,14 @@ class PromptOptions(OptionGroup, frozen=True, kw_only=True):
 class TuneOutput(TabularOutput, frozen=True, kw_only=True):
     """The output of a run."""
 
-    plot: Annotated[
-        bool, typer.Option("--plot", help="Draw memory against context and speed against memory.")
-    ] = False
-    flags: Annotated[
-        bool,
-        typer.Option(
-            "--flags", help="Print only commands for mlx_lm.generate and mlx_lm.server to stdout."
-        ),
-    ] = False
+    plot: bool = option(
+        "--plot", help="Draw memory against context and speed against memory.", default=False
+    )
+    flags: bool = option(
+        "--flags",
+        help="Print only commands for mlx_lm.generate and mlx_lm.server to stdout.",
+        default=False,
+    )
 
     def require_drawable(self) -> None:
         """Check that --plot can be drawn in the format.

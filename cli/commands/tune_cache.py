@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memfit.cli.commands.plan.subject import CacheBudget
+from memfit.cli.commands.plan.subject import CACHE_BUDGET
 from memfit.cli.measuring import measuring
-from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.groups import Only, OptionGroup, grouped, option
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import RuntimeOptions
 from memfit.cli.options.run import RunOptions, tokens_to_compare
@@ -22,50 +22,45 @@ if TYPE_CHECKING:
 class CacheOptions(OptionGroup, frozen=True, kw_only=True):
     """What is stored."""
 
-    prompt_tokens: Annotated[
-        tuple[int, ...],
-        typer.Option(metavar="N,N...", help="Lengths of the prompts, such as 2048,8192."),
-        parse_counts,
-    ]
-    stored_bits: Annotated[
-        tuple[int, ...],
-        typer.Option(metavar="N,N...", help="Bits of the stored keys and values; 16 is all."),
-        parse_counts,
-    ] = (16, 8, 4)
-    dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Keep the files here, and restore those that are there."),
-    ] = None
-    max_tokens: Annotated[
-        int, typer.Option(help="Tokens to generate and compare."), tokens_to_compare
-    ] = 32
-    prefill_step: Annotated[int, typer.Option(min=1, help="Tokens in a prefill chunk.")] = 2048
-    agreement: Annotated[
-        int, typer.Option(metavar="PERCENT", min=0, max=100, help="The least of equal tokens.")
-    ] = 95
+    prompt_tokens: tuple[int, ...] = option(
+        metavar="N,N...",
+        help="Lengths of the prompts, such as 2048,8192.",
+        default=...,
+        read=parse_counts,
+    )
+    stored_bits: tuple[int, ...] = option(
+        metavar="N,N...",
+        help="Bits of the stored keys and values; 16 is all.",
+        default=(16, 8, 4),
+        read=parse_counts,
+    )
+    dir: Path | None = option(
+        metavar="DIR", help="Keep the files here, and restore those that are there."
+    )
+    max_tokens: int = option(
+        help="Tokens to generate and compare.", default=32, read=tokens_to_compare
+    )
+    prefill_step: int = option(min=1, help="Tokens in a prefill chunk.", default=2048)
+    agreement: int = option(
+        metavar="PERCENT", min=0, max=100, help="The least of equal tokens.", default=95
+    )
 
 
 class ServingOptions(OptionGroup, frozen=True, kw_only=True):
     """The conversations that share the memory and the disk."""
 
-    requests: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Serve this CSV or JSONL of agent, prompt_tokens and completion_tokens, and"
-            " compare with memfit plan offload.",
-        ),
-    ] = None
-    conversations: Annotated[
-        int | None,
-        typer.Option(help="Number of conversations; with --requests those that begin first."),
-    ] = None
-    cache_budget: CacheBudget = None
-    disk: Annotated[
-        int | None,
-        typer.Option(metavar="SIZE", help="Disk space for them; by default all."),
-        parse_size,
-    ] = None
+    requests: Path | None = option(
+        metavar="FILE",
+        help="Serve this CSV or JSONL of agent, prompt_tokens and completion_tokens, and"
+        " compare with memfit plan offload.",
+    )
+    conversations: int | None = option(
+        help="Number of conversations; with --requests those that begin first."
+    )
+    cache_budget: int | None = CACHE_BUDGET
+    disk: int | None = option(
+        metavar="SIZE", help="Disk space for them; by default all.", read=parse_size
+    )
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of `CacheRequest`.

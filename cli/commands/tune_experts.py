@@ -8,7 +8,7 @@ import typer
 
 from memfit.cli.exits import Exit
 from memfit.cli.measuring import measuring
-from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.groups import Only, OptionGroup, grouped, option
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import RuntimeOptions
 from memfit.cli.options.run import RunOptions, tokens_to_compare
@@ -23,41 +23,33 @@ if TYPE_CHECKING:
 class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
     """What is measured."""
 
-    prompts: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE|TEXT", help="Prompts to count the routing of: a file with one on a line."
-        ),
-    ]
-    held_out: Annotated[
-        str | None, typer.Option(metavar="FILE|TEXT", help="Other prompts, to measure with.")
-    ] = None
-    capacity: Annotated[
-        tuple[int, ...] | None,
-        typer.Option(metavar="N,N...", help="Experts to keep in each layer, such as 16,32."),
-        parse_counts,
-    ] = None
-    policy: Annotated[
-        Literal["load", "skip", "fail"],
-        typer.Option(help="A missing expert is read from the disk, left out, or an error."),
-    ] = "load"
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate."), tokens_to_compare] = 32
-    prefill_step: Annotated[int, typer.Option(min=1, help="Tokens in a prefill chunk.")] = 2048
-    slowdown: Annotated[
-        int, typer.Option(metavar="PERCENT", min=0, max=100, help="The most that pays.")
-    ] = 20
-    agreement: Annotated[
-        int, typer.Option(metavar="PERCENT", min=0, max=100, help="The least of equal tokens.")
-    ] = 95
-    save_profile: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the counts, for memfit plan experts --profile."),
-    ] = None
-    prepack: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write the chosen experts, or load those written before."),
-    ] = None
-    plot: Annotated[bool, typer.Option("--plot", help="Draw memory and speed by experts.")] = False
+    prompts: str = option(
+        metavar="FILE|TEXT",
+        help="Prompts to count the routing of: a file with one on a line.",
+        default=...,
+    )
+    held_out: str | None = option(metavar="FILE|TEXT", help="Other prompts, to measure with.")
+    capacity: tuple[int, ...] | None = option(
+        metavar="N,N...", help="Experts to keep in each layer, such as 16,32.", read=parse_counts
+    )
+    policy: Literal["load", "skip", "fail"] = option(
+        help="A missing expert is read from the disk, left out, or an error.", default="load"
+    )
+    max_tokens: int = option(help="Tokens to generate.", default=32, read=tokens_to_compare)
+    prefill_step: int = option(min=1, help="Tokens in a prefill chunk.", default=2048)
+    slowdown: int = option(
+        metavar="PERCENT", min=0, max=100, help="The most that pays.", default=20
+    )
+    agreement: int = option(
+        metavar="PERCENT", min=0, max=100, help="The least of equal tokens.", default=95
+    )
+    save_profile: Path | None = option(
+        metavar="FILE", help="Write the counts, for memfit plan experts --profile."
+    )
+    prepack: Path | None = option(
+        metavar="DIR", help="Write the chosen experts, or load those written before."
+    )
+    plot: bool = option("--plot", help="Draw memory and speed by experts.", default=False)
 
 
 @grouped

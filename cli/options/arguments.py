@@ -112,22 +112,22 @@ def with_lists(arguments: Sequence[str], known: Iterable[str]) -> list[str]:
     >>> with_lists(["--memory", "64GB", "-v", "--memory=32GB"], ["--memory", "--ranks"])
     ['--memory', '64GB,32GB', '-v']
     """
-    found = list(arguments)
+    words = list(arguments)
     if "--ranks" not in known:
-        return found
+        return words
     for option in filter(set(known).__contains__, LISTS):
         values, places = [], []
-        for place, word in enumerate(found):
+        for place, word in enumerate(words):
             name, sign, value = word.partition("=")
-            if name == option and (sign or place + 1 < len(found)):
-                values.append(value if sign else found[place + 1])
+            if name == option and (sign or place + 1 < len(words)):
+                values.append(value if sign else words[place + 1])
                 places.append(range(place, place + 2 - len(sign)))
         if len(places) > 1:
             gone = {place for span in places for place in span}
             first = places[0].start
-            rest = [word for place, word in enumerate(found) if place > first and place not in gone]
-            found = [*found[:first], option, ",".join(values), *rest]
-    return found
+            rest = [word for place, word in enumerate(words) if place > first and place not in gone]
+            words = [*words[:first], option, ",".join(values), *rest]
+    return words
 
 
 def require_once(given: Iterable[Any]) -> None:

@@ -1,7 +1,6 @@
 """Expand groups of options to the flat signature that Typer reads."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, ClassVar, get_args, get_origin
 
@@ -12,9 +11,9 @@ from memfit.estimators.questions.question import Question, read_setting
 
 
 class OptionGroup(Struct, frozen=True):
-    """Options of one command: each field is an argument or an option.
+    """Options of one command: each field has an `option` or an `argument` as its default.
 
-    ``Annotated[type, option, reader]`` has the value that the reader makes of a text.
+    `grouped` makes the group of what Typer read.
     """
 
     panel: ClassVar[str] = "Options"
@@ -22,34 +21,50 @@ class OptionGroup(Struct, frozen=True):
 
 
 class Option:
-    """An option of a question, as `typer.Option` declares it."""
-
-    declared: ClassVar[Callable[..., Any]] = typer.Option
+    """An option as `typer.Option` declares it, or an argument."""
 
     def __init__(
-        self, *names: str, help: str, kind: Any = str, default: Any = None, **settings: Any
+        self,
+        declared: Callable[..., Any],
+        names: Sequence[str],
+        kind: Any,
+        default: Any,
+        read: Callable[[str], Any] | None,
+        settings: Mapping[str, Any],
     ) -> None:
-        """Take the type that Typer reads, its default, and the arguments of `typer.Option`.
+        """Take what Typer is told, and what reads the text of the option."""
+        self.kind, self.default, self.read = kind, default, read
+        self._declared, self._names, self._settings = declared, names, settings
 
-        Without a default it is that of the question.
-        """
-        self.names, self.help, self.kind, self.default = names, help, kind, default
-        self.settings = settings
-
-    def parameter(self, name: str, default: Any, panel: str) -> Parameter:
+    def parameter(self, name: str, kind: Any, default: Any, panel: str) -> Parameter:
         """Return it as a parameter of a command."""
-        default = default if self.default is None else self.default
+        if self.read:
+            kind = str | None if default is None else str
+            default = default if default in (None, ...) else _text(default)
         # As a default, which costs a tenth of an annotation.
-        info = type(self).declared(default, *self.names, help=self.help, **self.settings)
+        info = self._declared(default, *self._names, **self._settings)
         info.rich_help_panel = panel
-        kind = self.kind if default is not None else self.kind | None
         return Parameter(name, Parameter.KEYWORD_ONLY, default=info, annotation=kind)
 
 
-class Argument(Option):
-    """An argument, as `typer.Argument` declares it."""
+def option(
+    *names: str,
+    kind: Any = str,
+    default: Any = None,
+    read: Callable[[str], Any] | None = None,
+    **settings: Any,
+) -> Any:
+    """Declare an option with the arguments of `typer.Option`; one without a default has ``...``.
 
-    declared = typer.Argument
+    ``read`` makes the value of a text. A question has the type that Typer reads as ``kind``, and
+    its own default; a group annotates the field.
+    """
+    return Option(typer.Option, names, kind, default, read, settings)
+
+
+def argument(*, kind: Any = str, default: Any = None, **settings: Any) -> Any:
+    """Declare an argument with those of `typer.Argument`."""
+    return Option(typer.Argument, (), kind, default, None, settings)
 
 
 class Options:
@@ -71,14 +86,13 @@ class Options:
 
     def parameters(self, names: Sequence[str]) -> Iterator[Parameter]:
         """Yield a parameter for each option, or for those of some names."""
-        defaults = dict(
-            zip(self.question.__struct_fields__, self.question.__struct_defaults__, strict=True)
-        )
+        fields, defaults = self.question.__struct_fields__, self.question.__struct_defaults__
+        own = dict(zip(fields, defaults, strict=True))
         for name in names or self.declared:
-            default = defaults.get(name)
-            yield self.declared[name].parameter(
-                name, None if default == () else default, self.panel
-            )
+            option = self.declared[name]
+            default = own.get(name) or None if option.default is None else option.default
+            kind = option.kind | None if default is None else option.kind
+            yield option.parameter(name, kind, default, self.panel)
 
     def group(self, **values: Any) -> Question:
         """Return the question."""
@@ -139,26 +153,19 @@ def _of_group(
     group: type[OptionGroup], offered: Sequence[str]
 ) -> tuple[list[Parameter], Callable[..., OptionGroup]]:
     """Return the parameters of a group, and what makes the group of their values."""
-    fields = dict(signature(group).parameters)
-    parameters: list[Parameter] = []
-    readers: dict[str, Callable[[Any], Any]] = {}
-    for name in offered or fields:
-        default = fields[name].default
-        kind, (option, *reader) = _split(fields[name].annotation)
-        if reader:
-            readers[name] = reader[0]
-            kind = str | None if default is None else str
-            default = default if default in (None, Parameter.empty) else _text(default)
-        option = copy(option)
-        option.rich_help_panel = group.panel
-        kind = Annotated[kind, option]
-        parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+    fields = signature(group).parameters
+    options: dict[str, Option] = {name: field.default for name, field in fields.items()}
+    parameters = [
+        options[name].parameter(name, fields[name].annotation, options[name].default, group.panel)
+        for name in offered or fields
+    ]
 
     def make(**values: Any) -> OptionGroup:
-        for name, read in readers.items():
-            if values[name] is not None:
-                values[name] = read_setting(name, read, values[name])
-        return group(**values)
+        for name, value in values.items():
+            if value is not None and (read := options[name].read):
+                values[name] = read_setting(name, read, value)
+        defaults = {name: declared.default for name, declared in options.items()}
+        return group(**{**defaults, **values})
 
     return parameters, make
 

@@ -1,11 +1,11 @@
 """Options of the output: the format, the file and the units."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 import typer
 
-from memfit.cli.options.groups import OptionGroup
+from memfit.cli.options.groups import OptionGroup, option
 from memfit.cli.render.output import DRAWN, Format, deliver, format_of
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units
@@ -13,10 +13,8 @@ from memfit.estimators.base.units import Units
 if TYPE_CHECKING:
     from memfit.estimators.results.result import Result
 
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Show each network request with its size.")
-]
-FORMAT: Any = typer.Option("--format", is_eager=True, help="Output format.")
+VERBOSE = option("--verbose", "-v", default=False, help="Show each network request with its size.")
+FORMAT = option("--format", default="table", is_eager=True, help="Output format.")
 
 
 def _reject_format_and_json(ctx: typer.Context, json_: bool) -> bool:
@@ -27,28 +25,25 @@ def _reject_format_and_json(ctx: typer.Context, json_: bool) -> bool:
     return json_
 
 
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json", callback=_reject_format_and_json, help="Print JSON, as --format json does."
-    ),
-]
+JSON = option(
+    "--json",
+    default=False,
+    callback=_reject_format_and_json,
+    help="Print JSON, as --format json does.",
+)
 
 
 class OutputOptions(OptionGroup, frozen=True, kw_only=True):
     """How and where a result is written."""
 
     panel = "Output options"
-    format_: Annotated[Format, FORMAT] = "table"
-    json_: Json = False
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="Write the result to a file, in the format of its suffix."
-        ),
-    ] = None
-    units: Annotated[Units, typer.Option(help="Units of sizes: decimal or binary.")] = Units.GB
-    verbose: Verbose = False
+    format_: Format = FORMAT
+    json_: bool = JSON
+    file: Path | None = option(
+        "--output", "-o", help="Write the result to a file, in the format of its suffix."
+    )
+    units: Units = option(help="Units of sizes: decimal or binary.", default=Units.GB)
+    verbose: bool = VERBOSE
 
     @property
     def form(self) -> Format:
@@ -88,10 +83,10 @@ class OutputOptions(OptionGroup, frozen=True, kw_only=True):
 class TabularOutput(OutputOptions, frozen=True, kw_only=True):
     """The output of a command with rows, which can be CSV."""
 
-    format_: Annotated[Literal["table", "json", "csv", "markdown", "html", "svg"], FORMAT] = "table"
+    format_: Literal["table", "json", "csv", "markdown", "html", "svg"] = FORMAT
 
 
 class PlanOutput(OutputOptions, frozen=True, kw_only=True):
     """The output of a plan."""
 
-    format_: Annotated[Literal["table", "json", "markdown", "html", "svg"], FORMAT] = "table"
+    format_: Literal["table", "json", "markdown", "html", "svg"] = FORMAT

@@ -11,7 +11,7 @@ from memfit.cli.options.completion import (
     complete_runtime,
     complete_type,
 )
-from memfit.cli.options.groups import Argument, Only, Option, Options
+from memfit.cli.options.groups import Only, Options, argument, option
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantization import DEFAULTS
 from memfit.estimators.base.setting_names import setting
@@ -51,17 +51,17 @@ def _workload(given: dict[str, Any]) -> dict[str, Any]:
         "max_model_len": _model_len,
     }
     stated = [name for name in readers if name in given]
-    found = [read_setting(name, readers[name], given.pop(name)) for name in stated]
+    contexts = [read_setting(name, readers[name], given.pop(name)) for name in stated]
     if len(stated) > 1:
         first, second = map(setting, stated[:2])
         raise InputError(f"{first} and {second} both set the context: give one")
-    if not found:
+    if not contexts:
         return given
     if "prompt_tokens" in given or "max_tokens" in given:
         raise InputError(
             f"{setting(stated[0])} excludes --prompt-tokens and --max-tokens: use those two"
         )
-    return {**given, "context": found[0]}
+    return {**given, "context": contexts[0]}
 
 
 def _of_each(text: str, batch: int) -> int:
@@ -112,60 +112,60 @@ _MODEL = Options(
     ModelQuestion,
     "Model options",
     {
-        "quantize": Option(
+        "quantize": option(
             *("--quantize", "--q-bits"),
             metavar=_FORMATS,
             help="Size the model as mlx_lm.convert would quantise it, such as 4 or 4bit.",
         ),
-        "group_size": Option(
+        "group_size": option(
             *("--group-size", "--q-group-size"), kind=int, help="Group size for --quantize."
         ),
-        "quant_mode": Option(
+        "quant_mode": option(
             *("--quant-mode", "--q-mode"),
             help="Mode for --quantize: affine, mxfp4, nvfp4 or mxfp8.",
         ),
-        "quantises": Option(
+        "quantises": option(
             "-q",
             kind=bool,
             default=False,
             help="Quantise to the default bits of the mode, as mlx_lm.convert -q.",
         ),
-        "model": Argument(
+        "model": argument(
             metavar="MODEL",
             help="A directory, a file (.safetensors, .gguf, config.json, a sample), a sample's"
             " name, or on the Hub org/name, org/name:Q4_K_M or a URL.",
             show_default=False,
             autocompletion=complete_model,
         ),
-        "model_option": Option(
+        "model_option": option(
             *("--model", "-m", "--hf-path", "-hf"),
             metavar="MODEL",
             help="The same, as an option.",
             autocompletion=complete_model,
         ),
-        "adapter": Option(
+        "adapter": option(
             *("--adapter", "--adapter-path"),
             kind=Path,
             help="Include the LoRA adapter in this directory.",
         ),
-        "draft": Option(
+        "draft": option(
             *("--draft", "--draft-model", "--model-draft", "-md"),
             metavar="MODEL",
             help="Include this draft model.",
         ),
-        "draft_quantize": Option(
+        "draft_quantize": option(
             metavar=_FORMATS, help="Size the draft model as mlx_lm.convert quantises it."
         ),
-        "num_draft_tokens": Option(
+        "num_draft_tokens": option(
             kind=int, help="Tokens that the draft model proposes in a step."
         ),
-        "as_type": Option(
+        "as_type": option(
             "--as",
             metavar="TYPE",
             help="Assume this model_type, such as llama, for an architecture that is not known.",
             autocompletion=complete_type,
         ),
-        "mmproj": Option(
+        "mmproj": option(
             *("--mmproj", "-mm"),
             kind=Path,
             metavar="FILE",
@@ -187,50 +187,50 @@ _WORKLOAD = Options(
     WorkloadQuestion,
     "Workload options",
     {
-        "context": Option(help="Prompt tokens, with no generation, such as 32k."),
-        "ctx_size": Option(
+        "context": option(help="Prompt tokens, with no generation, such as 32k."),
+        "ctx_size": option(
             *("--ctx-size", "-c"),
             help="The same as llama.cpp takes it: for all sequences together.",
         ),
-        "max_model_len": Option(help="The same as vLLM takes it: 32k is 32000 tokens."),
-        "prompt_tokens": Option(help="Tokens in the prompt."),
-        "max_tokens": Option(help="Tokens to generate."),
-        "batch": Option(
+        "max_model_len": option(help="The same as vLLM takes it: 32k is 32000 tokens."),
+        "prompt_tokens": option(help="Tokens in the prompt."),
+        "max_tokens": option(help="Tokens to generate."),
+        "batch": option(
             *("--batch", "-np", "--max-num-seqs"), kind=int, help="Sequences that run together."
         ),
-        "prefill_batch": Option(
+        "prefill_batch": option(
             *("--prefill-batch", "--prompt-concurrency"),
             kind=int,
             help="Sequences of a batch that mlx-lm prefills together.",
         ),
-        "decode_batch": Option(
+        "decode_batch": option(
             *("--decode-batch", "--decode-concurrency"),
             kind=int,
             help="Sequences of a batch that mlx-lm decodes together.",
         ),
-        "prefill_step": Option(
+        "prefill_step": option(
             *("--prefill-step", "--prefill-step-size", "-ub", "--ubatch-size"),
             "--max-num-batched-tokens",
             kind=int,
             help="Tokens computed at once: a chunk of mlx-lm, a micro-batch of llama.cpp.",
         ),
-        "kv_bits": Option(
+        "kv_bits": option(
             kind=int, parser=_kv_bits, metavar="BITS|none", help="Bits of a quantised KV cache."
         ),
-        "kv_group_size": Option(kind=int, help="Group size of a quantised KV cache."),
-        "quantized_kv_start": Option(
+        "kv_group_size": option(kind=int, help="Group size of a quantised KV cache."),
+        "quantized_kv_start": option(
             kind=int, help="Tokens in the KV cache before it is quantised."
         ),
-        "max_kv_size": Option(
+        "max_kv_size": option(
             kind=int, help="Size of a rotating KV cache, if the model supports one."
         ),
-        "image": Option(
+        "image": option(
             kind=list[str],
             metavar="WxH[xN]|FILE",
             help="An image in the prompt, such as 1024x768, three of them 1024x768x3, or a file;"
             " can be repeated. Its tokens come on top of the context.",
         ),
-        "video": Option(
+        "video": option(
             kind=list[str],
             metavar="FxWxH|FILE|DIR",
             help="A video as FRAMESxWIDTHxHEIGHT, such as 16x448x448, a file, or a folder of its"
@@ -245,32 +245,32 @@ _MACHINE = Options(
     MachineQuestion,
     "Machine options",
     {
-        "device": Option(
+        "device": option(
             help="A machine such as m4-max-64 (see memfit devices), or host: what is free of this"
             " one.",
             autocompletion=complete_device,
         ),
-        "memory": Option(help="A Mac that is sold with this memory, such as 32 or 32GB."),
-        "working_set": Option(help="A device with this recommended working set, such as 26.8GB."),
-        "os_regime": Option(
+        "memory": option(help="A Mac that is sold with this memory, such as 32 or 32GB."),
+        "working_set": option(help="A device with this recommended working set, such as 26.8GB."),
+        "os_regime": option(
             kind=OsRegime, help="macOS version that sets a Mac's recommended working set."
         ),
-        "ranks": Option(
+        "ranks": option(
             kind=int, metavar="N", help="Run the model over N ranks of mlx.launch, one a machine."
         ),
-        "parallel": Option(
+        "parallel": option(
             kind=Literal["tensor", "pipeline"],
             help="How ranks share the model. Default: as mlx_lm's sharded_load chooses.",
         ),
-        "tensor_parallel_size": Option(
+        "tensor_parallel_size": option(
             *("--tensor-parallel-size", "-tp"),
             kind=int,
             default=1,
             min=1,
             help="As --ranks N --parallel tensor.",
         ),
-        "split": Option(metavar="A,B", help="Layers of each rank of a pipeline, such as 20,12."),
-        "hosts": Option(
+        "split": option(metavar="A,B", help="Layers of each rank of a pipeline, such as 20,12."),
+        "hosts": option(
             kind=Path,
             metavar="FILE",
             help="The hostfile of mlx.launch, with a device or memory for each host.",
@@ -288,64 +288,64 @@ _RUNTIME = Options(
     RuntimeQuestion,
     "Runtime options",
     {
-        "mlx_version": Option(
+        "mlx_version": option(
             metavar="VERSION",
             help="MLX that runs it, such as 0.32.0. Default: on a Mac the installed one, else the"
             " newest that is described.",
         ),
-        "mlx_lm_version": Option(metavar="VERSION", help="The same for mlx-lm."),
-        "runtime": Option(
+        "mlx_lm_version": option(metavar="VERSION", help="The same for mlx-lm."),
+        "runtime": option(
             help="Runtime to estimate for (see memfit runtimes). Default: mlx-lm, for GGUF"
             " llama.cpp.",
             show_default=False,
             autocompletion=complete_runtime,
         ),
-        "gpu_memory_utilization": Option(
+        "gpu_memory_utilization": option(
             metavar="SHARE", help="Share of the GPU's memory that vllm takes. Default: 0.92."
         ),
-        "capacity": Option(metavar="N", help="Experts of each layer that mlx-moe keeps in memory."),
-        "margin": Option(
+        "capacity": option(metavar="N", help="Experts of each layer that mlx-moe keeps in memory."),
+        "margin": option(
             default=f"{MARGIN_BYTES // 10**6}MB", help="Memory to keep free above the peak."
         ),
-        "cache_type": Option(
+        "cache_type": option(
             metavar="KEYS[,VALUES]", help="Types of llama.cpp's KV cache, such as q8_0."
         ),
-        "cache_type_k": Option(
+        "cache_type_k": option(
             *("--cache-type-k", "-ctk"),
             metavar="TYPE",
             help="Type of the keys in llama.cpp's cache.",
         ),
-        "cache_type_v": Option(
+        "cache_type_v": option(
             *("--cache-type-v", "-ctv"), metavar="TYPE", help="Type of the values in its cache."
         ),
-        "flash_attn": Option(
+        "flash_attn": option(
             "--flash-attn/--no-flash-attn",
             kind=bool,
             help="Whether llama.cpp uses flash attention.",
         ),
-        "gpu_layers": Option(
+        "gpu_layers": option(
             *("--gpu-layers", "-ngl", "--n-gpu-layers"),
             metavar="N|auto|all",
             help="Layers that llama.cpp has on the GPU, with the head; auto: the most that fit.",
         ),
-        "kv_cache_dtype": Option(
+        "kv_cache_dtype": option(
             metavar="auto|fp8", help="Type of vllm's KV cache; for mlx-lm see --kv-bits."
         ),
-        "n_cpu_moe": Option(
+        "n_cpu_moe": option(
             *("--n-cpu-moe", "-ncmoe"),
             metavar="N|all",
             help="Layers, from the first, with their experts on llama.cpp's host; or all.",
         ),
-        "host_memory": Option(
+        "host_memory": option(
             metavar="SIZE",
             help="Memory of the host of an NVIDIA card, such as 64GB, for what llama.cpp keeps"
             " there. Default with --device host: what there is.",
         ),
-        "host_bandwidth": Option(
+        "host_bandwidth": option(
             metavar="RATE",
             help="How fast that memory is read. Default: 89.6GB/s, two channels of DDR5-5600.",
         ),
-        "method": Option(
+        "method": option(
             kind=Literal["auto", "formula", "trace"], help="How to compute the figures."
         ),
     },

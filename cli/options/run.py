@@ -3,11 +3,9 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-import typer
-
-from memfit.cli.options.groups import OptionGroup
+from memfit.cli.options.groups import OptionGroup, option
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_count, parse_size
 
@@ -17,31 +15,26 @@ Process = TypeVar("Process")
 class RunOptions(OptionGroup, frozen=True, kw_only=True):
     """How the model is run."""
 
-    force: Annotated[
-        bool, typer.Option("--force", help="Run even if the estimate says that it does not fit.")
-    ] = False
-    memory_limit: Annotated[
-        int | None,
-        typer.Option(metavar="SIZE", help="Memory that MLX may use, such as 8GB."),
-        parse_size,
-    ] = None
-    timeout: Annotated[
-        int, typer.Option(metavar="SECONDS", min=1, help="Stop a run without progress after this.")
-    ] = 600
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SETTING=V,V",
-            help="Values of prefill-step, kv-bits, context or batch; repeat it to measure every"
-            " combination.",
-        ),
-    ] = None
-    wired: Annotated[
-        bool, typer.Option("--wired", help="Measure again with the recommended wired limit.")
-    ] = False
-    download: Annotated[
-        bool, typer.Option("--download", help="Download a Hub model that is not cached here.")
-    ] = False
+    force: bool = option(
+        "--force", help="Run even if the estimate says that it does not fit.", default=False
+    )
+    memory_limit: int | None = option(
+        metavar="SIZE", help="Memory that MLX may use, such as 8GB.", read=parse_size
+    )
+    timeout: int = option(
+        metavar="SECONDS", min=1, help="Stop a run without progress after this.", default=600
+    )
+    sweep: list[str] | None = option(
+        metavar="SETTING=V,V",
+        help="Values of prefill-step, kv-bits, context or batch; repeat it to measure every"
+        " combination.",
+    )
+    wired: bool = option(
+        "--wired", help="Measure again with the recommended wired limit.", default=False
+    )
+    download: bool = option(
+        "--download", help="Download a Hub model that is not cached here.", default=False
+    )
 
     def start(self, process: Callable[..., Process], path: Path) -> Callable[..., Process]:
         """Return what starts a measuring process for a model's directory, under these limits."""

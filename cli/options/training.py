@@ -2,12 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from msgspec.structs import replace
 
-from memfit.cli.options.groups import OptionGroup
+from memfit.cli.options.groups import OptionGroup, option
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.recipe import ADAPTER, FineTuneType, OptimizerName
@@ -21,46 +20,28 @@ class TrainingOptions(OptionGroup, frozen=True, kw_only=True):
     """The recipe; what is not given has the file's value, else mlx_lm.lora's default."""
 
     panel = "Training options"
-    fine_tune_type: Annotated[
-        FineTuneType | None, typer.Option(help="lora, dora or full. Default: lora.")
-    ] = None
-    num_layers: Annotated[
-        int | None, typer.Option(help="Layers to train, from the last; -1 for all. Default: 16.")
-    ] = None
-    batch_size: Annotated[int | None, typer.Option(help="Sequences in a step. Default: 4.")] = None
-    max_seq_length: Annotated[
-        int | None, typer.Option(help="Longer examples are cut. Default: 2048.")
-    ] = None
-    grad_checkpoint: Annotated[
-        bool | None,
-        typer.Option("--grad-checkpoint", help="Compute activations again in the backward pass."),
-    ] = None
-    grad_accumulation_steps: Annotated[
-        int | None, typer.Option(help="Steps for each update. Default: 1.")
-    ] = None
-    optimizer: Annotated[
-        OptimizerName | None,
-        typer.Option(help="adam, adamw, muon, sgd or adafactor. Default: adam."),
-    ] = None
-    mask_prompt: Annotated[
-        bool | None, typer.Option("--mask-prompt", help="Leave the prompt out of the loss.")
-    ] = None
-    rank: Annotated[int | None, typer.Option(help="Of the adapters. Default: 8.")] = None
-    scale: Annotated[float | None, typer.Option(help="Of the adapters. Default: 20.")] = None
-    dropout: Annotated[float | None, typer.Option(help="Of the adapters. Default: 0.")] = None
-    keys: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B", help="Modules with an adapter. Default: all linear layers and experts."
-        ),
-    ] = None
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", metavar="FILE", help="mlx_lm.lora's YAML file.")
-    ] = None
-    data: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="train.jsonl and valid.jsonl: the lengths to train on."),
-    ] = None
+    fine_tune_type: FineTuneType | None = option(help="lora, dora or full. Default: lora.")
+    num_layers: int | None = option(help="Layers to train, from the last; -1 for all. Default: 16.")
+    batch_size: int | None = option(help="Sequences in a step. Default: 4.")
+    max_seq_length: int | None = option(help="Longer examples are cut. Default: 2048.")
+    grad_checkpoint: bool | None = option(
+        "--grad-checkpoint", help="Compute activations again in the backward pass."
+    )
+    grad_accumulation_steps: int | None = option(help="Steps for each update. Default: 1.")
+    optimizer: OptimizerName | None = option(
+        help="adam, adamw, muon, sgd or adafactor. Default: adam."
+    )
+    mask_prompt: bool | None = option("--mask-prompt", help="Leave the prompt out of the loss.")
+    rank: int | None = option(help="Of the adapters. Default: 8.")
+    scale: float | None = option(help="Of the adapters. Default: 20.")
+    dropout: float | None = option(help="Of the adapters. Default: 0.")
+    keys: str | None = option(
+        metavar="A,B", help="Modules with an adapter. Default: all linear layers and experts."
+    )
+    config: Path | None = option("--config", "-c", metavar="FILE", help="mlx_lm.lora's YAML file.")
+    data: Path | None = option(
+        metavar="DIR", help="train.jsonl and valid.jsonl: the lengths to train on."
+    )
 
     def recipe(self) -> "Recipe":
         """Return the recipe.

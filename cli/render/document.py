@@ -50,7 +50,7 @@ Cell = str | int | bool | Toned
 """A text, an amount that is drawn as a bar, or whether a check passed."""
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class DocumentPart(Struct, frozen=True, kw_only=True):
     """A part of a document."""
 
     only: Literal["", "terminal", "page", "text", "picture"] = ""
@@ -62,7 +62,7 @@ class Part(Struct, frozen=True, kw_only=True):
     """A line that the terminal shows in place of a part that needs room."""
 
 
-class Heading(Part, frozen=True):
+class Heading(DocumentPart, frozen=True):
     """The title of the document, or of a section."""
 
     text: str
@@ -73,7 +73,7 @@ class Heading(Part, frozen=True):
     """The colour of the status."""
 
 
-class Text(Part, frozen=True):
+class Text(DocumentPart, frozen=True):
     """Lines of text, with a heading of their own or without; not shown without lines."""
 
     lines: Sequence[str | Pair]
@@ -89,7 +89,7 @@ class Text(Part, frozen=True):
     """Whether a page stresses the text."""
 
 
-class Table(Part, frozen=True):
+class Table(DocumentPart, frozen=True):
     """Rows of cells below headings."""
 
     headings: Sequence[str]
@@ -125,7 +125,7 @@ class Column(Struct, frozen=True):
     """Headings on a page: one for each part, or one for all."""
 
 
-class Columns(Part, frozen=True):
+class Columns(DocumentPart, frozen=True):
     """Columns side by side; a narrow terminal shows them in blocks that repeat the fixed ones."""
 
     fixed: Sequence[Column]
@@ -133,7 +133,7 @@ class Columns(Part, frozen=True):
     gap: bool = False
 
 
-class Verdict(Part, frozen=True):
+class Verdict(DocumentPart, frozen=True):
     """The answer in one sentence, which a page shows first."""
 
     text: str
@@ -143,7 +143,7 @@ class Verdict(Part, frozen=True):
     """Whether it is the title of a page, with a mark of success or failure."""
 
 
-class Commands(Part, frozen=True):
+class Commands(DocumentPart, frozen=True):
     """Lines to paste into a shell; a long one continues on the next line after a backslash."""
 
     lines: Sequence[str]
@@ -167,7 +167,7 @@ class Bar(Struct, frozen=True):
         return self.limit is not None and sum(self.parts) > self.limit
 
 
-class BarChart(Part, frozen=True):
+class BarChart(DocumentPart, frozen=True):
     """Bars to one scale; a kind without a name is not in the legend."""
 
     title: str
@@ -191,7 +191,7 @@ class Dot(Struct, frozen=True):
     rate: float
 
 
-class Scatter(Part, frozen=True):
+class Scatter(DocumentPart, frozen=True):
     """Tokens per second upwards from zero, memory to the right from least to most."""
 
     title: str
@@ -206,7 +206,7 @@ class Scatter(Part, frozen=True):
         return max(dot.rate for dot in self.dots)
 
 
-class RunChart(Part, frozen=True):
+class RunChart(DocumentPart, frozen=True):
     """Memory over the calls of a run, and the budget."""
 
     run: Sequence[RunCall]
@@ -255,7 +255,7 @@ def phase_name(call: RunCall) -> str:
     return call.phase.replace("_", " ")
 
 
-class HeatMap(Part, frozen=True):
+class HeatMap(DocumentPart, frozen=True):
     """A table with coloured cells; its first column is the label of a row."""
 
     table: Table
@@ -279,7 +279,7 @@ class Slider(Struct, frozen=True):
     start: int
 
 
-class Point(Struct, frozen=True):
+class SliderPoint(Struct, frozen=True):
     """What one combination of the sliders needs."""
 
     verdict: str
@@ -289,14 +289,14 @@ class Point(Struct, frozen=True):
     cells: Sequence[str]
 
 
-class Sliders(Part, frozen=True):
+class Sliders(DocumentPart, frozen=True):
     """Settings to change on a page, over points that were computed before."""
 
     title: str
     sliders: Sequence[Slider]
     headings: Sequence[str]
     """Of the cells of a point."""
-    points: Sequence[Point]
+    points: Sequence[SliderPoint]
     """All combinations, the last slider changing fastest."""
 
 

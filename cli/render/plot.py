@@ -94,11 +94,13 @@ def _labels(chart: BarChart, width: int) -> list[str]:
         [bar.note for bar in chart.bars],
         [OVER if bar.is_over else "" for bar in chart.bars],
     ]
-    kept = [column for column in columns if any(column)]
-    taken = sum(max(map(len, column)) + 1 for column in kept)
+    filled = [column for column in columns if any(column)]
+    taken = sum(max(map(len, column)) + 1 for column in filled)
     most = max(_LEAST_LABEL, width - taken - _LEAST_WIDTH - 1)
     names = [shortened(visible(bar.label), most) for bar in chart.bars]
-    aligned = [[cell.rjust(max(map(len, column))) for cell in column] for column in (names, *kept)]
+    aligned = [
+        [cell.rjust(max(map(len, column))) for cell in column] for column in (names, *filled)
+    ]
     return [f"{' '.join(cells)} " for cells in zip(*aligned, strict=True)]
 
 
@@ -159,22 +161,22 @@ def _heat(table: Table, width: int, fills: dict[str, str]) -> Iterator[Line]:
     label_width = max(len(visible(str(row[0]))) for row in table.rows)
     label_width = min(label_width, max(_LEAST_LABEL, width // 2))
     places = [n for n in range(1, len(table.headings)) if isinstance(table.rows[0][n], Toned)]
-    wide = 2 + max(
+    cell_width = 2 + max(
         max(
             len(visible(table.headings[n])),
             *(len(visible(str(row[n]).strip(" "))) for row in table.rows),
         )
         for n in places
     )
-    shown = places[: max(1, (width - label_width - 1) // (wide + 1))]
-    headings = (visible(table.headings[n]).center(wide) for n in shown)
+    shown = places[: max(1, (width - label_width - 1) // (cell_width + 1))]
+    headings = (visible(table.headings[n]).center(cell_width) for n in shown)
     yield [f"{'':{label_width}} {' '.join(headings)}".rstrip()]
     for row in table.rows:
         line: list[Toned | str] = [shortened(visible(str(row[0])), label_width).ljust(label_width)]
         for place in shown:
             cell = row[place]
             colour = getattr(cell, "colour", "default")
-            line += [" ", Toned(_filled(str(cell).strip(" "), wide, fills[colour]), colour)]
+            line += [" ", Toned(_filled(str(cell).strip(" "), cell_width, fills[colour]), colour)]
         yield line
     if len(shown) < len(places):
         names = ", ".join(visible(table.headings[n]) for n in places[len(shown) :])

@@ -304,17 +304,17 @@ def _heat(chart: HeatMap, width: int) -> _Drawing:
     places = [n for n in range(1, len(table.headings)) if isinstance(table.rows[0][n], Toned)]
     longest = max(len(visible(str(row[0]))) for row in table.rows)
     left = min(_CHARACTER * (longest + 1), width * 2 // 5)
-    wide = (width - left) / len(places)
+    cell_width = (width - left) / len(places)
     top = height + legend.height
     for column, place in enumerate(places):
-        x = left + wide * (column + 0.5)
-        text = _cut(table.headings[place], wide)
+        x = left + cell_width * (column + 0.5)
+        text = _cut(table.headings[place], cell_width)
         parts.append(_text(x, top + 13, text, "dim small", "middle"))
     top += _LINE
     for row in table.rows:
         parts.append(_text(0, top + _CELL / 2 + 4, _cut(str(row[0]), left)))
         for column, place in enumerate(places):
-            parts += _heat_cell(row[place], left + wide * column, top, wide)
+            parts += _heat_cell(row[place], left + cell_width * column, top, cell_width)
         top += _CELL
     for line in textwrap.wrap(visible(chart.note), width // _CHARACTER):
         top += _LINE
@@ -322,14 +322,14 @@ def _heat(chart: HeatMap, width: int) -> _Drawing:
     return _Drawing(top, parts)
 
 
-def _heat_cell(cell: object, x: float, top: int, wide: float) -> Iterator[str]:
+def _heat_cell(cell: object, x: float, top: int, cell_width: float) -> Iterator[str]:
     verdict = CLASSES.get(getattr(cell, "colour", ""), "unknown")
-    yield _rect(x + 1, top + 1, wide - 2, _CELL - 2, verdict)
+    yield _rect(x + 1, top + 1, cell_width - 2, _CELL - 2, verdict)
     number, _, word = str(cell).strip(" ").partition(" ")
     if verdict == "fits" and number != "fits":
         word = verdict  # a table says it by the missing word
     lines = [number, word] if word else [number]
     first = top + (_CELL / 2 + 4 if len(lines) == 1 else 15)
     for place, line in enumerate(lines):
-        text = _cut(line, wide)
-        yield _text(x + wide / 2, first + 15 * place, text, "ink small", "middle")
+        text = _cut(line, cell_width)
+        yield _text(x + cell_width / 2, first + 15 * place, text, "ink small", "middle")

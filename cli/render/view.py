@@ -41,7 +41,8 @@ def view(kind: type[Result]) -> Callable[[View], View]:
 
 
 def view_of(result: Result, **settings: Any) -> Any:
-    """Return the view of a result, with settings such as its units."""
+    """Return the view of a result, with settings such as its units, which its sentences take."""
+    result = result.in_units(settings.get("units", Units.GB))
     shown = registered(type(result))
     if shown is None:
         raise LookupError(f"no view of {type(result).__name__}")

@@ -27,6 +27,12 @@ class Units(str, Enum):
     GIB = "gib"
 
 
+# No member, so that no option offers it. RECORD SEPARATOR is in no sentence.
+OPEN = str.__new__(Units, "open")
+"""Units of a sentence whose sizes `with_sizes` puts in later."""
+_OPEN_SIZE = re.compile("\x1e(-?[0-9]+)\x1e")
+
+
 def ceil_div(numerator: int, denominator: int) -> int:
     """Return ``numerator / denominator`` rounded up, in integers.
 
@@ -189,6 +195,8 @@ def format_bytes(value: int, units: Units = Units.GB) -> str:
     >>> format_bytes(2262535712), format_bytes(2262535712, Units.GIB)
     ('2.263 GB', '2.107 GiB')
     """
+    if units is OPEN:
+        return open_size(value)
     base, names = (
         (1000, ("B", "kB", "MB", "GB", "TB"))
         if units is Units.GB
@@ -201,6 +209,20 @@ def format_bytes(value: int, units: Units = Units.GB) -> str:
         return f"{value} B"
     digits = 3 if names[power][0] in "GT" else 1
     return f"{Decimal(value) / base**power:.{digits}f} {names[power]}"
+
+
+def open_size(nbytes: int) -> str:
+    """Return bytes for a sentence of a result; `with_sizes` writes them in the reader's units."""
+    return f"\x1e{nbytes}\x1e"
+
+
+def with_sizes(sentence: str, units: Units) -> str:
+    """Return a sentence that was written in `OPEN` units with its sizes in others.
+
+    >>> with_sizes(f"it takes {open_size(2262535712)}", Units.GIB)
+    'it takes 2.107 GiB'
+    """
+    return _OPEN_SIZE.sub(lambda size: format_bytes(int(size[1]), units), sentence)
 
 
 def format_duration(milliseconds: int) -> str:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from memfit.estimators.results.estimate import Source
+from memfit.estimators.results.terms import Source
 
 
 class Tensor(NamedTuple):

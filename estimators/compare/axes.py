@@ -106,8 +106,7 @@ def _setting(
     if name == "device":
         return AxisValue(text, "device", find_device(text))
     if name == "memory":
-        device = memory_device(parse_memory(text), os_regime=os_regime)
-        return AxisValue(text, "device", device)
+        return AxisValue(text, "device", memory_device(parse_memory(text), os_regime=os_regime))
     if name == "quantize":
         return _conversion(text)
     nothing = name == "kv-bits" and text.lower() == "none"

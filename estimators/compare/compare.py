@@ -6,7 +6,6 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.base.units import Units
 from memfit.estimators.compare.axes import MatrixAxis, check_axes, combinations
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.comparison import (
@@ -21,7 +20,8 @@ from memfit.estimators.results.comparison import (
     Unavailable,
     try_or_reason,
 )
-from memfit.estimators.results.estimate import Basis, DeviceSummary, Estimate
+from memfit.estimators.results.estimate import DeviceSummary, Estimate
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.registry import (
     DEFAULT_RUNTIME,
     get_runtime,
@@ -57,7 +57,6 @@ def compare(
     axes: Sequence[MatrixAxis] = (),
     *,
     runtime: Runtime | None = None,
-    units: Units = Units.GB,
 ) -> Comparison:
     """Return the models side by side, and every combination of the axes when there are any.
 
@@ -74,7 +73,7 @@ def compare(
     if runtime is None:
         models, runtime = _native(catalog, models, with_images=first.workload.has_images)
     targets = [_resolved(catalog, model, first, runtime) for model in models]
-    estimates = [_estimate(target, units) for target in targets]
+    estimates = [_estimate(target) for target in targets]
     contexts = [_context(target) for target in targets]
     return Comparison(
         workload=first.workload.under(runtime.on(first.device)),
@@ -84,7 +83,7 @@ def compare(
         margin_bytes=first.margin_bytes,
         models=tuple(map(_compared, models, estimates)),
         figures=tuple(_figures(estimates, contexts)),
-        matrix=_matrix(catalog, models, axes, cells, runtime, units) if axes else None,
+        matrix=_matrix(catalog, models, axes, cells, runtime) if axes else None,
     )
 
 
@@ -125,12 +124,10 @@ def _resolved(
     return try_or_reason(partial(catalog.resolve, question))
 
 
-def _estimate(target: ResolvedTarget | Unavailable, units: Units) -> Estimate | Unavailable:
+def _estimate(target: ResolvedTarget | Unavailable) -> Estimate | Unavailable:
     if isinstance(target, Unavailable):
         return target
-    return try_or_reason(
-        lambda: estimate(target.sized, target.workload, units=units, advises=False)
-    )
+    return try_or_reason(lambda: estimate(target.sized, target.workload, advises=False))
 
 
 def _context(target: ResolvedTarget | Unavailable) -> int | None:
@@ -217,12 +214,11 @@ def _matrix(
     axes: Sequence[MatrixAxis],
     cells: Sequence[tuple[dict[str, SettingValue], TargetQuestion]],
     runtime: Runtime,
-    units: Units,
 ) -> Matrix:
     return Matrix(
         axes={axis.name: tuple(setting.value for setting in axis.settings) for axis in axes},
         cells=tuple(
-            _cell(model.label, settings, _resolved(catalog, model, question, runtime), units)
+            _cell(model.label, settings, _resolved(catalog, model, question, runtime))
             for settings, question in cells
             for model in models
         ),
@@ -233,7 +229,6 @@ def _cell(
     label: str,
     settings: dict[str, SettingValue],
     target: ResolvedTarget | Unavailable,
-    units: Units,
 ) -> ComparedCell:
     if isinstance(target, Unavailable):
         return ComparedCell(settings=settings, model=label, undecided=target)
@@ -242,7 +237,7 @@ def _cell(
     if isinstance(need, Unavailable):
         return ComparedCell(settings=settings, model=label, undecided=need)
     verdict, exceeded = sized.verdict(workload)
-    versions = notes_on_versions(sized, workload, units, of="")
+    versions = notes_on_versions(sized, workload, of="")
     return ComparedCell(
         settings=settings,
         model=label,

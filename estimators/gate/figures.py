@@ -6,7 +6,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from memfit.estimators.base.quantities import Bytes, Count, Positive, Tokens
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import Basis
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.expert_capacity import capacity_of
 from memfit.estimators.sizing.search import longest_context, longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel

@@ -310,4 +310,5 @@ def _runtime(value: Any) -> Runtime:
 
 
 def _with_share(runtime: Runtime | None, value: Any) -> Runtime:
-    return (runtime or get_runtime(DEFAULT_RUNTIME)).with_memory_share(parse_share(str(value)))
+    share = parse_share(str(value))
+    return (runtime or get_runtime(DEFAULT_RUNTIME)).with_setting("gpu_memory_utilization", share)

@@ -8,8 +8,9 @@ from msgspec import Struct
 from memfit.estimators.base.quantities import NonEmpty, Positive
 from memfit.estimators.gate.figures import FigureChange, GateFigures
 from memfit.estimators.gate.limits import LimitCheck
-from memfit.estimators.results.estimate import Note, Source
+from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.result import Result
+from memfit.estimators.results.terms import Source
 
 # broken: a limit does not hold. invalid: the input must be corrected before anything can be said.
 # undecided: no figure, or only a bound. unreachable: a source did not answer.

@@ -12,14 +12,7 @@ from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import parse_size
 from memfit.estimators.machine.device import Device, as_it_is_now
 from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
-from memfit.estimators.questions.question import (
-    Integer,
-    PathSetting,
-    Question,
-    each,
-    integer,
-    text,
-)
+from memfit.estimators.questions.question import Integer, PathSetting, Question, each, integer, text
 
 
 class Ranks(Struct, frozen=True):

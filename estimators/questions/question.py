@@ -19,7 +19,7 @@ class Question(Struct, frozen=True, kw_only=True):
     """Settings of one kind; a setting that is None was not given.
 
     Each is annotated with what reads it from a value or a text. The library and the command line
-    `read` all of them; a policy reads them one by one, as each of its mistakes has a line.
+    `read` them; a policy, whose mistakes have a line each, sets values that it has read.
     """
 
     @classmethod
@@ -29,18 +29,12 @@ class Question(Struct, frozen=True, kw_only=True):
         Raises:
             InputError: naming the setting, when a value cannot be read or is out of range.
         """
-        stated = {name: value for name, value in given.items() if value is not None}
-        return cls(**{name: cls.read_one(name, value) for name, value in stated.items()})
-
-    @classmethod
-    def read_one(cls, name: str, value: Any) -> Any:
-        """Return the value of one setting.
-
-        Raises:
-            InputError: as `read`.
-        """
-        reader, *_ = cls.__annotations__[name].__metadata__
-        return read_setting(name, reader, value)
+        values = {}
+        for name, value in given.items():
+            if value is not None:
+                reader, *_ = cls.__annotations__[name].__metadata__
+                values[name] = read_setting(name, reader, value)
+        return cls(**values)
 
 
 def read_setting(name: str, read: Callable[[Any], Value], value: Any) -> Value:

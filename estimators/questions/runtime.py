@@ -10,13 +10,7 @@ from typing import Annotated, Any, Literal
 from memfit.estimators.base.reading.values import number_or_text, one_of
 from memfit.estimators.base.units import parse_share, parse_size
 from memfit.estimators.mlx.versions import Version, parse_version
-from memfit.estimators.questions.question import (
-    Question,
-    Text,
-    flag,
-    read_setting,
-    text,
-)
+from memfit.estimators.questions.question import Question, Text, flag, read_setting, text
 from memfit.estimators.runtimes.registry import (
     DEFAULT_RUNTIME,
     as_installed,
@@ -29,9 +23,9 @@ Method = Literal["auto", "formula", "trace"]
 # Kept free above the peak unless another margin is given: for what a system allocates meanwhile.
 MARGIN_BYTES = 64_000_000
 _OWN = (
-    *("capacity", "cache_type", "cache_type_k", "cache_type_v", "flash_attn", "gpu_layers"),
-    *("n_cpu_moe", "host_memory", "host_bandwidth", "kv_cache_dtype"),
-)
+    "gpu_memory_utilization capacity cache_type cache_type_k cache_type_v flash_attn gpu_layers"
+    " n_cpu_moe host_memory host_bandwidth kv_cache_dtype"
+).split()
 """Settings that one runtime has, which reads them itself."""
 
 
@@ -89,9 +83,7 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
             InputError: as `named_runtime`, or for a setting that is wrong or not the runtime's.
         """
         runtime = self.versioned(named_runtime(self.runtime or DEFAULT_RUNTIME))
-        return self.with_settings(
-            self.with_share(runtime), _OWN if self.runtime is not None else ("capacity",)
-        )
+        return self.with_settings(runtime, _OWN if self.runtime is not None else _OWN[:2])
 
     def versioned(self, runtime: Runtime, *, strict: bool = True) -> Runtime:
         """Return a runtime on the given versions, else on those installed on a Mac.
@@ -106,17 +98,6 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
                 runtime, mlx=self.mlx_version, mlx_lm=self.mlx_lm_version, strict=strict
             )
         return as_installed(runtime) if sys.platform == "darwin" else runtime
-
-    def with_share(self, runtime: Runtime) -> Runtime:
-        """Return a runtime with the given share of the GPU's memory.
-
-        Raises:
-            InputError: when the runtime has no such setting.
-        """
-        share = self.gpu_memory_utilization
-        if share is None:
-            return runtime
-        return read_setting("gpu_memory_utilization", runtime.with_memory_share, share)
 
     def with_settings(self, runtime: Runtime, names: Iterable[str] = _OWN) -> Runtime:
         """Return a runtime with the settings of its own that were given.

@@ -10,15 +10,13 @@ from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Positive, 
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import (
-    Basis,
     DeviceSummary,
-    LimitName,
     ModelSummary,
     Note,
     RuntimeSummary,
-    Verdict,
 )
 from memfit.estimators.results.result import Result
+from memfit.estimators.results.terms import Basis, LimitName, Verdict
 
 SettingValue = Count | str | None
 AXES = "context max-tokens batch prefill-step kv-bits quantize device memory".split()

@@ -4,15 +4,15 @@ from msgspec import UNSET, Struct, UnsetType
 
 from memfit.estimators.base.quantities import Bytes, Count, Tokens
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.results.advice import ImageAdvice
 from memfit.estimators.results.estimate import (
     DeviceSummary,
     ModelSummary,
     Note,
     RuntimeSummary,
-    Verdict,
 )
-from memfit.estimators.results.images import ImageAdvice
 from memfit.estimators.results.result import Result
+from memfit.estimators.results.terms import Verdict
 
 
 class MemoryProfile(Struct, frozen=True, kw_only=True):

@@ -14,39 +14,28 @@ from memfit.estimators.base.quantities import (
     one_of,
 )
 from memfit.estimators.base.ranks import Parallel
-from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import Backend, DeviceSource
-from memfit.estimators.results.images import ImageAdvice
+from memfit.estimators.results.advice import (
+    Action,
+    Grid,
+    ImageAdvice,
+    PartialExperts,
+    Recommendation,
+    Recommended,
+)
 from memfit.estimators.results.result import Result
+from memfit.estimators.results.terms import (
+    Basis,
+    Level,
+    LimitName,
+    Method,
+    PartName,
+    Phase,
+    Source,
+    Verdict,
+)
 
-Basis = Literal["exact", "traced", "derived", "measured", "bound", "assumed"]
-Verdict = Literal["fits", "tight", "exceeds", "does_not_load", "unknown"]
-Phase = Literal["load", "vision", "prefill", "decode"]
-Level = Literal["info", "warning"]
-State = Literal["change", "keep", "impossible", "not_applicable"]
-Cost = Literal["none", "speed", "quality", "hardware"]
-Source = Literal["local", "hub", "config", "sample", "gguf"]
-Method = Literal["formula", "trace", "measure"]
-LimitName = Literal[
-    "working_set",
-    "memory",
-    "max_buffer",
-    "runtime_budget",
-    "cache_budget",
-    "context",
-    "host_memory",
-]
-PartName = Annotated[
-    str,
-    one_of(*"embedding attention mlp experts shared_experts router norm head vision other".split()),
-]
-SettingName = Annotated[
-    str,
-    one_of(*"prefill_step kv_bits weight_bits memory_bytes gpu_layers host_experts".split()),
-]
-Settings = dict[SettingName, Count]
-"""``host_experts`` are the layers, from the first, with their experts on the host."""
 _WEAKEST_FIRST: tuple[Basis, ...] = ("assumed", "bound", "derived", "traced", "measured", "exact")
 
 
@@ -192,185 +181,6 @@ class DeviceSummary(Struct, frozen=True):
     """What ``working_set_bytes`` is: of ``--device host`` it can be the memory that is free now."""
     by_macos: tuple[MacosWorkingSet, ...] | UnsetType = UNSET
     """Of a Mac that is only named: the working set under each macOS, where they differ."""
-
-
-class Advice(Struct, frozen=True):
-    """What to do with one setting; ``value`` is None only where there is nothing to set."""
-
-    state: State
-    value: Count | None
-    reason: str
-    assumes: Settings = {}
-    """The other settings that are changed with it; the reason names them too."""
-
-
-class Recommendation(Struct, frozen=True, kw_only=True):
-    """Each setting by the cheapest set of them that makes the request fit."""
-
-    context_tokens: Advice
-    """The longest prompt that fits, all else as requested."""
-    prefill_step: Advice
-    kv_bits: Advice
-    weight_bits: Advice
-    memory_bytes: Advice
-    """Of the machine; a Mac's."""
-    wired_limit_bytes: Advice
-    """The limit that MLX is to set for `context_tokens`."""
-    wired_limit_mb: Advice
-    """The system setting iogpu.wired_limit_mb, in MiB, that makes room for the request."""
-    basis: tuple[str, ...] = ()
-    """What the figures rest on, where it is not the estimate alone."""
-
-    def advice(self) -> dict[str, Advice]:
-        """Return the advice of each setting, by its name."""
-        names = (name for name in self.__struct_fields__ if name != "basis")
-        return {name: getattr(self, name) for name in names}
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """The reasons of all settings that apply, each after its name."""
-        return (
-            *self.basis,
-            *(
-                f"{NAMES[name]}: {advice.reason}"
-                for name, advice in self.advice().items()
-                if advice.state != "not_applicable"
-            ),
-        )
-
-
-NAMES = {
-    "context_tokens": "context",
-    "prefill_step": "prefill step",
-    "kv_bits": "KV bits",
-    "weight_bits": "weight bits",
-    "memory_bytes": "memory",
-    "wired_limit_bytes": "wired limit",
-    "wired_limit_mb": "iogpu.wired_limit_mb",
-}
-"""What people call each setting."""
-
-
-class ServerRun(Struct, frozen=True, kw_only=True):
-    """The flags with which mlx_lm.server runs a request, and what no order of requests exceeds."""
-
-    settings: ServerSettings
-    needed_bytes: Bytes
-    """The bound, with the margin; every reply has as many tokens as the request, or the server's
-    default."""
-    context_tokens: Tokens | None = None
-    """The longest prompt that fits with exactly these flags; None: not searched."""
-    context_needed_bytes: Bytes | None = None
-    """The bound of that prompt."""
-
-
-class Action(Struct, frozen=True, kw_only=True):
-    """Settings that make the request fit, or allow a longer prompt."""
-
-    goal: Literal["request", "longer_prompt"]
-    settings: Settings
-    """Those to change, by the names of `Recommendation` or of llama.cpp's division; empty when
-    nothing has to change."""
-    commands: tuple[str, ...]
-    """To paste into a shell; empty for a runtime without a command."""
-    cost: Cost
-    verdict: Verdict
-    """Of the request, or of the longer prompt, with these settings."""
-    peak_bytes: Bytes
-    needed_bytes: Bytes
-    """The peak with the margin."""
-    context_tokens: Tokens | None
-    """The longest prompt that fits with these settings, 0 when none does; None: not searched."""
-    server: ServerRun | None = None
-    """The server that the last command starts; None: it runs one prompt, or there is none."""
-    no_server: str = ""
-    """What keeps a request under mlx-lm from its server; completes a sentence."""
-    host_bytes: Bytes | UnsetType = UNSET
-    """What the host of a GPU then holds; ``verdict`` is unknown where its size is not known."""
-    host_memory_bytes: Bytes | UnsetType = UNSET
-    """The least memory of a host on which that fits."""
-    runtime: str | UnsetType = UNSET
-    """The runtime to take instead, with its own prefill step."""
-
-
-class PartialExperts(Struct, frozen=True, kw_only=True):
-    """A part of each layer's experts, which fits where all of them do not."""
-
-    experts: Positive
-    """Experts to keep of each layer."""
-    of: Positive
-    """Experts that each layer has."""
-    weight_bits: Positive | None
-    """Bits that the weights are converted to first; None: as they are."""
-    running_bytes: Bytes
-    """Peak of the run, when the experts are loaded."""
-    startup_bytes: Bytes
-    """Peak while mlx-moe's loader reads one file after another."""
-    pays: bool | None
-    """Whether it pays off by mlx-moe's published rules; None where that depends on the routing."""
-    warned: bool
-    """Whether the first of the reasons warns of this number."""
-    reasons: tuple[str, ...]
-    """What is published of this number, then why it pays or does not."""
-
-
-class Recommended(Struct, frozen=True, kw_only=True):
-    """What to set on this machine for the best action; None where there is nothing to set."""
-
-    context_tokens: Tokens | None
-    """The longest prompt that its last command runs."""
-    wired_limit_bytes: Bytes | None
-    """MLX's wired limit that keeps all of that prompt resident, at most what MLX accepts."""
-    expert_capacity: Count | None
-    """Experts of each layer to keep: all where they fit, else those of ``partial_experts``."""
-
-
-class Cell(Struct, frozen=True):
-    """A row's settings at one column, with the largest prefill step that fits."""
-
-    verdict: Verdict
-    needed_bytes: Bytes | None
-    """The peak with the margin; None where the runtime cannot run it."""
-    prefill_step: Positive
-    reason: str = ""
-    """Why the runtime cannot run it."""
-    prompt_cache_size: Count | None = None
-    """Of a server, the prompt caches that it keeps with this need."""
-
-
-class GridRow(Struct, frozen=True, kw_only=True):
-    """Settings, and what they need at each column."""
-
-    label: str
-    program: Literal["run", "server"] = "run"
-    """One run, or mlx_lm.server with as many clients as the request has sequences: then the needs
-    are what no order of requests exceeds."""
-    settings: Settings
-    """Those that differ from the request."""
-    weights_bytes: Bytes
-    cells: tuple[Cell, ...]
-    context_tokens: Tokens
-    """The longest prompt that fits, 0 when none does or no device is known; of a server with the
-    flags that are printed."""
-    context_step: Positive
-    """The prefill step of that prompt."""
-
-
-class LeftOut(Struct, frozen=True):
-    """A row, a column or a setting that is not shown, and why."""
-
-    what: str
-    reason: str
-
-
-class Grid(Struct, frozen=True):
-    """What needs how much where; its columns are prompts, or Macs when no device is known."""
-
-    axis: Literal["context_tokens", "memory_bytes"]
-    columns: tuple[Positive, ...]
-    rows: tuple[GridRow, ...]
-    left_out: tuple[LeftOut, ...]
-    method: Method
 
 
 WeightDoubt = Literal[

@@ -3,8 +3,9 @@
 from msgspec import Struct
 
 from memfit.estimators.base.quantities import Bytes, Count, Number, Positive, Tokens
-from memfit.estimators.results.estimate import Basis, DeviceSummary, Note, RuntimeSummary, Verdict
+from memfit.estimators.results.estimate import DeviceSummary, Note, RuntimeSummary
 from memfit.estimators.results.result import Result
+from memfit.estimators.results.terms import Basis, Verdict
 
 
 class RegimeCapacity(Struct, frozen=True):

@@ -5,18 +5,17 @@ from typing import Literal
 from msgspec import Struct
 
 from memfit.estimators.base.quantities import Bytes, Count, Positive, Tokens
+from memfit.estimators.results.advice import ImageAdvice
 from memfit.estimators.results.comparison import Unavailable
 from memfit.estimators.results.estimate import (
     DecodeSpeed,
     DeviceSummary,
-    LimitName,
     ModelSummary,
     Note,
     RuntimeSummary,
-    Verdict,
 )
-from memfit.estimators.results.images import ImageAdvice
 from memfit.estimators.results.result import Result
+from memfit.estimators.results.terms import LimitName, Verdict
 
 Store = Literal["sample", "hub", "lm-studio", "ollama", "folder"]
 

@@ -6,8 +6,9 @@ from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantities import Bytes, Count, Number, Tokens
-from memfit.estimators.results.estimate import Basis, DeviceSummary, Note, RuntimeSummary
+from memfit.estimators.results.estimate import DeviceSummary, Note, RuntimeSummary
 from memfit.estimators.results.result import Result
+from memfit.estimators.results.terms import Basis
 
 
 class SizeRow(Struct, frozen=True):

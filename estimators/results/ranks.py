@@ -10,9 +10,9 @@ from memfit.estimators.results.estimate import (
     ModelSummary,
     Note,
     RuntimeSummary,
-    Verdict,
 )
 from memfit.estimators.results.result import Result
+from memfit.estimators.results.terms import Verdict
 
 
 class RankChoice(Struct, frozen=True, kw_only=True):

@@ -2,13 +2,71 @@
 
 import json
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from msgspec import Struct, to_builtins
 from msgspec.json import decode, encode
+from msgspec.structs import replace
 
+from memfit.estimators.base.units import Units, with_sizes
 from memfit.estimators.base.version import __version__
 
+Value = TypeVar("Value")
+
+
+class SizedText(str):
+    """A sentence with sizes in decimal units, and the same sentence in binary ones."""
+
+    __slots__ = ("binary",)
+    binary: str
+
+
+def both_units(value: Value) -> Value:
+    """Return a value whose sentences were written in `OPEN` units in both units.
+
+    >>> from memfit.estimators.base.units import open_size
+    >>> text = both_units(f"it takes {open_size(2262535712)}")
+    >>> text, in_units(text, Units.GIB)
+    ('it takes 2.263 GB', 'it takes 2.107 GiB')
+    """
+    result: Value = _mapped(value, _sized)
+    return result
+
+
+def in_units(value: Value, units: Units) -> Value:
+    """Return a result, or a part of one, with its sentences in these units."""
+    return value if units is Units.GB else _mapped(value, _binary)
+
+
+def _sized(text: str) -> str:
+    decimal = with_sizes(text, Units.GB)
+    if decimal == text:
+        return text
+    sized = SizedText(decimal)
+    sized.binary = with_sizes(text, Units.GIB)
+    return sized
+
+
+def _binary(text: str) -> str:
+    return text.binary if isinstance(text, SizedText) else text
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """The value with its texts changed, itself where none is."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, tuple):
+        parts = tuple(_mapped(part, change) for part in value)
+        return parts if any(a is not b for a, b in zip(parts, value, strict=True)) else value
+    if not isinstance(value, Struct):
+        return value
+    fields = {name: getattr(value, name) for name in value.__struct_fields__}
+    changed = {name: _mapped(each, change) for name, each in fields.items()}
+    return replace(value, **{n: each for n, each in changed.items() if each is not fields[n]})
+
+
+Self = TypeVar("Self", bound="Result")
 HTML = "memfit.html"
 """The group of entry points that draw results: the layers above know how, this one does not."""
 
@@ -24,12 +82,16 @@ class Result(Struct, frozen=True, kw_only=True, tag_field="schema"):
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as its JSON Schema describes it, in plain types of JSON."""
-        fields: dict[str, Any] = decode(encode(self))
+        fields: dict[str, Any] = decode(encode(self, enc_hook=str))
         return fields
 
     def to_json(self) -> str:
         """Return it as JSON, indented."""
         return json_text(self)
+
+    def in_units(self: Self, units: Units) -> Self:
+        """Return it with its sentences in other units, which nothing is computed again for."""
+        return in_units(self, units)
 
     def _repr_html_(self) -> str | None:
         """Return it as HTML for a notebook, drawn by the installed package that offers to."""
@@ -39,6 +101,11 @@ class Result(Struct, frozen=True, kw_only=True, tag_field="schema"):
             shown: str | None = drawing.load()(self)
             return shown
         return None
+
+
+def plain(document: Struct) -> Any:
+    """Return a document in plain types of JSON; its sentences are `SizedText`, which are texts."""
+    return to_builtins(document, enc_hook=str)
 
 
 def json_text(document: Struct) -> str:
@@ -52,7 +119,7 @@ def json_text(document: Struct) -> str:
       "memfit_version": "é\u009b"
     }
     """
-    text = json.dumps(to_builtins(document), indent=2, ensure_ascii=False)
+    text = json.dumps(plain(document), indent=2, ensure_ascii=False)
     return re.sub(r"[^\n -~]", _printable, text)
 
 

@@ -7,8 +7,9 @@ from msgspec import Struct
 from memfit.estimators.base.images import Images
 from memfit.estimators.base.quantities import Bytes, Count, Tokens
 from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.results.estimate import DeviceSummary, Note, RuntimeSummary, Verdict
+from memfit.estimators.results.estimate import DeviceSummary, Note, RuntimeSummary
 from memfit.estimators.results.result import Result
+from memfit.estimators.results.terms import Verdict
 
 
 class ServerMoment(Struct, frozen=True, kw_only=True):

@@ -7,8 +7,9 @@ from msgspec import Struct
 
 from memfit.estimators.base.quantities import Bytes, Count, Positive, Tokens
 from memfit.estimators.base.recipe import Recipe
-from memfit.estimators.results.estimate import Basis, Cost, DeviceSummary, LimitName, Note, Verdict
+from memfit.estimators.results.estimate import DeviceSummary, Note
 from memfit.estimators.results.result import Result
+from memfit.estimators.results.terms import Basis, Cost, LimitName, Verdict
 
 KnobName = Literal["grad_checkpoint", "batch_size", "num_layers", "weight_bits", "max_seq_length"]
 

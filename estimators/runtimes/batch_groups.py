@@ -19,7 +19,7 @@ from memfit.estimators.mlx.batch_groups import (
 from memfit.estimators.mlx.batch_schedule import Moment
 from memfit.estimators.mlx.call_plan import CHUNKS
 from memfit.estimators.mlx.kv_cache import KVCache
-from memfit.estimators.results.estimate import Phase
+from memfit.estimators.results.terms import Phase
 from memfit.estimators.runtimes.interface import MemoryFigures, Subject
 from memfit.estimators.workspace.peak import PeakMoment, with_load
 

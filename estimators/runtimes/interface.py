@@ -21,15 +21,8 @@ from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.mlx.allocator import PAGE, allocated
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.results.estimate import (
-    Basis,
-    MemoryPool,
-    MemoryShare,
-    Method,
-    Note,
-    Phase,
-    RunCall,
-)
+from memfit.estimators.results.estimate import MemoryPool, MemoryShare, Note, RunCall
+from memfit.estimators.results.terms import Basis, Method, Phase
 from memfit.estimators.runtimes.budget import HostNeed, recommended_bytes
 from memfit.estimators.runtimes.expert_capacity import ExpertCapacity
 from memfit.estimators.runtimes.runtime import Runtime

@@ -10,7 +10,8 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
-from memfit.estimators.results.estimate import Basis, Note, Phase
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.terms import Basis, Phase
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.runtimes.mlx_lm import MlxLm

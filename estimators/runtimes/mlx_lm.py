@@ -27,7 +27,8 @@ from memfit.estimators.mlx.kv_cache import (
 )
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, format_version
-from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.interface import DraftFigures, Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.mlx_lm_commands import (
     STDIN,

@@ -21,7 +21,8 @@ from memfit.estimators.mlx.call_plan import PREFILL
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.kv_cache import KVCache, kv_cache
 from memfit.estimators.mlx.versions import MlxVersions, parse_version
-from memfit.estimators.results.estimate import Basis, Note, Phase, RunCall
+from memfit.estimators.results.estimate import Note, RunCall
+from memfit.estimators.results.terms import Basis, Phase
 from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, weights_by_trace
 from memfit.estimators.runtimes.interface import (
     DraftFigures,
@@ -221,8 +222,8 @@ class ClassTrace(Struct, frozen=True, eq=False):
         Raises:
             UnsupportedError: for a cache or a list of experts that is not described.
         """
+        from memfit.estimators.trace.declared_format import unquantised
         from memfit.estimators.trace.traced_model import TracedModel
-        from memfit.estimators.trace.unconverted import unquantised
 
         config, name = self.checkpoint.config, self.checkpoint.config_name
         backend = (device or ANY_MAC).backend

@@ -18,7 +18,8 @@ from memfit.estimators.images.processor import has_tower, image_plan
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.versions import MLX_VERSION
-from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.runtimes.mlx_lm_commands import option, settings_flags

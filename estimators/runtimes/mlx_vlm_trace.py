@@ -22,7 +22,8 @@ from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes, capacity_at, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, described_by_class
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_vlm import MlxVlm, as_cached, reject_batch_windows
@@ -163,7 +164,7 @@ class VisionTrace(Struct, frozen=True, eq=False):
         Raises:
             UnsupportedError: for a cache or a list of experts that is not described.
         """
-        from memfit.estimators.trace.unconverted import unquantised
+        from memfit.estimators.trace.declared_format import unquantised
         from memfit.estimators.trace.vision_model import TracedVisionModel
 
         backend = (device or ANY_MAC).backend

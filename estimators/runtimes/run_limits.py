@@ -10,7 +10,8 @@ from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.mlx.data.run_limits import BUFFER_COUNT, GPU_WATCHDOG
 from memfit.estimators.mlx.kv_cache import buffer_counts
 from memfit.estimators.mlx.versions import format_version
-from memfit.estimators.results.estimate import Limit, Note, Verdict
+from memfit.estimators.results.estimate import Limit, Note
+from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
 
 

@@ -19,7 +19,7 @@ Limited = Literal["working_set", "working_set_for_cache", "memory", "cache"]
 
 
 # The runtimes of settings that are not llama.cpp's.
-_OWNERS = {"kv_cache_dtype": "vllm", "capacity": "mlx-moe"}
+_OWNERS = {"kv_cache_dtype": "vllm", "gpu_memory_utilization": "vllm", "capacity": "mlx-moe"}
 
 
 class Budget(Struct, frozen=True):
@@ -119,30 +119,19 @@ class Runtime(Struct, frozen=True, kw_only=True):
         """Return the runtime with the defaults that it has on a device."""
         return self
 
-    def with_memory_share(self, percent: int | Fraction) -> "Runtime":
-        """Return the runtime with another share of the memory.
-
-        Raises:
-            InputError: when its budget is not a share of the memory.
-        """
-        if self.budget.of != "memory":
-            raise self._without("vllm")
-        return replace(self, budget=MemoryShare("memory", int(percent), None, Fraction(percent)))
-
     def with_setting(self, name: str, value: Any) -> "Runtime":
         """Return the runtime with a setting of its own, from a value or a text.
 
         Raises:
             InputError: when it has no such setting, or the value cannot be read.
         """
-        error = self._without(_OWNERS.get(name, "llama.cpp"))
-        if name == "kv_cache_dtype":
-            raise InputError(f"{error}, or {setting('kv_bits')} 8")
-        raise error
-
-    def _without(self, owner: str) -> InputError:
-        name = setting("runtime")
-        return InputError(f"{self.name} has no such setting; give {name} {owner}, which has it")
+        if name == "gpu_memory_utilization" and self.budget.of == "memory":
+            return replace(self, budget=MemoryShare("memory", int(value), None, value))
+        runtime, owner = setting("runtime"), _OWNERS.get(name, "llama.cpp")
+        other = f", or {setting('kv_bits')} 8" if name == "kv_cache_dtype" else ""
+        raise InputError(
+            f"{self.name} has no such setting; give {runtime} {owner}, which has it{other}"
+        )
 
     @property
     def versions(self) -> MlxVersions:

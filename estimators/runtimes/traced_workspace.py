@@ -21,7 +21,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.results.estimate import Phase
+from memfit.estimators.results.terms import Phase
 from memfit.estimators.workspace.peak import PeakMoment
 
 _STEP = 256

@@ -8,13 +8,9 @@ from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.files import path_near
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.checkpoint.opening import (
-    HUB,
-    has_prefix,
-    open_checkpoint,
-    require_no_sample,
-)
+from memfit.estimators.checkpoint.opening import HUB, has_prefix, open_checkpoint, require_no_sample
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.questions.model import Draft
@@ -105,23 +101,30 @@ class Catalog:
         )
         return self._once((conversion, device, runtime), lambda: placed.with_runtime(runtime))
 
-    def resolve(self, question: "TargetQuestion") -> "ResolvedTarget":
-        """Return the model, machine and workload of a question, which is resolved once.
+    def resolve(
+        self,
+        question: "TargetQuestion",
+        measured: "Callable[[SizedModel, Workload], SizedModel] | None" = None,
+    ) -> "ResolvedTarget":
+        """Return the model, machine and workload of a question.
+
+        It is resolved once, but with measurements each time: a later one replaces them.
 
         Raises:
             MemfitError: as `sized_for` and `resolved`.
         """
         from memfit.estimators.sizing.resolved import resolved
 
-        return self._once(
-            question,
-            lambda: resolved(
+        def make() -> "ResolvedTarget":
+            return resolved(
                 self.sized_for(question),
                 question.workload,
                 question.ranks,
-                keeps_runtime=question.runtime is not None,
-            ),
-        )
+                keeps_runtime=question.runtime is not None and question.keeps_runtime,
+                measured=measured,
+            )
+
+        return make() if measured else self._once(question, make)
 
     def sized_for(self, question: "TargetQuestion") -> "SizedModel":
         """Return the model of a question on its machine, without its workload and ranks.
@@ -141,7 +144,9 @@ class Catalog:
             runtime=with_versions(
                 runtime, mlx=question.mlx_version, mlx_lm=question.mlx_lm_version
             ),
+            method=question.method,
             adapter=question.adapter,
+            draft=question.draft,
             margin_bytes=question.margin_bytes,
             as_type=question.as_type,
         )

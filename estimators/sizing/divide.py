@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import Action
+from memfit.estimators.results.advice import Action
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.runtimes.runtime import Runtime

@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 
 from msgspec import UNSET, convert
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import OPEN, open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import by_macos
+from memfit.estimators.results.advice import ImageAdvice
 from memfit.estimators.results.estimate import (
     KV,
-    Basis,
     Component,
     Components,
     CurvePoint,
@@ -27,7 +27,8 @@ from memfit.estimators.results.estimate import (
     Weights,
     Workspace,
 )
-from memfit.estimators.results.images import ImageAdvice
+from memfit.estimators.results.result import both_units
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.registry import runtime_summary
@@ -45,10 +46,8 @@ from memfit.estimators.sizing.sized_model import SizedModel
 SHORTEST_PLOTTED = 1024
 
 
-def estimate(
-    sized: SizedModel, workload: Workload, *, units: Units = Units.GB, advises: bool = True
-) -> Estimate:
-    """Return what a workload takes and what follows; ``units`` are of the sentences in it.
+def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> Estimate:
+    """Return what a workload takes and what follows.
 
     Without ``advises`` no other settings are searched.
 
@@ -61,7 +60,7 @@ def estimate(
     verdict, exceeded = sized.verdict(workload)
     peak_bytes = figures.moment.nbytes + sized.draft_bytes(workload)
     advises = advises and not sized.refusal
-    advice = advise(sized, workload, units) if advises else NO_ADVICE
+    advice = advise(sized, workload) if advises else NO_ADVICE
     drafted = sized.drafted(workload)
     return Estimate(
         model=model_summary(sized),
@@ -75,13 +74,8 @@ def estimate(
         needed_bytes=need.peak_bytes,
         verdict=tightened(verdict, limits),
         exceeded=exceeded,
-        recommendation=advice.recommendation,
-        recommended=advice.recommended,
-        actions=advice.actions,
-        best_action=advice.best_action,
-        grid=advice.grid,
-        assumptions=tuple(_assumptions(sized, workload, units)),
-        notes=tuple(_notes(sized, workload, units)),
+        assumptions=both_units(tuple(_assumptions(sized, workload))),
+        notes=both_units(tuple(_notes(sized, workload))),
         limits=limits,
         method=runtime_model.method,
         refusal=Refusal(sized.refusal, sized.loaded_by()) if sized.refusal else UNSET,
@@ -89,8 +83,8 @@ def estimate(
         pool=_pool(sized, workload) or UNSET,
         memories=runtime_model.memories(workload) or UNSET,
         files=tuple(_files(sized, workload, need)) or UNSET,
-        partial_experts=advice.partial_experts or UNSET,
         images=(_image_advice(sized, workload) if advises else None) or UNSET,
+        **asdict(advice),
     )
 
 
@@ -243,8 +237,8 @@ def _basis(sized: SizedModel, basis: Basis) -> Basis:
     return "assumed" if sized.checkpoint.assumed_from else basis
 
 
-def _assumptions(sized: SizedModel, workload: Workload, units: Units) -> Iterator[str]:
-    yield from sized.runtime_model.assumptions(workload, units)
+def _assumptions(sized: SizedModel, workload: Workload) -> Iterator[str]:
+    yield from sized.runtime_model.assumptions(workload, OPEN)
     yield from _batch(sized, workload)
     if drafted := sized.drafted(workload):
         yield (
@@ -265,7 +259,7 @@ def _batch(sized: SizedModel, workload: Workload) -> Iterator[str]:
         yield f"{workload.batch} sequences of equal length run together"
 
 
-def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note]:
+def _notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
     checkpoint, model = sized.checkpoint, sized.model
     yield from assumption_notes(sized)
     yield from sized.footprint.notes
@@ -273,12 +267,12 @@ def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note
     for warning in checkpoint.warnings:
         yield Note("warning", "checkpoint", warning)
     for left in checkpoint.skipped_files:
-        size = format_bytes(left.nbytes, units)
-        yield Note("info", "left-out", f"{left.name} ({size}) is not counted: {left.reason}")
+        text = f"{left.name} ({open_size(left.nbytes)}) is not counted: {left.reason}"
+        yield Note("info", "left-out", text)
     for text in model.notes:
         yield Note("info", "model", text)
     if sized.runtime_model.unloaded_bytes:
-        size = format_bytes(sized.runtime_model.unloaded_bytes, units)
+        size = open_size(sized.runtime_model.unloaded_bytes)
         text = f"{size} of the checkpoint are not loaded by {sized.runtime}"
         yield Note("info", "not-loaded", text)
     yield from workload_notes(sized, workload)
@@ -289,19 +283,19 @@ def _notes(sized: SizedModel, workload: Workload, units: Units) -> Iterator[Note
         )
         yield Note("warning", "draft-pool", text)
     figures = sized.figures_for(workload)
-    yield from sized.runtime_model.notes(workload, figures, units)
+    yield from sized.runtime_model.notes(workload, figures, OPEN)
     yield from ending_notes(run_limits(sized.runtime_model, workload))
     if sized.device:
-        yield from _device_notes(sized.device, figures, units)
+        yield from _device_notes(sized.device, figures)
 
 
-def _device_notes(device: Device, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+def _device_notes(device: Device, figures: MemoryFigures) -> Iterator[Note]:
     largest, moment = device.max_buffer_bytes, figures.moment
     if largest is not None and moment.largest_buffer_bytes > largest:
         text = (
             f"one allocation, {moment.largest_buffer}, takes"
-            f" {format_bytes(moment.largest_buffer_bytes, units)}, above"
-            f" {format_bytes(largest, units)}, the largest the device gives"
+            f" {open_size(moment.largest_buffer_bytes)}, above"
+            f" {open_size(largest)}, the largest the device gives"
         )
         yield Note("warning", "max-buffer", text)
     if device.note:
@@ -318,20 +312,17 @@ def limit_notes(most: int | None, tokens: int) -> Iterator[Note]:
 ALONE = "a request alone: "
 
 
-def notes_on_versions(
-    sized: SizedModel, workload: Workload, units: Units, *, of: str
-) -> tuple[Note, ...]:
+def notes_on_versions(sized: SizedModel, workload: Workload, *, of: str) -> tuple[Note, ...]:
     """Return where another version of MLX needs another amount, where rules are missing, and what
     may end the run.
 
     ``of`` says what the workload is of a plan.
     """
-    found = sized.runtime_model.notes(workload, sized.figures_for(workload), units)
+    found = sized.runtime_model.notes(workload, sized.figures_for(workload), OPEN)
     codes = ("mlx-version", "mlx-verdict", "newer-version")
-    return (
-        *(replace(note, message=of + note.message) for note in found if note.code in codes),
-        *ending_notes(run_limits(sized.runtime_model, workload), of=of),
-    )
+    notes = (replace(note, message=of + note.message) for note in found if note.code in codes)
+    ending = ending_notes(run_limits(sized.runtime_model, workload), of=of)
+    return both_units((*notes, *ending))
 
 
 def assumption_notes(sized: SizedModel) -> Iterator[Note]:

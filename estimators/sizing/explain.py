@@ -3,15 +3,16 @@
 from collections.abc import Iterator
 
 from memfit.estimators.base import dtypes
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.results.result import both_units
 from memfit.estimators.runtimes.budget import comfortable_bytes
 from memfit.estimators.runtimes.expert_capacity import capacity_of
 from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.sized_model import SizedModel
 
 
-def explain(sized: SizedModel, workload: Workload, units: Units) -> tuple[str, ...]:
+def explain(sized: SizedModel, workload: Workload) -> tuple[str, ...]:
     """Return the lines that derive each figure of an estimate."""
     figures = sized.figures_for(workload)
     return (
@@ -20,7 +21,7 @@ def explain(sized: SizedModel, workload: Workload, units: Units) -> tuple[str, .
         *figures.moment.explanation,
         *_draft(sized, workload),
         _workspace(sized, workload),
-        *_verdict(sized, workload, units),
+        *both_units(tuple(_verdict(sized, workload))),
         *_capacity(sized),
         *_decode_speed(sized, workload),
     )
@@ -60,7 +61,7 @@ def _draft(sized: SizedModel, workload: Workload) -> Iterator[str]:
         yield f"with the draft model: {drafted.explanation}"
 
 
-def _verdict(sized: SizedModel, workload: Workload, units: Units) -> Iterator[str]:
+def _verdict(sized: SizedModel, workload: Workload) -> Iterator[str]:
     need = sized.requirement(workload)
     yield (
         f"need = peak {sized.figures_for(workload).moment.nbytes}"
@@ -71,7 +72,7 @@ def _verdict(sized: SizedModel, workload: Workload, units: Units) -> Iterator[st
         limit, share = sized.device.working_set_bytes, ""
         if not (need.budget and need.budget.is_taken):
             limit, share = comfortable_bytes(limit), f"9 / 10 of the working set {limit} = "
-        yield f"fits when need <= {share}{limit} bytes ({format_bytes(limit, units)})"
+        yield f"fits when need <= {share}{limit} bytes ({open_size(limit)})"
     if sized.device and need.budget and need.budget.is_limit:
         part = "the cache's" if need.budget.for_cache else "its own"
         yield (

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import Method, Verdict
+from memfit.estimators.results.terms import Method, Verdict
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.search import KV_BITS, UNBOUNDED_CONTEXT, longest_prompt, with_kv_bits
@@ -36,7 +36,7 @@ class Explored(Struct, frozen=True, kw_only=True):
     """All combinations of the values, the last setting changing fastest."""
 
     values: dict[Setting, tuple[int | None, ...]]
-    asked: dict[Setting, int | None]
+    requested: dict[Setting, int | None]
     weights_bytes: int
     points: tuple[ExploredPoint, ...]
     method: Method
@@ -50,11 +50,11 @@ def explore(sized: SizedModel, workload: Workload) -> Explored:
     view = sized.formula_view()
     values = _values(view, workload)
     is_tried = not (view.is_between_traces or view.refusal)
-    asked = _workloads(workload, values) if is_tried else ()
-    points = tuple(_point(view, each) for each in asked)
+    requested = _workloads(workload, values) if is_tried else ()
+    points = tuple(_point(view, each) for each in requested)
     return Explored(
         values=values,
-        asked={name: getattr(workload, name) for name in values},
+        requested={name: getattr(workload, name) for name in values},
         weights_bytes=view.resident_bytes,
         points=points,
         method=view.runtime_model.method,

@@ -6,7 +6,6 @@ from pathlib import Path
 from memfit.estimators.base.errors import MemfitError, OtherModelError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
-from memfit.estimators.base.units import Units
 from memfit.estimators.checkpoint.local.local_models import LocalModel
 from memfit.estimators.images.processor import takes_images
 from memfit.estimators.machine.device import Device
@@ -19,8 +18,7 @@ from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, estimate
 from memfit.estimators.sizing.grid import weights_label
 from memfit.estimators.sizing.image_advice import image_advice
-from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
-from memfit.estimators.sizing.macs import macs, smallest_mac
+from memfit.estimators.sizing.joint import JointSearch, Longest, RequestSettings, macs, smallest_mac
 from memfit.estimators.sizing.resolved import resolved
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -31,33 +29,32 @@ def fits(
     catalog: Catalog,
     kept: Iterable[LocalModel],
     device: Device,
-    asked: WorkloadQuestion,
-    units: Units = Units.GB,
+    question: WorkloadQuestion,
     progress: Progress = NULL_PROGRESS,
     adapter: Path | None = None,
 ) -> Fits:
     """Return what fits a device, the largest model first, and why a model has no figures.
 
-    ``units`` are of the sentences in it. ``progress`` advances by one for each model. With an
-    ``adapter``, only the models that it was trained on are looked at.
+    ``progress`` advances by one for each model. With an ``adapter``, only the models that it was
+    trained on are looked at.
 
     Raises:
         MemfitError: as `read_adapter`.
     """
     if adapter:
         catalog.adapter(adapter)
-    prompt, generated = asked.tokens()
+    prompt, generated = question.tokens()
     found: list[Fit] = []
     not_sized: list[NotSized] = []
     without_images: list[str] = []
     of_other_adapters: list[str] = []
     for each in kept:
         try:
-            if asked.has_images and not takes_images(catalog.checkpoint(each.reference)):
+            if question.has_images and not takes_images(catalog.checkpoint(each.reference)):
                 without_images.append(each.name)
                 continue
             sized = catalog.sized(each.reference, device=device, adapter=adapter).loaded()
-            found.append(_fit(sized, each, asked, units))
+            found.append(_fit(sized, each, question))
         except OtherModelError:
             of_other_adapters.append(each.name)
         except MemfitError as error:
@@ -88,12 +85,12 @@ def _rank(row: Fit) -> tuple[int, float, int, str]:
     return _ORDER.index(row.verdict), mac, -row.model.parameters, row.name
 
 
-def _fit(sized: SizedModel, kept: LocalModel, asked: WorkloadQuestion, units: Units) -> Fit:
-    target = resolved(sized, asked, keeps_runtime=False)
+def _fit(sized: SizedModel, kept: LocalModel, question: WorkloadQuestion) -> Fit:
+    target = resolved(sized, question, keeps_runtime=False)
     search = search_of(target.sized, target.workload)
     settings, smallest = _best(search)
     best, workload = search.model(settings.weight_bits), search.workload_with(settings)
-    result = estimate(best, workload, units=units, advises=False)
+    result = estimate(best, workload, advises=False)
     longest = _longest(search, settings)
     bits = settings.weight_bits
     return Fit(
@@ -118,21 +115,23 @@ def _fit(sized: SizedModel, kept: LocalModel, asked: WorkloadQuestion, units: Un
     )
 
 
-def _best(search: JointSearch) -> tuple[Settings, int | None]:
+def _best(search: JointSearch) -> tuple[RequestSettings, int | None]:
     """The most weight bits that fit with any prefill step, else on the smallest Mac with it."""
     kv_bits, steps = search.workload.kv_bits, search.steps()
     candidates = [
-        Settings(step, kv_bits, bits) for bits in (None, *search.weight_bits) for step in steps
+        RequestSettings(step, kv_bits, bits)
+        for bits in (None, *search.weight_bits)
+        for step in steps
     ]
     if best := search.best(candidates):
         return best[-1], None
     found = smallest_mac(macs(search), lambda on_mac: on_mac.best(candidates))
     if found is None or found[0].sized.device is None:
-        return search.asked, None
+        return search.requested, None
     return found[1], found[0].sized.device.memory_bytes
 
 
-def _longest(search: JointSearch, settings: Settings) -> Longest:
+def _longest(search: JointSearch, settings: RequestSettings) -> Longest:
     if search.searches_prompts:
         return search.longest(settings)
     return Longest(search.longest_with(settings), settings)

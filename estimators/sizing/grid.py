@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.machine.working_set import GIB
-from memfit.estimators.results.estimate import Action, Cell, Grid, GridRow, LeftOut, Method
+from memfit.estimators.results.advice import Action, Cell, Grid, GridRow, LeftOut
+from memfit.estimators.results.terms import Method
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
-from memfit.estimators.sizing.joint import JointSearch, Longest, Settings
-from memfit.estimators.sizing.macs import MAC_SIZES
+from memfit.estimators.sizing.joint import MAC_SIZES, JointSearch, Longest, RequestSettings
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT, longest_prompt
 from memfit.estimators.sizing.serving import Serving
 
@@ -29,7 +29,7 @@ def prompt_grid(search: JointSearch) -> Grid:
     """Return what the settings need for several prompts on the machine of the search."""
     prompts = prompts_of(search)
 
-    def row(label: str, settings: Settings) -> GridRow:
+    def row(label: str, settings: RequestSettings) -> GridRow:
         cells = tuple(_cell(search, settings, tokens) for tokens in prompts)
         return _row(search, label, settings, cells, search.longest(settings))
 
@@ -42,7 +42,8 @@ def _stated(row: GridRow, prompts: Sequence[int], search: JointSearch) -> GridRo
     """The row with what else than bytes ends a run; rows are chosen by their bytes alone."""
     runtime_model = search.sized.runtime_model
     limits = [
-        run_limits(runtime_model, search.workload_with(search.asked, tokens)) for tokens in prompts
+        run_limits(runtime_model, search.workload_with(search.requested, tokens))
+        for tokens in prompts
     ]
     cells = (
         replace(cell, verdict=tightened(cell.verdict, found))
@@ -63,9 +64,11 @@ def with_server(grid: Grid, search: JointSearch, action: Action | None) -> Grid:
     if place is None:
         return grid
     row, served, serving = grid.rows[place], action.server, Serving(search)
-    asked = search.asked
-    settings = Settings(
-        asked.prefill_step, changes.get("kv_bits", asked.kv_bits), changes.get("weight_bits")
+    requested = search.requested
+    settings = RequestSettings(
+        requested.prefill_step,
+        changes.get("kv_bits", requested.kv_bits),
+        changes.get("weight_bits"),
     )
     cells = tuple(
         serving.cell(settings, tokens, cell)
@@ -87,21 +90,21 @@ def with_traces(grid: Grid, search: JointSearch, longest: int) -> Grid:
     """Return a grid between traces with what is traced: the request, and the longest prompt."""
     if not grid.rows:
         return grid
-    (first, *others), asked = grid.rows, search.asked
+    (first, *others), requested = grid.rows, search.requested
     column = grid.columns.index(search.workload.prompt_tokens)
     cells = list(first.cells)
-    if cells[column].prefill_step == asked.prefill_step:
-        traced = _cell_of(search.need(asked), search, asked)
-        cells[column] = replace(traced, verdict=search.stated_verdict(asked))
+    if cells[column].prefill_step == requested.prefill_step:
+        traced = _cell_of(search.need(requested), search, requested)
+        cells[column] = replace(traced, verdict=search.stated_verdict(requested))
     if longest > first.context_tokens:
-        first = replace(first, context_tokens=longest, context_step=asked.prefill_step)
+        first = replace(first, context_tokens=longest, context_step=requested.prefill_step)
     return replace(grid, rows=(replace(first, cells=tuple(cells)), *others))
 
 
 def mac_grid(search: JointSearch, ladder: Sequence[JointSearch]) -> Grid:
     """Return what the settings need for the request on each Mac."""
 
-    def row(label: str, settings: Settings) -> GridRow:
+    def row(label: str, settings: RequestSettings) -> GridRow:
         cells = tuple(_cell(on_mac, settings, None) for on_mac in ladder)
         return _row(search, label, settings, cells, Longest(0, settings))
 
@@ -120,16 +123,16 @@ def prompts_of(search: JointSearch) -> tuple[int, ...]:
 
     One that is shown as the request is, in thousands of 1,024, would only repeat it.
     """
-    asked, most = search.workload.prompt_tokens, longest_prompt(search.sized)
+    requested, most = search.workload.prompt_tokens, longest_prompt(search.sized)
     others = {t for t in PROMPTS if search.workload.least_prompt_tokens <= t <= most}
     if most < UNBOUNDED_CONTEXT:
         others.add(most)
-    unlike = {tokens for tokens in others if tokens < 1024 or tokens // 1024 != asked // 1024}
-    return tuple(sorted({asked} | unlike))
+    unlike = {tokens for tokens in others if tokens < 1024 or tokens // 1024 != requested // 1024}
+    return tuple(sorted({requested} | unlike))
 
 
 def _rows(
-    search: JointSearch, row: Callable[[str, Settings], GridRow]
+    search: JointSearch, row: Callable[[str, RequestSettings], GridRow]
 ) -> tuple[tuple[GridRow, ...], tuple[LeftOut, ...]]:
     """The rows; where the first fits everywhere without a change, it is the only one."""
     rows: list[GridRow] = []
@@ -149,16 +152,16 @@ def _rows(
     return tuple(rows), tuple(left_out)
 
 
-def _labelled(search: JointSearch) -> Iterator[tuple[str, Settings]]:
+def _labelled(search: JointSearch) -> Iterator[tuple[str, RequestSettings]]:
     """The settings of each row: bits of the weights where they can be converted, else of KV."""
-    asked = search.asked
-    yield weights_label(search), asked
+    requested = search.requested
+    yield weights_label(search), requested
     if search.weight_bits:
         for bits in search.weight_bits:
-            yield f"{bits} bits", Settings(asked.prefill_step, asked.kv_bits, bits)
+            yield f"{bits} bits", RequestSettings(requested.prefill_step, requested.kv_bits, bits)
         return
     for kv_bits in search.kv_bits()[1:]:
-        yield f"KV {kv_bits} bits", Settings(asked.prefill_step, kv_bits)
+        yield f"KV {kv_bits} bits", RequestSettings(requested.prefill_step, kv_bits)
 
 
 def weights_label(search: JointSearch) -> str:
@@ -169,7 +172,7 @@ def weights_label(search: JointSearch) -> str:
         return f"{format_.bits} bits" if format_.mode == "affine" else format_.mode
     if search.weight_bits:
         return f"{dtypes.BITS[search.sized.model.dtype]} bits"
-    return f"KV {search.asked.kv_bits} bits" if search.asked.kv_bits else "as it is"
+    return f"KV {search.requested.kv_bits} bits" if search.requested.kv_bits else "as it is"
 
 
 def _needs_no_change(row: GridRow, search: JointSearch) -> bool:
@@ -178,11 +181,15 @@ def _needs_no_change(row: GridRow, search: JointSearch) -> bool:
 
 
 def _row(
-    search: JointSearch, label: str, settings: Settings, cells: tuple[Cell, ...], longest: Longest
+    search: JointSearch,
+    label: str,
+    settings: RequestSettings,
+    cells: tuple[Cell, ...],
+    longest: Longest,
 ) -> GridRow:
     return GridRow(
         label=label,
-        settings=settings.changes(search.asked),
+        settings=settings.changes(search.requested),
         weights_bytes=search.model(settings.weight_bits).resident_bytes,
         cells=cells,
         context_tokens=longest.tokens,
@@ -190,7 +197,7 @@ def _row(
     )
 
 
-def _cell(search: JointSearch, settings: Settings, tokens: int | None) -> Cell:
+def _cell(search: JointSearch, settings: RequestSettings, tokens: int | None) -> Cell:
     """The settings with the largest prefill step that fits, else as they are."""
     try:
         search.need(settings, tokens)
@@ -201,6 +208,6 @@ def _cell(search: JointSearch, settings: Settings, tokens: int | None) -> Cell:
     return _cell_of(need, search, chosen)
 
 
-def _cell_of(need: Need, search: JointSearch, settings: Settings) -> Cell:
+def _cell_of(need: Need, search: JointSearch, settings: RequestSettings) -> Cell:
     verdict, _ = judge(need, search.sized.device)
     return Cell(verdict, need.peak_bytes, settings.prefill_step)

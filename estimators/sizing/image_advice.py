@@ -8,7 +8,7 @@ from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.processor import with_image_tokens
-from memfit.estimators.results.images import ImageAdvice, SmallerImages
+from memfit.estimators.results.advice import ImageAdvice, SmallerImages
 from memfit.estimators.sizing.search import first_fitting, fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
 

@@ -4,8 +4,9 @@ Prefill steps cost speed, bits of the cache and of the weights quality, a larger
 are compared in that order: one that changes no weights is cheaper than any that does.
 """
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -13,7 +14,9 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.results.estimate import Cost, Verdict
+from memfit.estimators.machine.devices import memory_device
+from memfit.estimators.machine.working_set import GIB
+from memfit.estimators.results.terms import Cost, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.search import (
@@ -23,14 +26,18 @@ from memfit.estimators.sizing.search import (
     first_fitting,
     fits_comfortably,
     is_accepted,
+    least_excess,
     longest_context,
     longest_prompt,
     with_kv_bits,
 )
 from memfit.estimators.sizing.sized_model import SizedModel
 
+if TYPE_CHECKING:
+    from memfit.estimators.sizing.server_bound import ServerBound
 
-class Settings(Struct, frozen=True):
+
+class RequestSettings(Struct, frozen=True):
     """What may be changed to make a request fit."""
 
     prefill_step: int
@@ -38,23 +45,23 @@ class Settings(Struct, frozen=True):
     weight_bits: int | None = None
     """None: the weights as they are."""
 
-    def changes(self, asked: "Settings") -> dict[str, int]:
+    def changes(self, requested: "RequestSettings") -> dict[str, int]:
         """Return the settings that differ from those of the request."""
         values = {name: getattr(self, name) for name in ("weight_bits", "kv_bits", "prefill_step")}
-        return {name: v for name, v in values.items() if v and v != getattr(asked, name)}
+        return {name: v for name, v in values.items() if v and v != getattr(requested, name)}
 
-    def cost(self, asked: "Settings") -> Cost:
+    def cost(self, requested: "RequestSettings") -> Cost:
         """Return what the changes cost, the dearest of them."""
-        if self.weight_bits or self.kv_bits != asked.kv_bits:
+        if self.weight_bits or self.kv_bits != requested.kv_bits:
             return "quality"
-        return "none" if self == asked else "speed"
+        return "none" if self == requested else "speed"
 
 
 class Longest(Struct, frozen=True):
     """The longest prompt that fits, 0 when none does, and the settings it fits with."""
 
     tokens: int
-    settings: Settings
+    settings: RequestSettings
 
 
 class JointSearch(Struct, eq=False):
@@ -72,12 +79,17 @@ class JointSearch(Struct, eq=False):
     _variants: dict[int, SizedModel | UnsupportedError] = field(default_factory=dict)
     _views: dict[tuple[int | None, Workload], SizedModel] = field(default_factory=dict)
     """By weight bits and workload, what has the need by trace."""
+    bounds: dict[tuple[int | None, int | None], dict[Workload, "ServerBound"]] = field(
+        default_factory=dict
+    )
+    """By bits of weights and cache, the bounds of a server for each workload."""
 
     @property
-    def asked(self) -> Settings:
-        return Settings(self.workload.prefill_step, self.workload.kv_bits)
+    def requested(self) -> RequestSettings:
+        """The settings of the request."""
+        return RequestSettings(self.workload.prefill_step, self.workload.kv_bits)
 
-    def _formula_of(self, settings: Settings) -> SizedModel | None:
+    def _formula_of(self, settings: RequestSettings) -> SizedModel | None:
         """The model by formula, where figures are by trace and a formula describes it."""
         if settings.weight_bits or (self.formula and self.formula.is_between_traces):
             return None
@@ -104,12 +116,12 @@ class JointSearch(Struct, eq=False):
             return (usual,)
         return (usual, *(bits for bits in KV_BITS if bits and bits < (usual or 16)))
 
-    def candidates(self) -> Iterator[Settings]:
+    def candidates(self) -> Iterator[RequestSettings]:
         """Yield every set of settings, the cheapest first."""
         for weight_bits in (None, *self.weight_bits):
             for kv_bits in self.kv_bits():
                 for step in self.steps():
-                    yield Settings(step, kv_bits, weight_bits)
+                    yield RequestSettings(step, kv_bits, weight_bits)
 
     def model(self, weight_bits: int | None) -> SizedModel:
         """Return the model with its weights converted.
@@ -129,7 +141,9 @@ class JointSearch(Struct, eq=False):
             raise found
         return found
 
-    def workload_with(self, settings: Settings, prompt_tokens: int | None = None) -> Workload:
+    def workload_with(
+        self, settings: RequestSettings, prompt_tokens: int | None = None
+    ) -> Workload:
         """Return the request with other settings, and with another prompt."""
         tokens = prompt_tokens or self.workload.prompt_tokens
         changed = replace(self.workload, prompt_tokens=tokens, prefill_step=settings.prefill_step)
@@ -137,7 +151,7 @@ class JointSearch(Struct, eq=False):
             return changed
         return with_kv_bits(changed, settings.kv_bits)
 
-    def need(self, settings: Settings, prompt_tokens: int | None = None) -> Need:
+    def need(self, settings: RequestSettings, prompt_tokens: int | None = None) -> Need:
         """Return what the request needs with other settings.
 
         Raises:
@@ -146,7 +160,7 @@ class JointSearch(Struct, eq=False):
         workload = self.workload_with(settings, prompt_tokens)
         return self.sized_for(settings, prompt_tokens).requirement(workload)
 
-    def sized_for(self, settings: Settings, prompt_tokens: int | None = None) -> SizedModel:
+    def sized_for(self, settings: RequestSettings, prompt_tokens: int | None = None) -> SizedModel:
         """Return the model that answers for the request with other settings.
 
         Raises:
@@ -162,7 +176,7 @@ class JointSearch(Struct, eq=False):
             self._views[key] = peak_view(model, formula, key[1])
         return self._views[key]
 
-    def verdict(self, settings: Settings, prompt_tokens: int | None = None) -> Verdict:
+    def verdict(self, settings: RequestSettings, prompt_tokens: int | None = None) -> Verdict:
         """Return the verdict of the request with other settings.
 
         Raises:
@@ -171,7 +185,9 @@ class JointSearch(Struct, eq=False):
         need = self.need(settings, prompt_tokens)
         return judge(need, self.sized.device)[0]
 
-    def stated_verdict(self, settings: Settings, prompt_tokens: int | None = None) -> Verdict:
+    def stated_verdict(
+        self, settings: RequestSettings, prompt_tokens: int | None = None
+    ) -> Verdict:
         """Return the verdict that is shown: that of the bytes, and of what else ends a run.
 
         A search goes by the bytes, for no setting changes the rest.
@@ -183,12 +199,12 @@ class JointSearch(Struct, eq=False):
         limits = run_limits(self.sized.runtime_model, workload)
         return tightened(self.verdict(settings, prompt_tokens), limits)
 
-    def converts(self, settings: Settings) -> bool:
+    def converts(self, settings: RequestSettings) -> bool:
         """Whether the weights can have these bits."""
         return bool(self.model(settings.weight_bits))
 
     def reach(
-        self, settings: Settings, prompt_tokens: int | None = None, *, must_fit: bool = False
+        self, settings: RequestSettings, prompt_tokens: int | None = None, *, must_fit: bool = False
     ) -> Verdict:
         """Return the verdict, computed only where quick parts of the need leave it open.
 
@@ -202,7 +218,7 @@ class JointSearch(Struct, eq=False):
         return self.verdict(settings, prompt_tokens)
 
     def _parts(
-        self, settings: Settings, prompt_tokens: int | None, refused: Container[Verdict]
+        self, settings: RequestSettings, prompt_tokens: int | None, refused: Container[Verdict]
     ) -> Iterator[Need]:
         """Parts of the need: what is quick to compute, then a trace of a call that may be over."""
         model, formula = self.model(settings.weight_bits), self._formula_of(settings)
@@ -233,36 +249,38 @@ class JointSearch(Struct, eq=False):
                 return beyond * workspace // max(1, derived.workspace_bytes)
         return 0
 
-    def _least(self, settings: Settings, prompt_tokens: int | None) -> int:
+    def _least(self, settings: RequestSettings, prompt_tokens: int | None) -> int:
         """A part of the need that is quick to compute; a trace finds no less than the formula."""
-        model, workload = (
-            self.model(settings.weight_bits),
-            self.workload_with(settings, prompt_tokens),
-        )
-        formula = self._formula_of(settings)
-        if formula is None:
+        workload = self.workload_with(settings, prompt_tokens)
+        if (formula := self._formula_of(settings)) is None:
+            model = self.model(settings.weight_bits)
             return model.runtime_model.least_bytes(workload) + model.margin_bytes
         need = formula.requirement(workload)
         return need.peak_bytes - need.error_bytes
 
     def best(
-        self, candidates: Iterable[Settings], prompt_tokens: int | None = None
-    ) -> tuple[Settings, ...]:
+        self, candidates: Iterable[RequestSettings], prompt_tokens: int | None = None
+    ) -> tuple[RequestSettings, ...]:
         """Return the first candidate that fits, after the first before it that fits tightly."""
-        tight: tuple[Settings, ...] = ()
+        tight: tuple[RequestSettings, ...] = ()
         for settings in candidates:
-            verdict = self._reach_or_none(settings, prompt_tokens, must_fit=bool(tight))
+            try:
+                verdict = self.reach(settings, prompt_tokens, must_fit=bool(tight))
+            except (InputError, UnsupportedError):
+                continue
             if verdict == "fits":
                 return (*tight, settings)
             if verdict == "tight" and not tight:
                 tight = (settings,)
         return tight
 
-    def cheapest(self) -> tuple[Settings, ...]:
+    def cheapest(self) -> tuple[RequestSettings, ...]:
         """Return the cheapest set that makes the request fit, after one that fits tightly."""
         return self.best(self.candidates())
 
-    def with_best_step(self, settings: Settings, prompt_tokens: int | None = None) -> Settings:
+    def with_best_step(
+        self, settings: RequestSettings, prompt_tokens: int | None = None
+    ) -> RequestSettings:
         """Return the settings with the largest prefill step that fits, unchanged without one."""
         steps = (replace(settings, prefill_step=step) for step in self.steps())
         return (settings, *self.best(steps, prompt_tokens))[-1]
@@ -272,7 +290,7 @@ class JointSearch(Struct, eq=False):
 
         The next smaller one is computed for it, of others only those that were needed anyway.
         """
-        smaller = [replace(self.asked, prefill_step=step) for step in self.steps()[1:]]
+        smaller = [replace(self.requested, prefill_step=step) for step in self.steps()[1:]]
         known = [
             each
             for place, each in enumerate(smaller)
@@ -280,24 +298,22 @@ class JointSearch(Struct, eq=False):
         ]
         return tuple(each.prefill_step for each in known if self._is_dearer(each))
 
-    def _is_known(self, settings: Settings, prompt_tokens: int | None = None) -> bool:
-        workload, model = (
-            self.workload_with(settings, prompt_tokens),
-            self.model(settings.weight_bits),
-        )
+    def _is_known(self, settings: RequestSettings, prompt_tokens: int | None = None) -> bool:
+        workload = self.workload_with(settings, prompt_tokens)
+        model = self.model(settings.weight_bits)
         # A view that is not there yet knows nothing, and to make it may take a trace.
         return self._views.get((settings.weight_bits, workload), model).is_known(workload)
 
-    def _is_dearer(self, settings: Settings) -> bool:
-        pair = [self.workload_with(each) for each in (self.asked, settings)]
+    def _is_dearer(self, settings: RequestSettings) -> bool:
+        pair = [self.workload_with(each) for each in (self.requested, settings)]
         model = self.sized.comparing(*pair)
         if model is self.sized:
-            asked, other = map(self.need, (self.asked, settings))
+            usual, other = map(self.need, (self.requested, settings))
         else:
-            asked, other = map(model.requirement, pair)
-        return other.peak_bytes > asked.peak_bytes
+            usual, other = map(model.requirement, pair)
+        return other.peak_bytes > usual.peak_bytes
 
-    def longest_with(self, settings: Settings) -> int:
+    def longest_with(self, settings: RequestSettings) -> int:
         """Return the longest prompt that fits with exactly these settings, 0 when none does."""
         model = self.model(settings.weight_bits)
         workload, most = self.workload_with(settings), longest_prompt(model)
@@ -307,14 +323,17 @@ class JointSearch(Struct, eq=False):
             return TraceSearch(model, self.formula, workload).longest_context(most) or 0
         return longest_context(model, workload, most) or 0
 
-    def longest(self, settings: Settings) -> Longest:
+    def longest(self, settings: RequestSettings) -> Longest:
         """Return the longest prompt with any prefill step, and the largest step it fits with."""
         model, steps = self.model(settings.weight_bits), self.steps()
         most = longest_prompt(model) // CONTEXT_STEP * CONTEXT_STEP
-        tokens = 0
+        tokens, device = 0, model.device
+        if device is None or least_excess(model, device) > 0:
+            return Longest(0, settings)
         for step in (steps[0], *reversed(steps[1:])):
             workload = self.workload_with(replace(settings, prefill_step=step))
-            longer = tokens + CONTEXT_STEP if tokens else 0
+            # The first step is searched whole, another one only if it runs a longer prompt.
+            longer = 0 if step == steps[0] else tokens + CONTEXT_STEP
             if tokens >= most or (longer and not self._fits(model, workload, longer)):
                 continue
             tokens = longest_context(model, workload, most, fits_at=longer) or tokens
@@ -330,7 +349,7 @@ class JointSearch(Struct, eq=False):
     def convert_all(self) -> None:
         """Convert the weights to all bits, so that searches on other machines reuse them."""
         for bits in self.weight_bits:
-            is_accepted(self.converts, replace(self.asked, weight_bits=bits))
+            is_accepted(self.converts, replace(self.requested, weight_bits=bits))
 
     def by_formula(self) -> "JointSearch":
         """Return the search with figures by formula, itself where they are."""
@@ -346,12 +365,37 @@ class JointSearch(Struct, eq=False):
             bits: each if isinstance(each, UnsupportedError) else each.on(device)
             for bits, each in self._variants.items()
         }
-        return replace(self, sized=self.sized.on(device), _variants=variants, _views={})
+        return replace(self, sized=self.sized.on(device), _variants=variants, _views={}, bounds={})
 
-    def _reach_or_none(
-        self, settings: Settings, prompt_tokens: int | None, *, must_fit: bool
-    ) -> Verdict | None:
-        try:
-            return self.reach(settings, prompt_tokens, must_fit=must_fit)
-        except (InputError, UnsupportedError):
-            return None
+
+MAC_SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 256, 512)
+"""Memory in GiB of the Macs that are looked through."""
+
+
+def macs(search: JointSearch) -> list[JointSearch]:
+    """Return a search on each Mac larger than its own, the smallest first.
+
+    No Mac is larger than a machine that is none. Figures are computed once for all of them.
+    """
+    own = search.sized.device
+    if (own and own.backend != "metal") or not search.sized.runtime_model.runs_on_macs:
+        return []
+    least = own.memory_bytes if own else 0
+    larger = []
+    search.convert_all()
+    for size in MAC_SIZES:
+        if size * GIB > least:
+            search = search.on(memory_device(size * GIB))
+            larger.append(search)
+    return larger
+
+
+def smallest_mac(
+    ladder: Sequence[JointSearch], find: Callable[[JointSearch], tuple[RequestSettings, ...]]
+) -> tuple[JointSearch, RequestSettings] | None:
+    """Return the first Mac on which the settings that ``find`` returns fit, with them."""
+    for on_mac in ladder:
+        settings = find(on_mac)
+        if settings and on_mac.verdict(settings[-1]) == "fits":
+            return on_mac, settings[-1]
+    return None

@@ -20,8 +20,8 @@ from memfit.estimators.results.estimate import (
     OtherSplit,
     RankFigures,
     RankPlan,
-    Verdict,
 )
+from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.search import fits_comfortably

@@ -1,65 +1,53 @@
 """Settings recommended for a workload, each with its reason and what would change it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from msgspec import UNSET, Struct
-from msgspec.structs import replace
+from msgspec import Struct
 
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import WORKING_SET, Device
 from memfit.estimators.machine.wired_limit import LEAST_LEFT_BYTES, RISK, wired_limit
-from memfit.estimators.results.estimate import (
-    Action,
+from memfit.estimators.results.advice import (
     Advice,
-    PartialExperts,
     Recommendation,
-    Recommended,
-    ServerRun,
+    impossible,
+    no_recommendation,
+    not_applicable,
 )
+from memfit.estimators.results.result import both_units
 from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, comfortable_bytes, judge
 from memfit.estimators.runtimes.run_limits import run_limits
-from memfit.estimators.sizing.actions import Answer
-from memfit.estimators.sizing.joint import JointSearch, Settings
+from memfit.estimators.sizing.joint import JointSearch, RequestSettings
 from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context, longest_prompt
-from memfit.estimators.sizing.serving import served_here
 from memfit.estimators.sizing.sized_model import SizedModel
 
 if TYPE_CHECKING:
     from memfit.estimators.sizing.trace_search import TraceSearch
 
-_NO_DEVICE = Advice("not_applicable", None, "no device is named")
-_NO_HOST = Advice("not_applicable", None, "the host's memory is not known: give --host-memory")
-_NOT_SEARCHED = Advice("not_applicable", None, "other machines are not searched")
+_NOT_SEARCHED = not_applicable("other machines are not searched")
 
 
 def recommend(
-    search: JointSearch, units: Units, answer: Answer, *, memory: Advice = _NOT_SEARCHED
+    search: JointSearch, fitting: Sequence[RequestSettings], *, memory: Advice = _NOT_SEARCHED
 ) -> Recommendation:
-    """Return what to do with each setting, by the answer that a search found.
+    """Return what to do with each setting, by those that fit, the cheapest last.
 
     Without a device nothing but the ``memory`` of the machine is known; nothing is known where a
     part of the model is on a host of unknown size.
     """
     device, host = search.sized.device, search.sized.runtime_model.host_need(0)
-    if device is None or (host and host.is_undecided):
-        unknown = _NO_HOST if device else _NO_DEVICE
-        return Recommendation(
-            context_tokens=unknown,
-            prefill_step=unknown,
-            kv_bits=unknown,
-            weight_bits=unknown,
-            memory_bytes=memory,
-            wired_limit_bytes=unknown,
-            wired_limit_mb=unknown,
-        )
+    if device is None:
+        return no_recommendation("no device is named", memory)
+    if host and host.is_undecided:
+        return no_recommendation("the host's memory is not known: give --host-memory", memory)
     contexts = _context_search(search.sized, search.workload)
-    recommender = _Recommender(search, answer, device, units, contexts)
+    recommender = _Recommender(search, fitting, device, contexts)
     context = recommender.context()
-    return Recommendation(
+    recommendation = Recommendation(
         context_tokens=context,
         prefill_step=recommender.prefill_step(),
         kv_bits=recommender.kv_bits(),
@@ -68,60 +56,7 @@ def recommend(
         wired_limit_bytes=recommender.wired_limit(context.value),
         wired_limit_mb=recommender.system_limit(),
     )
-
-
-def recommended(
-    search: JointSearch, best: Action | None, partial: PartialExperts | None
-) -> Recommended:
-    """Return what to set for the best action on the machine of the search.
-
-    Where there is none, these are the experts of a ``partial`` model.
-    """
-    if best is None or "memory_bytes" in best.settings:
-        return replace(NOT_RECOMMENDED, expert_capacity=partial.experts if partial else None)
-    sized = search.model(best.settings.get("weight_bits"))
-    is_divided = best.host_bytes is not UNSET
-    if best.server:
-        return _of_server(sized, best.server, search.workload)
-    if not best.context_tokens or is_divided:
-        return _recommended(sized, best.context_tokens, None)
-    chosen = replace(search.asked, **best.settings)
-    needed_bytes = search.need(chosen, best.context_tokens).peak_bytes
-    return _recommended(sized, best.context_tokens, needed_bytes)
-
-
-def recommended_here(sized: SizedModel, workload: Workload) -> Recommended:
-    """Return what to set for a workload on the model's device, without other settings."""
-    if server := served_here(sized, workload):
-        return _of_server(sized, server, workload)
-    tokens = longest_context(sized, workload, longest_prompt(sized))
-    need = sized.requirement(workload.prompt_only(tokens)) if tokens else None
-    return _recommended(sized, tokens, need.peak_bytes if need else None)
-
-
-NOT_RECOMMENDED = Recommended(context_tokens=None, wired_limit_bytes=None, expert_capacity=None)
-
-
-def _of_server(sized: SizedModel, server: ServerRun, workload: Workload) -> Recommended:
-    """What to set for a server: for its longest prompt or, if none was searched, the request's."""
-    if server.context_tokens is None:
-        return _recommended(sized, workload.prompt_tokens, server.needed_bytes)
-    return _recommended(sized, server.context_tokens, server.context_needed_bytes)
-
-
-def _recommended(sized: SizedModel, tokens: int | None, needed_bytes: int | None) -> Recommended:
-    """The longest prompt, and what follows from it."""
-    device, counts = sized.device, {moe.experts for moe in sized.model.experts().values()}
-    is_wired = device and device.backend == "metal" and sized.runtime_model.on_mlx
-    return Recommended(
-        context_tokens=tokens,
-        wired_limit_bytes=(
-            wired_limit(needed_bytes, device).nbytes
-            if device and is_wired and needed_bytes
-            else None
-        ),
-        expert_capacity=max(counts, default=None),
-    )
+    return both_units(recommendation)
 
 
 _CHANGES = {
@@ -155,9 +90,9 @@ class DirectSearch(Struct):
 
     def longest_context(self, most: int) -> int | None:
         """Return the longest multiple of 256 up to ``most`` that fits, None when none does."""
-        found = longest_context(self.sized, self.workload, most)
-        self.too_long = (found or 0) + CONTEXT_STEP
-        return found
+        longest = longest_context(self.sized, self.workload, most)
+        self.too_long = (longest or 0) + CONTEXT_STEP
+        return longest
 
     def requirement(self, workload: Workload) -> Need:
         return self.sized.requirement(workload)
@@ -167,34 +102,11 @@ class DirectSearch(Struct):
         return ""
 
 
-def memory_advice(search: JointSearch, answer: Answer, units: Units) -> Advice:
-    """Return the memory that a machine must have."""
-    device = search.sized.device
-    runs = search.sized.runtime_model.runs_on_macs
-    if not runs or (device and device.backend != "metal"):
-        return Advice("not_applicable", None, "only Macs are looked through")
-    if device and answer.settings:
-        assumes = answer.settings[-1].changes(search.asked)
-        text = f"the memory of this machine is enough{with_changes(assumes)}"
-        return Advice("keep", device.memory_bytes, text, assumes)
-    found = answer.smallest
-    if found is None or found[0].sized.device is None:
-        return Advice("impossible", None, "no Mac is large enough")
-    on_mac, settings = found
-    need, mac = on_mac.need(settings), found[0].sized.device
-    assumes = settings.changes(search.asked)
-    why = f"the smallest Mac that fits{with_changes(assumes)} has"
-    why += f" {format_bytes(mac.memory_bytes, Units.GIB)}"
-    needed = max(need.peak_bytes, need.shared_bytes)
-    why += f", for {format_bytes(needed, units)}"
-    return Advice("change", mac.memory_bytes, why, assumes)
-
-
-def recommend_here(sized: SizedModel, workload: Workload, units: Units) -> Recommendation:
+def recommend_here(sized: SizedModel, workload: Workload) -> Recommendation:
     """Return what to do with each setting on the model's device, without other weights."""
     formula = sized.formula_view() if sized.runtime_model.method == "trace" else None
     search = JointSearch(sized, workload, formula=formula)
-    return recommend(search, units, Answer(search.cheapest() if sized.device else ()))
+    return recommend(search, search.cheapest() if sized.device else ())
 
 
 def recommended_context(sized: SizedModel, workload: Workload) -> int | None:
@@ -213,57 +125,50 @@ def _context_search(sized: SizedModel, workload: Workload) -> "DirectSearch | Tr
     return TraceSearch(sized, formula, workload)
 
 
-class _Recommender(Struct, frozen=True):
+class _Recommender:
     """One method for each setting."""
 
-    joint: JointSearch
-    answer: Answer
-    device: Device
-    units: Units
-    search: "DirectSearch | TraceSearch"
-
-    @property
-    def _sized(self) -> SizedModel:
-        return self.joint.sized
-
-    @property
-    def _workload(self) -> Workload:
-        return self.joint.workload
-
-    @property
-    def _chosen(self) -> Settings | None:
-        """The cheapest settings that fit, else those that fit tightly."""
-        return self.answer.settings[-1] if self.answer.settings else None
-
-    @property
-    def _tightly(self) -> str:
-        """What a reason adds to "fits" where the chosen settings only fit tightly."""
-        chosen = self._chosen
-        return " tightly" if chosen and self.joint.stated_verdict(chosen) == "tight" else ""
+    def __init__(
+        self,
+        joint: JointSearch,
+        fitting: Sequence[RequestSettings],
+        device: Device,
+        search: "DirectSearch | TraceSearch",
+    ) -> None:
+        self._joint, self._device, self._search = joint, device, search
+        self._sized, self._workload = joint.sized, joint.workload
+        # The cheapest settings that fit, else those that fit tightly.
+        self._chosen = fitting[-1] if fitting else None
+        is_tight = self._chosen and joint.stated_verdict(self._chosen) == "tight"
+        self._tightly = " tightly" if is_tight else ""
 
     def _assumed(self, name: str) -> tuple[dict[str, int], str]:
         """The other settings that one is advised with, and what a reason adds to "fits"."""
         assert self._chosen is not None
-        others = self._chosen.changes(self.joint.asked)
+        others = self._chosen.changes(self._joint.requested)
         others.pop(name, None)
         return others, self._tightly + with_changes(others)
 
     def context(self) -> Advice:
         """The longest prompt that fits, everything else as in the workload."""
         most = longest_prompt(self._sized)
-        context = self.search.longest_context(most)
-        if self.search.too_long is not None and self.search.too_long <= most:
-            found = f"{context} tokens" if context else "none"
-            reason = f"{found}; {self._obstacle(self.search.too_long)}"
+        context = self._search.longest_context(most)
+        tight = () if context is None else self._tight_limits(context)
+        too_long = self._search.too_long
+        if too_long is not None and too_long <= most:
+            start = f"{context} tokens" if context else "none"
+            reason = "; ".join((start, self._obstacle(too_long), *tight))
         else:
-            reason = self._within_limits(context, most)
-            reason += self._caveat(context, "; ")
+            within = self._within_limits(context, most) + self._caveat(context, "; ")
+            reason = "; ".join((within, *tight))
         if context is None:
-            return Advice("impossible", None, reason)
-        limits = run_limits(self._sized.runtime_model, self._workload.prompt_only(context))
-        reason = "; ".join((reason, *(each.reason for each in limits if each.verdict == "tight")))
+            return impossible(reason)
         is_enough = context >= self._workload.total_tokens
         return Advice("keep" if is_enough else "change", context, reason)
+
+    def _tight_limits(self, context: int) -> tuple[str, ...]:
+        limits = run_limits(self._sized.runtime_model, self._workload.prompt_only(context))
+        return tuple(each.reason for each in limits if each.verdict == "tight")
 
     def _within_limits(self, context: int | None, most: int) -> str:
         limit = self._sized.model.max_context
@@ -279,31 +184,29 @@ class _Recommender(Struct, frozen=True):
 
     def prefill_step(self) -> Advice:
         """The largest step of the cheapest settings."""
-        asked = self._workload.prefill_step
+        requested, dearer = self._workload.prefill_step, self._dearer_steps()
         if self._chosen is None:
-            least = self.joint.steps()[-1]
-            why = f"none from {asked} down to {least} makes this workload fit"
-            return Advice("impossible", None, why + self._dearer_steps())
+            least = self._joint.steps()[-1]
+            return impossible(
+                f"none from {requested} down to {least} makes this workload fit{dearer}"
+            )
         step = self._chosen.prefill_step
         assumes, fits = self._assumed("prefill_step")
-        if step == asked:
-            return Advice("keep", step, f"{step} fits{fits}{self._dearer_steps()}", assumes)
-        why = f"{step} is the largest that fits{fits}{self._dearer_steps()}"
-        return Advice("change", step, why, assumes)
+        if step == requested:
+            return Advice("keep", step, f"{step} fits{fits}{dearer}", assumes)
+        return Advice("change", step, f"{step} is the largest that fits{fits}{dearer}", assumes)
 
     def kv_bits(self) -> Advice:
         """The most bits of the cache in the cheapest settings."""
-        asked = self._workload.kv_bits
-        plain = dtypes.BITS[self._sized.model.dtype]
         if not self._sized.runtime_model.runs_kv_bits(self._workload):
-            why = f"{self._sized.runtime} does not quantise the cache of this workload"
-            return Advice("not_applicable", None, why)
+            return not_applicable(
+                f"{self._sized.runtime} does not quantise the cache of this workload"
+            )
         if self._chosen is None:
-            why = "no quantisation of the cache makes this workload fit"
-            return Advice("impossible", None, why)
-        bits = self._chosen.kv_bits
+            return impossible("no quantisation of the cache makes this workload fit")
+        bits, plain = self._chosen.kv_bits, dtypes.BITS[self._sized.model.dtype]
         assumes, fits = self._assumed("kv_bits")
-        if bits == asked:
+        if bits == self._workload.kv_bits:
             kept = f"the cache of {bits} bits" if bits else "the unquantised cache"
             return Advice("keep", bits or plain, f"{kept} fits{fits}", assumes)
         why = f"{bits} bits from the first token on make this workload fit{fits}"
@@ -311,72 +214,72 @@ class _Recommender(Struct, frozen=True):
 
     def weight_bits(self) -> Advice:
         """The most bits of the weights in the cheapest settings."""
-        choices = self.joint.weight_bits
+        choices = self._joint.weight_bits
         if not choices:
             why = "the weights are quantised already, or mlx_lm.convert does not make them"
             if not self._sized.runtime_model.on_mlx:
                 why = f"{self._sized.runtime} converts no weights"
             elif fewer := self._sized.weight_bits():
                 why = f"fewer are not searched here: memfit estimate --quantize {fewer[0]}"
-            return Advice("not_applicable", None, why)
+            return not_applicable(why)
         plan = self._sized.footprint.plan
         now = plan.default.bits if plan else dtypes.BITS[self._sized.model.dtype]
         if self._chosen is None:
-            return Advice("impossible", None, f"none from {now} down to {choices[-1]} fits")
+            return impossible(f"none from {now} down to {choices[-1]} fits")
         bits = self._chosen.weight_bits
         assumes, fits = self._assumed("weight_bits")
         if bits is None:
             return Advice("keep", now, f"the weights of {now} bits fit{fits}", assumes)
-        by = f", {self.search.by}" if self.search.by else ""
+        by = f", {self._search.by}" if self._search.by else ""
         why = f"{bits} is the most that fits{fits}{by}; mlx_lm.convert makes them"
         return Advice("change", bits, why, assumes)
 
     def wired_limit(self, context: int | None) -> Advice:
         """The wired limit for the recommended context, else for the workload."""
         if not self._sized.runtime_model.on_mlx:
-            return Advice("not_applicable", None, f"{self._sized.runtime} sets no wired limit")
-        if self.device.backend != "metal":
-            return Advice("not_applicable", None, "MLX has a wired limit on Macs only")
+            return not_applicable(f"{self._sized.runtime} sets no wired limit")
+        if self._device.backend != "metal":
+            return not_applicable("MLX has a wired limit on Macs only")
         if context is None:
             tokens = self._workload.total_tokens
             need = self._sized.requirement(self._workload).peak_bytes
         else:
             tokens = context
-            need = self.search.requirement(self._workload.prompt_only(context)).peak_bytes
-        limit = wired_limit(need, self.device).nbytes
+            need = self._search.requirement(self._workload.prompt_only(context)).peak_bytes
+        limit = wired_limit(need, self._device).nbytes
         if limit == need:
-            text = f"{self._size(need)} keeps all of {tokens} tokens resident"
+            text = f"{open_size(need)} keeps all of {tokens} tokens resident"
             return Advice("keep", limit, text + self._caveat(context, ", "))
         text = (
-            f"{self._size(limit)}, the {self.device.budget}, is the most"
-            f" MLX accepts; {tokens} tokens need {self._size(need)}"
+            f"{open_size(limit)}, the {self._device.budget}, is the most"
+            f" MLX accepts; {tokens} tokens need {open_size(need)}"
         )
         return Advice("keep", limit, text)
 
     def system_limit(self) -> Advice:
         """The sysctl that makes room for the workload, where only the working set is too small."""
-        if self.device.backend != "metal" or self.device.budget != WORKING_SET:
-            return Advice("not_applicable", None, "iogpu.wired_limit_mb is a setting of macOS")
+        device = self._device
+        if device.backend != "metal" or device.budget != WORKING_SET:
+            return not_applicable("iogpu.wired_limit_mb is a setting of macOS")
         need = self._sized.requirement(self._workload)
-        larger = wired_limit(need.peak_bytes, self.device)
-        exceeded = judge(need, self.device)[1]
+        larger = wired_limit(need.peak_bytes, device)
+        exceeded, mebibytes = judge(need, device)[1], larger.sysctl_mebibytes
         if "working_set" not in exceeded:
-            return Advice("keep", 0, f"the default, {self._size(self.device.working_set_bytes)}")
-        if larger.sysctl_mebibytes is None or exceeded != ("working_set",):
-            why = (
-                f"{self._size(need.peak_bytes)} do not fit this Mac with any value of it that"
-                f" leaves the system {self._size(LEAST_LEFT_BYTES)}"
+            return Advice("keep", 0, f"the default, {open_size(device.working_set_bytes)}")
+        if mebibytes is None or exceeded != ("working_set",):
+            return impossible(
+                f"{open_size(need.peak_bytes)} do not fit this Mac with any value of it that"
+                f" leaves the system {open_size(LEAST_LEFT_BYTES)}"
             )
-            return Advice("impossible", None, why)
         why = (
-            f"sudo sysctl iogpu.wired_limit_mb={larger.sysctl_mebibytes} would make room for the"
+            f"sudo sysctl iogpu.wired_limit_mb={mebibytes} would make room for the"
             f" {self._workload.total_tokens} tokens asked for and leave the system"
-            f" {self._size(larger.left_for_system_bytes)}; {RISK}"
+            f" {open_size(larger.left_for_system_bytes)}; {RISK}"
         )
-        return Advice("change", larger.sysctl_mebibytes, why)
+        return Advice("change", mebibytes, why)
 
     def _dearer_steps(self) -> str:
-        dearer = self.joint.dearer_steps()
+        dearer = self._joint.dearer_steps()
         if not dearer:
             return ""
         return f"; a step of {' or '.join(map(str, dearer))} takes more memory, not less"
@@ -385,54 +288,47 @@ class _Recommender(Struct, frozen=True):
         """Why a prompt of ``tokens`` is too long."""
         longer = self._workload.prompt_only(tokens)
         try:
-            need = self.search.requirement(longer)
+            need = self._search.requirement(longer)
         except UnsupportedError as error:
             return f"{tokens} cannot be run: {error}"
-        by = f" {self.search.by}" if self.search.caveat(longer) else ""
-        exceeded = judge(need, self.device)[1]
+        by = f" {self._search.by}" if self._search.caveat(longer) else ""
+        device, exceeded = self._device, judge(need, self._device)[1]
         if need.budget and OF_RUNTIME.intersection(exceeded):
-            for_cache = need.budget.for_cache
+            what, gets = ("a cache of ", "its cache") if need.budget.for_cache else ("", "itself")
             return (
-                f"{tokens} would need{by} {'a cache of ' if for_cache else ''}"
-                f"{self._size(need.budgeted_bytes)}, above"
-                f" {self._size(need.budget.of_device(self.device))}, what {self._sized.runtime}"
-                f" gives {'its cache' if for_cache else 'itself'}"
+                f"{tokens} would need{by} {what}{open_size(need.budgeted_bytes)}, above"
+                f" {open_size(need.budget.of_device(device))}, what {self._sized.runtime}"
+                f" gives {gets}"
             )
         if "memory" in exceeded:
             return (
-                f"{tokens} would need {self._size(need.shared_bytes)} on GPU and host together,"
-                f" above {self._size(self.device.memory_bytes)}, their memory"
+                f"{tokens} would need {open_size(need.shared_bytes)} on GPU and host together,"
+                f" above {open_size(device.memory_bytes)}, their memory"
             )
         if "host_memory" in exceeded and need.host:
             return (
-                f"{tokens} would need {self._size(need.host.nbytes)} on the host, above its"
-                f" {self._size(need.host.memory_bytes or 0)}"
+                f"{tokens} would need {open_size(need.host.nbytes)} on the host, above its"
+                f" {open_size(need.host.memory_bytes or 0)}"
             )
-        largest = self.device.max_buffer_bytes
+        largest = device.max_buffer_bytes
         if largest is not None and need.largest_buffer_bytes > largest:
             return (
-                f"{tokens} would need{by} one allocation of"
-                f" {self._size(need.largest_buffer_bytes)}, above {self._size(largest)}, the"
-                " largest the device gives"
+                f"{tokens} would need{by} one allocation of {open_size(need.largest_buffer_bytes)},"
+                f" above {open_size(largest)}, the largest the device gives"
             )
-        limit_bytes = self.device.working_set_bytes
-        needed = f"{tokens} would need {self._size(need.peak_bytes)}{by}"
-        comfortable = comfortable_bytes(limit_bytes)
-        if need.peak_bytes > comfortable:
-            budget = f"nine tenths of the {self.device.budget}"
-            return f"{needed}, above {self._size(comfortable)}, {budget}"
+        limit = device.working_set_bytes
+        needed = f"{tokens} would need {open_size(need.peak_bytes)}{by}"
+        if need.peak_bytes > (most := comfortable_bytes(limit)):
+            return f"{needed}, above {open_size(most)}, nine tenths of the {device.budget}"
+        up_to = open_size(need.peak_bytes + need.error_bytes)
         return (
-            f"{needed}, with its stated error up to"
-            f" {self._size(need.peak_bytes + need.error_bytes)}, above the {self.device.budget},"
-            f" {self._size(limit_bytes)}"
+            f"{needed}, with its stated error up to {up_to}, above the {device.budget},"
+            f" {open_size(limit)}"
         )
 
     def _caveat(self, context: int | None, separator: str) -> str:
         """How a context was found that no trace confirmed."""
         if not context:
             return ""
-        caveat = self.search.caveat(self._workload.prompt_only(context))
+        caveat = self._search.caveat(self._workload.prompt_only(context))
         return f"{separator}{caveat}" if caveat else ""
-
-    def _size(self, nbytes: int) -> str:
-        return format_bytes(nbytes, self.units)

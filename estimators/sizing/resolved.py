@@ -10,7 +10,8 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import Version
 from memfit.estimators.questions.machine import Ranks
-from memfit.estimators.questions.runtime import MARGIN_BYTES
+from memfit.estimators.questions.model import Draft
+from memfit.estimators.questions.runtime import MARGIN_BYTES, Method
 from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.runtimes.registry import runtime_for_images
 from memfit.estimators.runtimes.runtime import Runtime
@@ -23,10 +24,12 @@ class TargetQuestion(Struct, frozen=True, kw_only=True):
 
     reference: str = ""
     """The catalog's name of the model; empty where each of several models takes its place."""
-    workload: WorkloadQuestion
-    device: Device | None
+    workload: WorkloadQuestion = WorkloadQuestion()
+    device: Device | None = None
     runtime: Runtime | None = None
     """None for the native runtime of the checkpoint, or the one that takes its images."""
+    keeps_runtime: bool = True
+    """Whether images that the given runtime does not take are refused."""
     mlx_version: Version | None = None
     """None for the runtime's own; the same for mlx-lm."""
     mlx_lm_version: Version | None = None
@@ -40,6 +43,8 @@ class TargetQuestion(Struct, frozen=True, kw_only=True):
     """None for one process with the whole model."""
     as_type: str | None = None
     """The model type to assume in place of the config's own."""
+    draft: Draft | None = None
+    method: Method = "auto"
 
 
 class ResolvedTarget(Struct, frozen=True):

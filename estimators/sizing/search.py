@@ -172,7 +172,7 @@ def longest_context(
     model can decide.
     """
     device, needed = sized.device, requirement or sized.requirement
-    if device is None or (least := _least_excess(sized, device)) > 0:
+    if device is None or (least := least_excess(sized, device)) > 0:
         return None
 
     def excess(steps: int) -> int | None:
@@ -192,8 +192,8 @@ def largest_within(excess: Callable[[int], int | None], low: int, high: int) -> 
     almost in proportion: the next number is where the line between the two ends meets the limit,
     and nearer to an end that stays (the Illinois method).
 
-    >>> asked = []
-    >>> largest_within(lambda value: asked.append(value) or 3 * value - 1000, 0, 10**6), len(asked)
+    >>> tried = []
+    >>> largest_within(lambda value: tried.append(value) or 3 * value - 1000, 0, 10**6), len(tried)
     (333, 4)
     """
     if high <= low:
@@ -205,7 +205,8 @@ def largest_within(excess: Callable[[int], int | None], low: int, high: int) -> 
     while high - low > 1:
         turn += 1
         middle = (low + high) // 2
-        if below is not None and over is not None and turn < _BY_LINE:
+        # The low end may be over where a shorter prompt takes more than the one that fits.
+        if below is not None and below <= 0 and over is not None and turn < _BY_LINE:
             middle = min(max(low + (high - low) * -below // (over - below), low + 1), high - 1)
         found = _try(excess, middle)
         if found is not None and found <= 0:
@@ -237,7 +238,8 @@ def _excess(need: Need, device: Device) -> int | None:
     return over if fits == (over <= 0) else None
 
 
-def _least_excess(sized: SizedModel, device: Device) -> int:
+def least_excess(sized: SizedModel, device: Device) -> int:
+    """Return by how many bytes the weights alone are over what they may take."""
     weights, budget = sized.resident_bytes, sized.runtime_model.runtime.budget
     return _over(Need(weights + sized.margin_bytes, 0, weights, budget), device)
 

@@ -6,44 +6,166 @@ simulated: a few moments are compared that contain every one the server can be i
 """
 
 from collections.abc import Iterator
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import product
 
-from memfit.estimators.arch.caches import STEP
+from msgspec.structs import replace
+
+from memfit.estimators.arch.caches import STEP, Growth
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import ceil_div, round_down, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.batch_buffer import Buffer
+from memfit.estimators.mlx.batch_groups import buffer_bytes, prefilled_alone
+from memfit.estimators.mlx.call_plan import CHUNKS
 from memfit.estimators.results.server import ServerMoment
-from memfit.estimators.sizing.server_memory import ServerMemory, one_at_a_time
+from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.sizing.sized_model import SizedModel
 
 
-def server_need(
-    sized: SizedModel, workload: Workload, settings: ServerSettings, *, clients: int = 1
-) -> ServerMoment:
-    """Return the largest moment of a server whose requests are at most as long as ``workload``.
+def need_of(moment: ServerMoment) -> Need:
+    """Return what a moment needs, with its error."""
+    return Need(moment.peak_bytes, 0, error_bytes=moment.prefill_error_bytes)
 
-    ``clients`` requests are open at a time, each with up to ``prompt_tokens`` and ``max_tokens``.
-    Its ``peak_bytes`` are what no order of them exceeds, with weights and margin.
 
-    Raises:
-        UnsupportedError: when mlx-lm cannot run the workload.
-    """
-    return ServerBound(sized, workload, clients).moment(settings)
+def one_at_a_time(sized: SizedModel, workload: Workload) -> str | None:
+    """Return why the server runs one request at a time, None where it batches (server.py)."""
+    if workload.kv_bits is not None:
+        return "KV bits switch batching off"
+    if sized.draft:
+        return "a draft model switches batching off"
+    # Their classes have no merge() (server.py, ModelProvider._load).
+    if any(b.growth in (Growth.CHUNKED, Growth.ROWS) for b in sized.model.kv_buffers()):
+        return "a cache in chunks or compressed rows cannot be batched"
+    return None
+
+
+class ServerMemory:
+    """Bytes of one model's server; figures of equal buffers and chunks are computed once."""
+
+    def __init__(self, sized: SizedModel, workload: Workload) -> None:
+        """Take a model and the format of its caches; lengths and steps come with each question."""
+        self.sized, self._workload = sized, workload
+        self._chunks = sized.phases_view(CHUNKS)
+        counts = sized.model.kv_buffer_counts
+        self.windows = frozenset(buffer.limit for buffer in counts if buffer.limit)
+        self.has_states = any(sized.model.states())
+        self._weights_bytes = sized.resident_bytes
+        self.layers = max(1, sum(counts.values()))
+        self.cache_bytes = cache(partial(buffer_bytes, sized.model, workload))
+        self.prefill = cache(self._prefill)
+
+    def logits_bytes(self, rows: int, *, prefilling: bool) -> int:
+        """Return the bytes of the logits and log-probabilities of requests that decode.
+
+        GenerationBatch keeps the log-probabilities of two steps (generate.py, _step); a step
+        computes them from logits and their difference.
+        """
+        model = self.sized.model
+        return dtypes.nbytes(rows * model.vocab_size, model.dtype) * (2 if prefilling else 4)
+
+    def chunk(self, prompts: Buffer, step: int, end: int | None = None) -> tuple[int, int]:
+        """Return the bytes of a chunk of ``prompts`` with their caches, and the error of that.
+
+        The chunk ends at the last token written, or at another ``end``.
+        """
+        end = prompts.index if end is None else end
+        nbytes, error = self.prefill(prompts.rows, end, step)
+        empty = Buffer(prompts.rows, tuple((limit, 0) for limit, _ in prompts.windows))
+        # The caches may have more room than those of prompts that begin together.
+        counted = self.cache_bytes(empty.grown(end, step))
+        return nbytes + max(0, self.cache_bytes(prompts) - counted), error
+
+    def _prefill(self, rows: int, tokens: int, step: int) -> tuple[int, int]:
+        """Return the bytes of the chunks of prompts with their caches, and the error of that."""
+        found = self._chunk_bytes(rows, tokens, step)
+        # A single prompt has the caches of a batch too, which mask padding.
+        if rows == 1:
+            nbytes, error = self._chunk_bytes(2, tokens, step)
+            found = max(found, (ceil_div(nbytes, 2), ceil_div(error, 2)))
+        return found
+
+    def _chunk_bytes(self, rows: int, tokens: int, step: int) -> tuple[int, int]:
+        workload = replace(prefilled_alone(self._workload, rows, tokens), prefill_step=step)
+        moment = self._chunks.figures_for(workload).moment
+        most = moment.nbytes if moment.prefill_bytes is None else moment.prefill_bytes
+        return most - self.sized.resident_bytes, self._chunks.error_bytes(workload)
+
+    def answer(
+        self,
+        held_bytes: int,
+        *,
+        prefill: tuple[int, int] = (0, 0),
+        logits: int = 0,
+        prompts: int,
+        decoding: int,
+        stored: int,
+    ) -> ServerMoment:
+        """Return a moment: bytes of caches, of a chunk with its error, and of logits."""
+        nbytes, error = prefill
+        weights, margin = self._weights_bytes, self.sized.margin_bytes
+        return ServerMoment(
+            peak_bytes=weights + held_bytes + logits + nbytes + margin,
+            weights_bytes=weights,
+            cache_bytes=held_bytes,
+            logits_bytes=logits,
+            prefill_bytes=nbytes,
+            prefill_error_bytes=error,
+            margin_bytes=margin,
+            prefilled_prompts=prompts,
+            decoding_requests=decoding,
+            stored_caches=stored,
+        )
+
+    def alone(
+        self, settings: ServerSettings, prompt_tokens: int, max_tokens: int, stored: int
+    ) -> ServerMoment:
+        """Return the most where one request runs at a time and ``stored`` caches like its are kept.
+
+        Every cache is stored as it is, with that of a draft model (server.py, _serve_single).
+        """
+        workload = replace(
+            self._workload,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            prefill_step=settings.prefill_step,
+        )
+        sized, figures = self.sized, self.sized.figures_for(workload)
+        cached = [figures, *([sized.draft.figures_for(workload)] if sized.draft else [])]
+        kept_bytes = stored * sum(each.kv.nbytes + each.ssm_bytes for each in cached)
+        run = figures.moment.nbytes + sized.draft_bytes(workload) - sized.resident_bytes
+        error = sized.error_bytes(workload)
+        return self.answer(kept_bytes, prefill=(run, error), prompts=1, decoding=0, stored=stored)
 
 
 class ServerBound:
-    """The bound for one model and one kind of requests, for any flags."""
+    """The bound for one model whose requests are at most as long as a workload, for any flags."""
 
-    def __init__(self, sized: SizedModel, workload: Workload, clients: int) -> None:
-        """Take the longest request, and how many are open at a time."""
-        self.memory = ServerMemory(sized, workload)
+    def __init__(
+        self,
+        sized: SizedModel,
+        workload: Workload,
+        clients: int,
+        memory: ServerMemory | None = None,
+    ) -> None:
+        """Take the longest request, how many are open at a time, and a memory with such caches."""
+        self.memory = memory or ServerMemory(sized, workload)
         self._workload, self.clients = workload, clients
         self.is_sequential = one_at_a_time(sized, workload) is not None
+        self._moments: dict[ServerSettings, ServerMoment] = {}
 
     def moment(self, settings: ServerSettings) -> ServerMoment:
-        """Return the largest moment that these flags allow."""
+        """Return the largest moment that these flags allow: what no order of requests exceeds.
+
+        Raises:
+            UnsupportedError: when mlx-lm cannot run the workload.
+        """
+        if settings not in self._moments:
+            self._moments[settings] = self._largest(settings)
+        return self._moments[settings]
+
+    def _largest(self, settings: ServerSettings) -> ServerMoment:
         prompt, reply = self._workload.prompt_tokens, max(1, self._workload.max_tokens)
         if self.is_sequential:
             return self.memory.alone(settings, prompt, reply, settings.prompt_cache_size)
@@ -176,14 +298,14 @@ class _Limits:
             rows = min(self._together - prompts, self.clients - prompts - idle - ended)
             if rows < 0:
                 continue
-            held = last + self._prefilled(prompts) + self._decoded(rows)
-            held += self._decoded(min(self._together, rows + 1)) if ended else 0
+            held_bytes = last + self._prefilled(prompts) + self._decoded(rows)
+            held_bytes += self._decoded(min(self._together, rows + 1)) if ended else 0
             # One layer after the other grows.
-            grown = held + ceil_div(self._decoded(rows), self.memory.layers)
+            grown = held_bytes + ceil_div(self._decoded(rows), self.memory.layers)
             yield self._moment(self._kept(prompts + idle) + grown, prompts, rows)
             if rows > 1 and (not last or idle == self._entries):
                 joined = self._kept_at_join(prompts, has_last=last > 0) + self._decoded(rows)
-                yield self._moment(held + joined, prompts, rows)
+                yield self._moment(held_bytes + joined, prompts, rows)
 
     def _kept_at_join(self, prompts: int, *, has_last: bool) -> int:
         """What entries keep when rows have joined, away when the last reply was stored.
@@ -219,9 +341,9 @@ class _Limits:
                     if last and (idle < self._entries if moved else prompts == self.clients):
                         continue
                     before = self._prefilled(prompts + moved) if prompts + moved > 1 else 0
-                    held = last + before + short + self._decoded(rows) + ended
-                    kept = self._kept(prompts + moved + idle)
-                    yield self._moment(kept + held, prompts, rows, chunk)
+                    held_bytes = last + before + short + self._decoded(rows) + ended
+                    kept_bytes = self._kept(prompts + moved + idle)
+                    yield self._moment(kept_bytes + held_bytes, prompts, rows, chunk)
 
     def _beside(self, prompts: int, others: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
         """Rows that decode beside a chunk, bytes of a batch whose reply has ended, and the chunk.
@@ -252,11 +374,11 @@ class _Limits:
         return self._chunk_bytes(batch, self.settings.prefill_step, chunk)
 
     def _moment(
-        self, held: int, prompts: int, decoding: int, chunk: tuple[int, int] = (0, 0)
+        self, held_bytes: int, prompts: int, decoding: int, chunk: tuple[int, int] = (0, 0)
     ) -> ServerMoment:
         is_prefilling = chunk != (0, 0)
         return self.memory.answer(
-            held,
+            held_bytes,
             prefill=chunk,
             logits=self.memory.logits_bytes(decoding + prompts, prefilling=is_prefilling),
             prompts=prompts if is_prefilling else 0,

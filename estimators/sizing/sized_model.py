@@ -28,7 +28,8 @@ from memfit.estimators.mlx.as_of import as_of, check_class
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.questions.model import DRAFT_TOKENS
 from memfit.estimators.questions.runtime import MARGIN_BYTES, Method
-from memfit.estimators.results.estimate import Basis, Level, LimitName, Note, Verdict
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.terms import Basis, Level, LimitName, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.registry import (

@@ -7,11 +7,7 @@ from memfit.estimators.base.units import ceil_div, round_down
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.call_plan import CHUNKS, planned_calls
 from memfit.estimators.runtimes.budget import Need, judge
-from memfit.estimators.sizing.search import (
-    CONTEXT_STEP,
-    is_accepted,
-    longest_context,
-)
+from memfit.estimators.sizing.search import CONTEXT_STEP, is_accepted, longest_context
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.trace_view import lower_calls, peak_view
 

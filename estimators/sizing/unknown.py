@@ -2,7 +2,6 @@
 
 import re
 
-from memfit.estimators.arch.likeness import is_other_kind, like
 from memfit.estimators.arch.registry import FAMILIES
 from memfit.estimators.base.errors import UnknownArchitectureError, UnsupportedError
 from memfit.estimators.base.setting_names import setting
@@ -25,6 +24,9 @@ def unknown_architecture(
 
 def _proposed(checkpoint: Checkpoint) -> str:
     """The model type that can be assumed; a described one is taken at its word."""
+    # Only a model that cannot be sized needs it.
+    from memfit.estimators.arch.likeness import is_other_kind, like
+
     config, tensors = checkpoint.config, checkpoint.tensors
     if is_other_kind(config):
         return ""

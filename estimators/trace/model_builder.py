@@ -21,6 +21,7 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.checkpoint.adapters import MLX_WEIGHTS, Adapter
 from memfit.estimators.checkpoint.manifest import Tensor
+from memfit.estimators.trace.declared_format import PACKS_ITSELF, quantize_as_declared
 from memfit.estimators.trace.isolation import is_from_signal_handler
 from memfit.estimators.trace.libraries import PrivateLibrary, changed, public_names
 from memfit.estimators.trace.ranks import share
@@ -48,11 +49,6 @@ _LOADED_AS = {
     "F8_E8M0": "uint8",
     "F4": "uint8",
 }
-PACKS_ITSELF = ("prism_hadamard_qwen35",)
-"""A class that builds the packed modules that its config lists, and packs no others."""
-
-# Output heads and routers, which AutoAWQ does not quantise.
-_NEVER_AWQ = frozenset({"lm_head", "embed_out", "output", "gate", "router"})
 
 
 def build(
@@ -86,7 +82,7 @@ def build(
             model = loaded(utils, settings, arrays)
         else:
             model = _made(utils, settings, dtype)
-            _quantize_as_declared(nn, model, settings)
+            quantize_as_declared(nn, model, settings)
         if quantize:
             if arrays is not None:
                 cast_for_conversion(model, config)
@@ -245,17 +241,20 @@ def arrays_of(tensors: Iterable[Tensor]) -> dict[str, Any]:
 
 
 def loaded(utils: Any, config: dict[str, Any], arrays: dict[str, Any]) -> Any:
-    """Return what mlx-lm's load_model makes of ``arrays``, in place of those in files."""
+    """Return what a library's load_model makes of ``arrays``, in place of those in files."""
     # load_model finds these names in its own module, so they can be replaced there.
+    reads = "_load_safetensors" if hasattr(utils, "_load_safetensors") else "mx.load"
     given = {
-        "load_config": lambda _: config,
+        "load_config": lambda *_, **__: config,
         "glob": SimpleNamespace(glob=lambda _: ["the headers"]),
-        "mx.load": lambda _: arrays,
+        reads: lambda _: arrays,
     }
     with changed(utils, given):
         # No file can exist at this path.
         # lazy: parameters are not evaluated, so the arrays never take memory.
-        return utils.load_model(Path(os.devnull), lazy=True)[0]
+        result = utils.load_model(Path(os.devnull), lazy=True)
+    # mlx-lm returns the config too.
+    return result[0] if isinstance(result, tuple) else result
 
 
 def _array(tensor: Tensor) -> Any:
@@ -300,100 +299,3 @@ def cast_parameters(model: Any, dtype: str) -> list[tuple[str, Any]]:
     # Not strict: integer parameters are not among them.
     model.load_weights(cast, strict=False)
     return cast
-
-
-def unread_format(config: Mapping[str, Any]) -> str | None:
-    """Return the declared quantisation method if its packed layout is unknown, or None."""
-    block = _foreign_block(config)
-    if config.get("quantization") is not None or not isinstance(block, Mapping):
-        return None
-    method = block.get("quant_method")
-    return None if method is None or _packed_by_method(config) else str(method)
-
-
-def _packed_by_method(
-    config: Mapping[str, Any],
-) -> tuple[Mapping[str, Any], Callable[[str, Any], bool]] | None:
-    """Return how mlx-lm packs the matrices of another library's method, and which it packs.
-
-    None for methods that mlx-lm dequantises or does not load. Without files to list the packed
-    matrices, they are those that the method packs: OpenAI's experts, AutoAWQ's linear layers.
-    Source: mlx-lm utils.py, load_model; for packed integers models/deepseek_v3.py, sanitize.
-    """
-    block = _foreign_block(config)
-    method, model_type = block.get("quant_method"), config["model_type"]
-    if method == "mxfp4" and row_or_default(model_type).splits_mxfp4:
-        return {"bits": 4, "group_size": 32, "mode": "mxfp4"}, _is_experts
-    integers = method == "compressed-tensors" and block.get("format") == "pack-quantized"
-    if integers and row_or_default(model_type).unpacks_integers:
-        return {"bits": 4, "group_size": 32}, _is_experts
-    # mlx-lm's default too (utils.py, _transform_awq_weights).
-    group_size = block.get("group_size", 128)
-    if method == "awq" and block.get("bits", 4) == 4 and group_size in (32, 64, 128):
-        skipped = [n for n in block.get("modules_to_not_convert") or () if isinstance(n, str)]
-        return {
-            "bits": 4,
-            "group_size": group_size,
-        }, lambda path, module: _is_awq(path, module) and not any(name in path for name in skipped)
-    return None
-
-
-def _is_experts(_: str, module: Any) -> bool:
-    return type(module).__name__ == "SwitchLinear"
-
-
-def _is_awq(path: str, module: Any) -> bool:
-    return type(module).__name__ != "Embedding" and _NEVER_AWQ.isdisjoint(path.split("."))
-
-
-def _foreign_block(config: Mapping[str, Any]) -> Any:
-    text = config.get("text_config")
-    # load_model takes the block of text_config too (mlx-lm utils.py).
-    if "quantization_config" not in config and isinstance(text, Mapping):
-        return text.get("quantization_config")
-    return config.get("quantization_config")
-
-
-def _quantize_as_declared(nn: Any, model: Any, config: dict[str, Any]) -> None:
-    """Quantise as load_model would do with the files of the config. Source: mlx-lm utils.py."""
-    if config["model_type"] in PACKS_ITSELF:
-        return
-    block = config.get("quantization")
-    if block is None:
-        block = _foreign_block(config)
-        if not block:
-            return
-        if "quant_method" in block:
-            if packed := _packed_by_method(config):
-                _quantize(nn, model, *packed)
-            return
-        if "bits" not in block:
-            return
-    # A property of some classes, None where every matrix is packed (mlx-lm models/qwen3_5.py).
-    predicate = getattr(model, "quant_predicate", None) or (lambda *_: True)
-
-    def is_quantised(path: str, module: Any) -> Any:
-        # mlx_lm.convert writes what a predicate answers in other bits into the block.
-        return block[path] if path in block else bool(predicate(path, module))
-
-    _quantize(nn, model, block, is_quantised)
-
-
-def _quantize(
-    nn: Any, model: Any, block: Mapping[str, Any], is_quantised: Callable[[str, Any], Any]
-) -> None:
-    def fits(path: str, module: Any) -> Any:
-        if path in block:
-            return block[path]
-        # mlx_lm.convert packs no matrix with rows that do not divide into groups.
-        if not hasattr(module, "to_quantized") or module.weight.shape[-1] % block["group_size"]:
-            return False
-        return is_quantised(path, module)
-
-    nn.quantize(
-        model,
-        group_size=block["group_size"],
-        bits=block["bits"],
-        mode=block.get("mode", "affine"),
-        class_predicate=fits,
-    )

@@ -5,10 +5,11 @@ Any thread may trace. Traces run one after another; other threads may use MLX an
 (isolation.py, docs/formulas.md).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from msgspec.structs import replace
 
@@ -30,6 +31,7 @@ from memfit.estimators.trace.class_description import (
     mlx_lm_class,
     watching,
 )
+from memfit.estimators.trace.declared_format import to_convert, unread_format
 from memfit.estimators.trace.graph_format import Call, Trace
 from memfit.estimators.trace.isolation import tracing
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
@@ -42,7 +44,6 @@ from memfit.estimators.trace.model_builder import (
     class_errors,
     loaded,
     settings_of,
-    unread_format,
 )
 from memfit.estimators.trace.ranks import as_rank, parallel_of, share
 from memfit.estimators.trace.recording import GraphError, TooLargeError
@@ -50,11 +51,10 @@ from memfit.estimators.trace.training_recorder import (
     Training,
     record_training,
 )
-from memfit.estimators.trace.unconverted import to_convert
 
-_FEW_TOKENS = Workload(prompt_tokens=64)
+FEW_TOKENS = Workload(prompt_tokens=64)
 # The smallest group: it divides most widths.
-_QUANTISED = replace(_FEW_TOKENS, kv_bits=8, kv_group_size=32, quantized_kv_start=0)
+_QUANTISED = replace(FEW_TOKENS, kv_bits=8, kv_group_size=32, quantized_kv_start=0)
 # Runs that others may begin like: of a request, and of a few other prefill steps.
 _BEGUN = 4
 
@@ -91,18 +91,23 @@ class TracedShapes(NamedTuple):
         return sum(self.weights.values())
 
 
-class TracedModel:
-    """mlx-lm's class for a config, built once for many workloads.
+class BuiltClass(ABC):
+    """A library's class for a config, built once: what mlx-lm's and mlx-vlm's have in common.
 
-    ``name`` is the name of the config in messages. With ``tensors`` the model is what mlx-lm would
-    load from them; without, floating-point parameters are of ``dtype``. ``quantize`` then converts
-    the model as mlx_lm.convert does, and ``adapter`` is added to it; with a ``rank`` it is that
-    rank's part.
+    ``name`` is the name of the config in messages. With ``tensors`` the model is what the library
+    would load from them; without, floating-point parameters are of ``dtype``. ``quantize`` then
+    converts the model as the library's convert does, and ``adapter`` is added to it; with a
+    ``rank`` it is that rank's part.
 
     Raises:
-        MachineError: when MLX or mlx-lm is not installed.
-        UnsupportedError: when mlx-lm has no class for the config, or the class fails on it.
+        MachineError: when MLX or the library is not installed.
+        UnsupportedError: when the library has no class for the config, or the class fails on it.
     """
+
+    library: ClassVar[str]
+    """Its name in messages."""
+    _installed: Callable[[], Mapping[str, str]]
+    _unread_format: Callable[[Mapping[str, Any]], str | None]
 
     def __init__(
         self,
@@ -119,32 +124,75 @@ class TracedModel:
         if quantize:
             config, tensors = to_convert(config, tensors)
         self._config, self._backend, self._name = config, backend, name
-        self._rank = rank
-        self._dtype, self._quantize, self._adapter = dtype, quantize, adapter
+        self._dtype, self._quantize = dtype, quantize
+        self._adapter, self._rank = adapter, rank
+        # Headers list the packed tensors, so that no format has to be assumed.
+        self.unread_format = None if tensors is not None else self._unread_format(config)
+        """The quantisation method that the config declares and the weights are not sized in."""
+        # It raises, with what to install, before anything is built.
+        self.versions = self._installed()
+        """The installed versions of MLX and the library."""
+        self._tensors = None if tensors is None else list(tensors)
+        with self._tracing():
+            arrays = None if self._tensors is None else arrays_of(self._tensors)
+            self._model = self._build(arrays, rank)
+            self._modules = Modules(self._model)
+            self.weights = self._inspect(arrays or {})
+            """Bytes of each parameter by path."""
+
+    @abstractmethod
+    def _build(self, arrays: dict[str, Any] | None, rank: Rank | None) -> Any: ...
+
+    def _inspect(self, _: Mapping[str, Any]) -> Mapping[str, int]:
+        """Return the bytes of each parameter; the model was loaded from the arrays."""
+        from mlx.utils import tree_flatten
+
+        flat: Any = tree_flatten(self._model.parameters())
+        return {path: array.nbytes for path, array in flat}
+
+    @property
+    def _model_type(self) -> str:
+        return str(self._config["model_type"])
+
+    @contextmanager
+    def _tracing(self, workload: Workload = FEW_TOKENS) -> Iterator[None]:
+        with (
+            tracing(),
+            as_rank(library_for(self._backend), self._rank),
+            class_errors(self._name, self._config, self.library, batch=workload.batch),
+        ):
+            yield
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Name config and type where a graph cannot be recorded."""
+        try:
+            yield
+        except GraphError as error:
+            raise GraphError(f"{self._name}: {self._model_type}: {error}") from None
+
+
+class TracedModel(BuiltClass):
+    """mlx-lm's class for a config, built once for many workloads."""
+
+    library = "mlx-lm"
+    _installed = staticmethod(versions)
+    _unread_format = staticmethod(unread_format)
+
+    def _inspect(self, arrays: Mapping[str, Any]) -> Mapping[str, int]:
         self._load: Call | None = None
         self._kept = KeptCalls()
         self._begun: list[Running] = []
         self.loops_in_training = False
         """Whether the class loops over tokens when it is trained, known once it was recorded."""
-        # Headers list the packed tensors, so that no format has to be assumed.
-        self.unread_format = unread_format(config) if tensors is None else None
-        # It raises, with what to install, before anything is built.
-        self._versions = versions()
-        with self._tracing():
-            tensors = None if tensors is None else tuple(tensors)
-            arrays = None if tensors is None else arrays_of(tensors)
-            read = set(map(id, (arrays or {}).values()))
-            self._model = self._build(arrays, rank)
-            self._modules = Modules(self._model)
-            weights = [leaf.array for leaf in self._modules.leaves() if leaf.role == "weight"]
-            # Of other tensors ``load`` has to find out what they take on the way.
-            is_read = read.issuperset(map(id, weights))
-            # What a conversion has written is loaded as it is.
-            self._unread = [] if is_read or quantize else list(tensors or ())
-            self._converted = tensors if quantize else None
-            self._is_cut = not is_read and rank is not None and rank.parallel == "tensor"
-            self.weights: Mapping[str, int] = _weight_bytes(self._model)
-            """Bytes of each parameter by path."""
+        read = set(map(id, arrays.values()))
+        weights = [leaf.array for leaf in self._modules.leaves() if leaf.role == "weight"]
+        # Of other tensors ``load`` has to find out what they take on the way.
+        is_read = read.issuperset(map(id, weights))
+        # What a conversion has written is loaded as it is.
+        self._unread = [] if is_read or self._quantize else self._tensors or []
+        self._is_cut = not is_read and self._rank is not None and self._rank.parallel == "tensor"
+        return super()._inspect(arrays)
 
     def _build(self, arrays: dict[str, Any] | None, rank: Rank | None) -> Any:
         return build(
@@ -183,7 +231,7 @@ class TracedModel:
         with self._tracing():
             switch = library_for(self._backend).load("mlx_lm.models.switch_layers")
             target = TraceTarget(backend=self._backend)
-            running = Running(self._model, self._modules, _FEW_TOKENS, target)
+            running = Running(self._model, self._modules, FEW_TOKENS, target)
             with watching(switch) as seen:
                 tokens = running.begin()
             # A call may leave other arrays in the modules (gemma3n.py).
@@ -201,9 +249,8 @@ class TracedModel:
             UnsupportedError: also, for a cache or experts that are not described.
         """
         with self._tracing():
-            model_type = str(self._config["model_type"])
             of = mlx_lm_class(self._model)
-            return describe(of, first, model_type=model_type, dtype=self._dtype)
+            return describe(of, first, model_type=self._model_type, dtype=self._dtype)
 
     def shapes(self, workload: Workload) -> TracedShapes:
         """Return the bytes at the end of the workload; no graph is recorded."""
@@ -225,7 +272,8 @@ class TracedModel:
                 self._load = record_load(self._loaded, self._unread, target)
         elif self._load is None and self._is_cut and self._rank:
             with self._tracing():
-                arrays = arrays_of(self._converted) if self._converted else None
+                converted = self._tensors if self._quantize else None
+                arrays = arrays_of(converted) if converted else None
                 self._load = record_share(self._build(arrays, None), target, self._rank)
         return self._load
 
@@ -322,28 +370,16 @@ class TracedModel:
     def _trace(
         self, running: Running, planned: Sequence[PlannedCall], target: TraceTarget
     ) -> Trace:
-        model_type = str(self._config["model_type"])
-        try:
+        with self._named_errors():
             calls = tuple(running.calls(planned))
-        except GraphError as error:
-            raise GraphError(f"{self._name}: {model_type}: {error}") from None
         return Trace(
-            model_type=model_type,
+            model_type=self._model_type,
             backend=self._backend,
-            versions=self._versions,
+            versions=self.versions,
             weights=self.weights,
             calls=calls,
             mlx_version=target.versions.mlx,
         )
-
-    @contextmanager
-    def _tracing(self, workload: Workload = _FEW_TOKENS) -> Iterator[None]:
-        with (
-            tracing(),
-            as_rank(library_for(self._backend), self._rank),
-            class_errors(self._name, self._config, batch=workload.batch),
-        ):
-            yield
 
     def _shapes(self, caches: list[Any], workload: Workload) -> TracedShapes:
         total = workload.total_tokens
@@ -371,12 +407,5 @@ class TracedModel:
             largest_bytes=max((leaf.array.nbytes for leaf in caches_of(caches)), default=0),
             makes_own_cache=hasattr(self._model, "make_cache"),
             unread_format=self.unread_format,
-            versions=self._versions,
+            versions=self.versions,
         )
-
-
-def _weight_bytes(model: Any) -> dict[str, int]:
-    from mlx.utils import tree_flatten
-
-    flat: Any = tree_flatten(model.parameters())
-    return {path: array.nbytes for path, array in flat}

@@ -18,12 +18,7 @@ from memfit.estimators.trace.kernel_stubs import RANDOM, TraceTarget, library_fo
 from memfit.estimators.trace.leaves import Leaf, leaves_of
 from memfit.estimators.trace.libraries import changed
 from memfit.estimators.trace.loop_guard import MAX_SLICES, LoopError, few_slices, shortened
-from memfit.estimators.trace.recording import (
-    MAX_NODES,
-    RecordedGraph,
-    TooLargeError,
-    record_call,
-)
+from memfit.estimators.trace.recording import MAX_NODES, RecordedGraph, TooLargeError, record_call
 from memfit.estimators.trace.schedule import unmerged
 
 # Of a step whose loops over tokens are traced whole, before operations are fused: about 4 s.

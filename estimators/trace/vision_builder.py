@@ -3,22 +3,21 @@
 Classes are those of the installed mlx-vlm; ``model_file`` of a config is never followed.
 """
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.trace.class_description import DescribedClass
-from memfit.estimators.trace.libraries import PrivateLibrary, changed
+from memfit.estimators.trace.declared_format import packed_block, quantize_modules
+from memfit.estimators.trace.libraries import PrivateLibrary
 from memfit.estimators.trace.model_builder import (
     cast_for_conversion,
     cast_parameters,
     class_errors,
     few_modules,
+    loaded,
     reject_own_code,
     settings_of,
 )
@@ -95,18 +94,6 @@ def _require_language_model(
         raise UnsupportedError(f"{text} generates by its own diffusion, which is not described")
 
 
-def loaded(utils: Any, config: dict[str, Any], arrays: dict[str, Any]) -> Any:
-    """Return what mlx-vlm's load_model makes of ``arrays``, in place of those in files."""
-    given = {
-        "load_config": lambda *_, **__: config,
-        "glob": SimpleNamespace(glob=lambda _: ["the headers"]),
-        "_load_safetensors": lambda _: arrays,
-    }
-    with changed(utils, given):
-        # No file can exist at this path.
-        return utils.load_model(Path(os.devnull), lazy=True)
-
-
 def made(utils: Any, nn: Any, config: dict[str, Any], dtype: str) -> Any:
     """Return a model of the class's own parameters, in the order of load_model and convert."""
     module, _ = utils.get_model_and_args(config)
@@ -123,43 +110,15 @@ def made(utils: Any, nn: Any, config: dict[str, Any], dtype: str) -> Any:
     cast_parameters(model, dtype)
     if config["model_type"] in _TIE_THE_HEAD and config.get("tie_word_embeddings", True):
         model.language_model.lm_head.weight = model.language_model.model.embed_tokens.weight
-    if block := _packed(config):
+    if block := packed_block(config):
         # Older conversions say there whether they have left the towers as they are.
         towers = (config["vision_config"] or {}).get("skip_vision") is False
-        _quantize(utils, nn, model, block, towers=towers)
+        own = getattr(model, "quant_predicate", None) or (lambda *_: True)
+
+        def is_quantised(path: str, module: Any) -> Any:
+            """As mlx_vlm.convert does (convert.py, base_quant_predicate; quant_utils.py)."""
+            return (towers or not utils.skip_multimodal_module(path)) and own(path, module)
+
+        quantize_modules(nn, model, block, is_quantised)
     model.eval()
     return model
-
-
-def _packed(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the block of a config that says how MLX packs its matrices."""
-    block = config.get("quantization") or config.get("quantization_config")
-    return block if isinstance(block, Mapping) and {"bits", "group_size"} <= block.keys() else None
-
-
-def unread_format(config: Mapping[str, Any]) -> str | None:
-    """Return the declared quantisation method if its packed layout is not MLX's, or None."""
-    block = config.get("quantization_config")
-    method = block.get("quant_method") if isinstance(block, Mapping) else None
-    return None if method is None or _packed(config) else str(method)
-
-
-def _quantize(utils: Any, nn: Any, model: Any, block: Mapping[str, Any], *, towers: bool) -> None:
-    """Quantise as mlx_vlm.convert does (convert.py, base_quant_predicate; quant_utils.py)."""
-    own = getattr(model, "quant_predicate", None) or (lambda *_: True)
-
-    def is_quantised(path: str, module: Any) -> Any:
-        if path in block:
-            return block[path]
-        if not hasattr(module, "to_quantized") or module.weight.shape[-1] % block["group_size"]:
-            return False
-        is_tower = utils.skip_multimodal_module(path)
-        return (towers or not is_tower) and own(path, module)
-
-    nn.quantize(
-        model,
-        group_size=block["group_size"],
-        bits=block["bits"],
-        mode=block.get("mode", "affine"),
-        class_predicate=is_quantised,
-    )

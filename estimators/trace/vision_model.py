@@ -1,85 +1,56 @@
 """mlx-vlm's class for a config, built once for many prompts, with images or without."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.ranks import Rank
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.images.plan import ImagePlan
-from memfit.estimators.machine.device import Backend
 from memfit.estimators.trace.class_description import describe, first_call, watching
+from memfit.estimators.trace.declared_format import unread_by_mlx_vlm
 from memfit.estimators.trace.graph_format import Call
-from memfit.estimators.trace.isolation import tracing
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
-from memfit.estimators.trace.leaves import Modules
 from memfit.estimators.trace.libraries import vision_versions
 from memfit.estimators.trace.load_recorder import record_load
 from memfit.estimators.trace.model_builder import (
-    arrays_of,
-    class_errors,
+    loaded,
     settings_of,
 )
-from memfit.estimators.trace.recording import GraphError
-from memfit.estimators.trace.unconverted import to_convert
+from memfit.estimators.trace.traced_model import FEW_TOKENS, BuiltClass
 from memfit.estimators.trace.vision_builder import (
     build_vision,
-    loaded,
     mlx_vlm_class,
-    unread_format,
 )
 from memfit.estimators.trace.vision_recorder import VisionRun, record_vision
 
-_FEW_TOKENS = Workload(prompt_tokens=64)
 _NO_IMAGES = ImagePlan((), ())
 
 
-class TracedVisionModel:
-    """mlx-vlm's class for a config, loaded from ``tensors`` or, without them, cast to ``dtype``.
+class TracedVisionModel(BuiltClass):
+    """mlx-vlm's class for a config, built once for many prompts."""
 
-    ``name`` is the name of the config in messages. ``quantize`` then converts it.
+    library = "mlx-vlm"
+    _unread_format = staticmethod(unread_by_mlx_vlm)
+    _installed = staticmethod(vision_versions)
 
-    Raises:
-        MachineError: when MLX, mlx-lm or mlx-vlm is not installed.
-        UnsupportedError: when mlx-vlm has no class for the config, or the class fails on it.
-    """
+    def _build(self, arrays: dict[str, Any] | None, _: Rank | None) -> Any:
+        return build_vision(
+            library_for(self._backend),
+            self._config,
+            self._name,
+            dtype=self._dtype,
+            arrays=arrays,
+            quantize=self._quantize,
+        )
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        backend: Backend,
-        *,
-        name: str = "config.json",
-        dtype: str = "BF16",
-        tensors: Iterable[Tensor] | None = None,
-        quantize: Quantization | None = None,
-    ) -> None:
-        if quantize:
-            config, tensors = to_convert(config, tensors)
-        self._config, self._backend, self._name, self._dtype = config, backend, name, dtype
-        self.unread_format = None if tensors is not None else unread_format(config)
-        """The quantisation method that the config declares and the weights are not sized in."""
-        self.versions = vision_versions()
-        """The installed versions of MLX and mlx-vlm."""
-        with self._tracing():
-            from mlx.utils import tree_flatten
+    def _inspect(self, _: Mapping[str, Any]) -> Mapping[str, int]:
+        from mlx.utils import tree_flatten
 
-            tensors = None if tensors is None else list(tensors)
-            # What a conversion has written is loaded as it is.
-            self._tensors = None if quantize else tensors
-            arrays = None if tensors is None else arrays_of(tensors)
-            self._model = build_vision(
-                library_for(backend), config, name, dtype=dtype, arrays=arrays, quantize=quantize
-            )
-            self._modules = Modules(self._model)
-            flat: Any = tree_flatten(self._model.parameters())
-            # A head may be the array of the embedding.
-            each = {id(array): (path, array.nbytes) for path, array in flat}
-            self.weights: Mapping[str, int] = dict(each.values())
-            """Bytes of each parameter by path, of one array once."""
+        flat: Any = tree_flatten(self._model.parameters())
+        # A head may be the array of the embedding: one array counts once.
+        return dict({id(array): (path, array.nbytes) for path, array in flat}.values())
 
     def load(self, target: TraceTarget) -> Call | None:
         """Return the load of the tensors, None without headers and for a conversion.
@@ -87,7 +58,8 @@ class TracedVisionModel:
         Raises:
             GraphError: when its graph cannot be recorded.
         """
-        if self._tensors is None:
+        # What a conversion has written is loaded as it is.
+        if self._tensors is None or self._quantize:
             return None
         with self._tracing():
             utils = library_for(self._backend).load("mlx_vlm.utils")
@@ -102,14 +74,13 @@ class TracedVisionModel:
         """
         with self._tracing():
             load = library_for(self._backend).load
-            caches = self._caches(_FEW_TOKENS)
+            caches = self._caches(FEW_TOKENS)
             with watching(load("mlx_vlm.models.switch_layers")) as seen:
-                self._recorded(_NO_IMAGES, _FEW_TOKENS, TraceTarget(backend=self._backend), caches)
+                self._recorded(_NO_IMAGES, FEW_TOKENS, TraceTarget(backend=self._backend), caches)
             # The last call was on one token.
             first = first_call(self._model, caches, seen, 1)
             of = mlx_vlm_class(load("mlx_vlm.utils"), self._model)
-            model_type = str(self._config["model_type"])
-            return describe(of, first, model_type=model_type, dtype=self._dtype)
+            return describe(of, first, model_type=self._model_type, dtype=self._dtype)
 
     def record(self, plan: ImagePlan, workload: Workload, target: TraceTarget) -> VisionRun:
         """Return the run of a prompt until its second token.
@@ -129,13 +100,7 @@ class TracedVisionModel:
         self, plan: ImagePlan, workload: Workload, target: TraceTarget, caches: list[Any]
     ) -> VisionRun:
         try:
-            return record_vision(self._model, self._modules, plan, workload, target, caches)
-        except GraphError as error:
-            raise GraphError(f"{self._name}: {self._config['model_type']}: {error}") from None
+            with self._named_errors():
+                return record_vision(self._model, self._modules, plan, workload, target, caches)
         finally:
             self._modules.restore()
-
-    @contextmanager
-    def _tracing(self) -> Iterator[None]:
-        with tracing(), class_errors(self._name, self._config, "mlx-vlm"):
-            yield

@@ -13,7 +13,7 @@ from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.checkpoint.manifest import Tensor
-from memfit.estimators.results.estimate import Basis
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.weights.derived import QuantizationPlan, tensor_bytes
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.weights.parts import part_of

@@ -14,7 +14,8 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
-from memfit.estimators.results.estimate import Basis, Note, WeightDoubt
+from memfit.estimators.results.estimate import Note, WeightDoubt
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.weights.derived import QuantizationPlan, WeightTotals, derive
 from memfit.estimators.weights.headers import read_headers
 from memfit.estimators.weights.loading import (

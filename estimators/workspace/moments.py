@@ -15,7 +15,7 @@ from memfit.estimators.mlx.call_plan import (
     held_samples,
     planned_chunks,
 )
-from memfit.estimators.results.estimate import Phase
+from memfit.estimators.results.terms import Phase
 from memfit.estimators.workspace.attention import KV_BUFFER, needs_array_mask
 from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.layer import head_program, record_layer

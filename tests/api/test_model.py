@@ -1,5 +1,7 @@
 """`memfit.open`, `.on` and `.at`: many questions to a model that is read once."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from msgspec.structs import replace
 import memfit
 from memfit.estimators.base.units import Units
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.results.estimate import Verdict
+from memfit.estimators.results.terms import Verdict
 from tests.models import QWEN3_4B, plain_tensors, write_checkpoint
 
 SAMPLE = Path(__file__).parents[2] / "sample_configs" / "qwen3-4b-4bit.yaml"
@@ -51,11 +53,23 @@ def test_a_device_and_a_workload_can_be_objects() -> None:
 
 def test_formulas_and_plots_are_added_where_they_are_requested() -> None:
     machine = memfit.open(SAMPLE, margin=None).on("m4-max-64", memory=None)
-    plain, full = machine.at(), machine.at(explain=True, plot=True, units=Units.GIB)
+    plain, full = machine.at(), machine.at(explain=True, plot=True)
     assert (plain.explanation, plain.curve) == (UNSET, UNSET)
     assert full.explanation
     assert full.curve
-    assert any("GiB" in reason for reason in full.recommendation.reasons)
+
+
+def test_one_estimate_is_shown_in_both_units() -> None:
+    machine = memfit.open(SAMPLE).on("m4-max-64")
+    decimal = machine.at(explain=True)
+    binary = decimal.in_units(Units.GIB)
+    for result, shown, other in ((decimal, " GB", "GiB"), (binary, "GiB", " GB")):
+        text = result.to_json()
+        assert shown in text
+        assert other not in text
+        assert result.to_dict() == json.loads(text)
+    numbers = [re.sub(r"[0-9.]+ Gi?B", "", each.to_json()) for each in (decimal, binary)]
+    assert numbers[0] == numbers[1]
 
 
 @pytest.mark.parametrize(

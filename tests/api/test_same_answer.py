@@ -23,12 +23,7 @@ from memfit.estimators.questions.question import Question
 from memfit.estimators.questions.runtime import RuntimeQuestion
 from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.results.error import error_report
-from memfit.settings import (
-    EstimateSettings,
-    MachineSettings,
-    OpenSettings,
-    WorkloadSettings,
-)
+from memfit.settings import EstimateSettings, MachineSettings, OpenSettings, WorkloadSettings
 from tests.cli.running import Memfit
 from tests.selection import examples
 from tests.sparse import write_adapter

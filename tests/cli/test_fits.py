@@ -16,13 +16,12 @@ import memfit as library
 from memfit.cli.render.output import rendered
 from memfit.cli.render.views.fits import FitsView
 from memfit.estimators.base.units import Units
-from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.local.local_models import local_models
 from memfit.estimators.machine.devices import find_device
+from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.results.fits import Fits
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.fits import fits
-from memfit.estimators.sizing.workload import PartialWorkload
 from tests.checkpoint.test_stores import DIGEST, layer, write_manifest
 from tests.cli.running import Memfit
 from tests.cli.test_bad_input import assert_one_line
@@ -66,8 +65,8 @@ def answered(shared_home: Path) -> Iterator[Fits]:
     with pytest.MonkeyPatch.context() as patch:
         live_in(shared_home, patch)
         kept = list(local_models([str(shared_home / "mine"), str(shared_home / "one")]))
-        workload = PartialWorkload(Workload(prompt_tokens=8192), frozenset())
-        yield fits(Catalog(), kept, find_device(MACHINE), workload)
+        question = WorkloadQuestion(prompt_tokens=8192)
+        yield fits(Catalog(), kept, find_device(MACHINE), question)
 
 
 def live_in(home: Path, patch: pytest.MonkeyPatch) -> None:

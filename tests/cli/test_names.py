@@ -6,6 +6,7 @@ import pytest
 
 from tests.cli.running import Memfit, Run
 from tests.models import QWEN3_4B, write_config
+from tests.selection import quick
 
 SAMPLE = "qwen3-4b-4bit"
 FAST = ("--method", "formula", "--json")
@@ -84,28 +85,41 @@ def test_a_conversion_is_named_as_mlx_lm_names_it(
 
 @pytest.mark.parametrize(
     ("given", "same"),
-    [
-        ("--prefill-step-size 512", "--prefill-step 512"),
-        ("--draft-model qwen3-0.6b", "--draft qwen3-0.6b"),
-        ("-md qwen3-0.6b", "--draft qwen3-0.6b"),
-        ("--draft-model qwen3-0.6b --draft-quantize 4bit", "--draft qwen3-0.6b --draft-quantize 4"),
-        ("-c 32768", "--context 32768"),
-        ("--ctx-size 32768 -np 4", "--context 8192 --batch 4"),
-        ("--ctx-size 32768 --parallel 4", "--context 8192 --batch 4"),
-        ("-c 32768 --parallel=4", "--context 8192 --batch 4"),
-        ("-c 1000 -np 3", "--context 334 --batch 3"),
-        ("-ub 256 --runtime llama.cpp", "--prefill-step 256 --runtime llama.cpp"),
-        ("-ctk q8_0 -ctv q8_0 --runtime llama.cpp", "--cache-type q8_0 --runtime llama.cpp"),
-        ("-ngl 99 --runtime llama.cpp", "--gpu-layers 99 --runtime llama.cpp"),
-        ("--n-gpu-layers all --runtime llama.cpp", "-ngl all --runtime llama.cpp"),
-        ("--max-model-len 32768", "--context 32k"),
-        ("--max-model-len 32K", "--context 32k"),
-        ("--max-model-len 32k", "--context 32000"),
-        ("--max-model-len 25.6k", "--context 25600"),
-        ("--max-num-seqs 4", "--batch 4"),
-        ("--tensor-parallel-size 1", ""),
-        ("--tensor-parallel-size 2", "--ranks 2 --parallel tensor"),
-    ],
+    quick(
+        [
+            ("--prefill-step-size 512", "--prefill-step 512"),
+            ("--draft-model qwen3-0.6b", "--draft qwen3-0.6b"),
+            ("-md qwen3-0.6b", "--draft qwen3-0.6b"),
+            (
+                "--draft-model qwen3-0.6b --draft-quantize 4bit",
+                "--draft qwen3-0.6b --draft-quantize 4",
+            ),
+            ("-c 32768", "--context 32768"),
+            ("--ctx-size 32768 -np 4", "--context 8192 --batch 4"),
+            ("--ctx-size 32768 --parallel 4", "--context 8192 --batch 4"),
+            ("-c 32768 --parallel=4", "--context 8192 --batch 4"),
+            ("-c 1000 -np 3", "--context 334 --batch 3"),
+            ("-ub 256 --runtime llama.cpp", "--prefill-step 256 --runtime llama.cpp"),
+            ("-ctk q8_0 -ctv q8_0 --runtime llama.cpp", "--cache-type q8_0 --runtime llama.cpp"),
+            ("-ngl 99 --runtime llama.cpp", "--gpu-layers 99 --runtime llama.cpp"),
+            ("--n-gpu-layers all --runtime llama.cpp", "-ngl all --runtime llama.cpp"),
+            ("--max-model-len 32768", "--context 32k"),
+            ("--max-model-len 32K", "--context 32k"),
+            ("--max-model-len 32k", "--context 32000"),
+            ("--max-model-len 25.6k", "--context 25600"),
+            ("--max-num-seqs 4", "--batch 4"),
+            ("--tensor-parallel-size 1", ""),
+            ("--tensor-parallel-size 2", "--ranks 2 --parallel tensor"),
+        ],
+        {
+            ("--prefill-step-size 512", "--prefill-step 512"),
+            ("-md qwen3-0.6b", "--draft qwen3-0.6b"),
+            ("-c 1000 -np 3", "--context 334 --batch 3"),
+            ("-ngl 99 --runtime llama.cpp", "--gpu-layers 99 --runtime llama.cpp"),
+            ("--max-model-len 25.6k", "--context 25600"),
+            ("--tensor-parallel-size 2", "--ranks 2 --parallel tensor"),
+        },
+    ),
 )
 def test_an_option_of_another_program_is_translated(memfit: Memfit, given: str, same: str) -> None:
     model = (SAMPLE, "--memory", "8GB")
@@ -138,9 +152,9 @@ def test_the_type_of_vllms_cache_is_translated(
         ("--tensor-parallel-size 2 --ranks 2", "sets the ranks: leave out their options"),
         ("--parallel auto", "llama.cpp's number of sequences is -np"),
         ("-c 0", "--ctx-size: 0 is the model's own limit; write its tokens"),
-        ("--max-model-len auto", "--max-model-len: 'auto' is no number of tokens; write"),
-        ("--max-model-len 1.5K", "is no number of tokens; write"),
-        ("--max-model-len 1.0001k", "no whole number of tokens"),
+        ("--max-model-len auto", "--max-model-len: 'auto' is not a number of tokens; write"),
+        ("--max-model-len 1.5K", "is not a number of tokens; write"),
+        ("--max-model-len 1.0001k", "not a whole number of tokens"),
         ("-c 4k --context 4k", "--context and --ctx-size both set the context: give one"),
         ("-c 4k --max-tokens 8", "--ctx-size excludes --prompt-tokens and --max-tokens"),
         (

@@ -4,9 +4,9 @@ import inspect
 from typing import Annotated
 
 import pytest
-import typer
 
-from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.groups import Only, OptionGroup, argument, grouped, option
+from memfit.estimators.base.units import parse_count
 from tests.cli.running import Memfit
 
 
@@ -14,9 +14,9 @@ class Colours(OptionGroup, frozen=True, kw_only=True):
     """Two options and an argument."""
 
     panel = "Colour options"
-    name: Annotated[str, typer.Argument()]
-    red: Annotated[int, typer.Option(help="Red.")] = 1
-    blue: Annotated[str | None, typer.Option("--blue", "-b")] = None
+    name: str = argument(default=...)
+    red: int = option(help="Red.", default=1, read=parse_count)
+    blue: str | None = option("--blue", "-b")
 
 
 def test_a_group_becomes_parameters_and_comes_back_as_an_object() -> None:
@@ -27,8 +27,8 @@ def test_a_group_becomes_parameters_and_comes_back_as_an_object() -> None:
         given.extend([colours, twice])
 
     assert list(inspect.signature(paint).parameters) == ["name", "red", "blue", "twice"]
-    paint(name="x", red=2, blue=None, twice=True)
-    assert given == [Colours(name="x", red=2), True]
+    paint(name="x", red="2k", blue=None, twice=True)
+    assert given == [Colours(name="x", red=2048, blue=None), True]
 
 
 def test_an_option_carries_the_heading_of_its_group() -> None:
@@ -37,8 +37,7 @@ def test_an_option_carries_the_heading_of_its_group() -> None:
         del colours
 
     for parameter in inspect.signature(paint).parameters.values():
-        (option,) = parameter.annotation.__metadata__
-        assert option.rich_help_panel == "Colour options"
+        assert parameter.default.rich_help_panel == "Colour options"
 
 
 def test_an_option_that_is_not_offered_keeps_its_default() -> None:

@@ -32,11 +32,11 @@ from memfit.estimators.mlx.arrivals import Request
 from memfit.estimators.plans.train.plan import TrainQuestion, plan_train
 from memfit.estimators.questions.model import Draft
 from memfit.estimators.questions.workload import WorkloadQuestion
-from memfit.estimators.results.estimate import Action
+from memfit.estimators.results.advice import Action
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.resolved import resolved
-from memfit.estimators.sizing.server_bound import server_need
+from memfit.estimators.sizing.server_bound import ServerBound
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.training_data import read_training_data
 from tests.checkpoints import RECIPES, save_checkpoint
@@ -164,7 +164,7 @@ def check(command: str, action: Action, question: Question, directory: Path) -> 
         assert action.server
         clients, longer = run.batch, action.server.context_tokens
         run = structs.replace(run, prompt_tokens=longer or run.prompt_tokens, batch=1)
-        moment = server_need(model, run, action.server.settings, clients=clients)
+        moment = ServerBound(model, run, clients).moment(action.server.settings)
         printed, error = moment.peak_bytes, moment.prefill_error_bytes
         server = action.server
         assert printed == (server.context_needed_bytes if longer else server.needed_bytes)

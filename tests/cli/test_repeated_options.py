@@ -54,7 +54,7 @@ def test_no_command_drops_an_option_that_is_given_twice(memfit: Memfit) -> None:
     [
         (("--batch", "2", "-np", "3"), "--batch is given 2 times: give it once (-np,"),
         (("--flash-attn", "--no-flash-attn"), "--flash-attn is given 2 times"),
-        (("--device=m4-max-64", "--memory", "32", "--device", "m1-16"), "give one"),
+        (("--device=m4-max-64", "--memory", "32", "--device", "m1-16"), "give only one"),
     ],
 )
 def test_the_message_names_the_option(

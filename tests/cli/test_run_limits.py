@@ -6,6 +6,7 @@ import pytest
 
 from tests.cli.gating import write_policy
 from tests.cli.running import Memfit
+from tests.selection import quick
 
 MODEL = ("qwen3.6-35b-a3b", "--quantize", "6")
 LONG = (*MODEL, "--device", "m2-max-64", "--context", "128k")
@@ -38,7 +39,8 @@ def test_an_unknown_chip_fits_with_what_is_open(memfit: Memfit) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["estimate", "compare qwen3-8b-4bit", "plan context", "plan server"]
+    "command",
+    quick(["estimate", "compare qwen3-8b-4bit", "plan context", "plan server"], ("estimate",)),
 )
 def test_every_command_and_format_says_it(memfit: Memfit, command: str) -> None:
     json = memfit(*command.split(), *LONG, "--format", "json")

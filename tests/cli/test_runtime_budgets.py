@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
@@ -67,7 +66,7 @@ def test_an_exceeded_budget_is_shown_with_its_figures(memfit: Memfit) -> None:
 
 
 def test_the_budget_is_one_of_the_explained_lines(on_vllm: SizedModel) -> None:
-    lines = explain(on_vllm, Workload(prompt_tokens=OWN_LIMIT), Units.GB)
+    lines = explain(on_vllm, Workload(prompt_tokens=OWN_LIMIT))
     assert any("23696252928 bytes <= the budget of vllm, 23696643194 bytes" in s for s in lines)
 
 

@@ -108,6 +108,7 @@ def test_a_batch_has_no_shortest_prompt_above_the_longest(memfit: Memfit, dense:
     assert_one_line(run, 2, "71 tokens is longer than the longest, which has 70")
 
 
+@pytest.mark.exhaustive
 def test_a_text_prompt_uses_the_chat_template(
     memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
@@ -154,6 +155,7 @@ def test_commands_include_the_prompt_or_its_source(
     assert "standard-input" in {note["code"] for note in run.json["notes"]}
 
 
+@pytest.mark.exhaustive
 def test_a_model_without_a_tokenizer_has_no_commands(
     memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
@@ -167,6 +169,7 @@ def test_a_model_without_a_tokenizer_has_no_commands(
     assert "prompt" in {note["code"] for note in data["notes"]}
 
 
+@pytest.mark.exhaustive
 def test_everything_fits_a_terminal_of_eighty_columns(
     memfit: Memfit, dense: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +202,7 @@ def test_a_result_is_a_page_with_its_charts(result: TuneResult) -> None:
     assert "Peak in prefill" in page.inside["th"]
 
 
+@pytest.mark.exhaustive
 def test_flags_are_the_only_output_on_stdout(memfit: Memfit, dense: Path) -> None:
     run = memfit("tune", dense, *SHORT, "--flags")
     assert run.code == 0, run.err
@@ -234,6 +238,7 @@ def test_a_run_beyond_free_memory_is_rejected_before_loading(
     assert not home.exists()
 
 
+@pytest.mark.exhaustive
 def test_a_rejected_run_can_be_forced(memfit: Memfit, dense: Path) -> None:
     run = memfit("tune", dense, *SHORT, "--margin", "100TB", "--force", "--json")
     assert run.code == 1  # measured, and with such a margin it does not fit
@@ -257,6 +262,7 @@ def test_a_stopped_run_shows_its_figures_so_far(memfit: Memfit, dense: Path) -> 
     assert "memory-limit" in {note["code"] for note in run.json["notes"]}
 
 
+@pytest.mark.exhaustive
 def test_a_run_must_fit_the_memory_limit(memfit: Memfit, dense: Path, home: Path) -> None:
     ask = ("tune", dense, *SHORT, "--margin", "0B", "--memory-limit")
     assert_one_line(memfit(*ask, "1MB"), 5, "above the memory limit of 1.0 MB", "--force")
@@ -291,6 +297,7 @@ def test_an_unwritable_output_is_reported_before_the_run(
     assert not home.exists()
 
 
+@pytest.mark.exhaustive
 def test_a_prompt_beyond_the_models_limit_has_to_be_forced(
     memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:

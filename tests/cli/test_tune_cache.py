@@ -15,7 +15,7 @@ import pytest
 from msgspec import convert
 
 from memfit.cli.render.output import rendered
-from memfit.cli.render.views.tune_cache import TuneCacheView
+from memfit.cli.render.view import view_of
 from memfit.estimators.base.units import Units
 from memfit.probes.prompt_caches.planned import COUNTED
 from memfit.probes.prompt_caches.result import CacheTuneResult
@@ -108,7 +108,7 @@ def test_requests_are_served_as_planned_and_as_the_page_shows(
     command = [changed.get(word, word) for word in words]
     result = memfit(*command, "--dir", tmp_path, "--json").json
     text = rendered(
-        TuneCacheView(convert(result, CacheTuneResult), Units.GB), "table", to_file=False
+        view_of(convert(result, CacheTuneResult), units=Units.GB), "table", to_file=False
     )
     for title in ("Stored", "Served under a budget"):
         assert set(table(text, title)) <= set(table(shown, title))

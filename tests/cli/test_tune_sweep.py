@@ -55,6 +55,7 @@ def test_every_combination_is_measured_or_skipped_if_it_cannot_fit(
     assert not list((home / "sweeps").iterdir())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
 def test_a_sweep_is_kept_until_its_report_is_written(
     memfit: Memfit, model: Path, home: Path
@@ -67,6 +68,7 @@ def test_a_sweep_is_kept_until_its_report_is_written(
     assert not list((home / "sweeps").iterdir())
 
 
+@pytest.mark.exhaustive
 def test_swept_bits_apply_to_the_cache_from_its_first_token(memfit: Memfit, model: Path) -> None:
     run = memfit("tune", model, *SHORT, "--sweep", "kv-bits=none,8,4", "--json")
     held = {
@@ -119,6 +121,7 @@ def test_an_interrupted_sweep_continues_and_survives_a_killed_process(
     assert not list((home / "sweeps").iterdir())
 
 
+@pytest.mark.exhaustive
 def test_a_terminated_sweep_reports_it_and_leaves_no_process(model: Path, home: Path) -> None:
     with started(model) as run:
         until(run, lambda: measurements(home) >= 1)

@@ -12,6 +12,7 @@ from memfit.estimators.machine.devices import find_device
 from memfit.probes.tune import sized_here
 from tests.cli.gating import SAMPLES, target, write_policy
 from tests.cli.running import Memfit
+from tests.selection import quick
 
 HYBRID = SAMPLES / "qwen3.5-35b-a3b.yaml"
 OLD = ("--mlx-version", "0.32.0")
@@ -95,7 +96,9 @@ def test_a_version_that_is_no_text_is_a_mistake_of_the_policy(
     assert "targets.one.mlx_version: expected a version such as 0.32.1, got 'newest'" in run.err
 
 
-@pytest.mark.parametrize("plan", ["context", "experts", "offload", "ranks", "server"])
+@pytest.mark.parametrize(
+    "plan", quick(["context", "experts", "offload", "ranks", "server"], ("context", "experts"))
+)
 def test_plans_follow_the_version_and_say_that_another_needs_more(
     memfit: Memfit, plan: str
 ) -> None:
@@ -167,9 +170,9 @@ def test_a_run_is_compared_with_the_rules_of_the_installed_versions(
     "command",
     [
         ("estimate", HYBRID),
-        ("fits",),
+        pytest.param(("fits",), marks=pytest.mark.exhaustive),
         ("plan", "experts", HYBRID),
-        ("plan", "server", HYBRID),
+        pytest.param(("plan", "server", HYBRID), marks=pytest.mark.exhaustive),
         ("plan", "offload", HYBRID),
         ("plan", "ranks", HYBRID),
         ("plan", "ranks", "--fleet", SAMPLES / "plans" / "fleet.yaml"),

@@ -10,12 +10,12 @@ from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.plans.server.plan import plan_server
-from memfit.estimators.results.estimate import Action, Verdict
+from memfit.estimators.results.advice import Action
 from memfit.estimators.results.server import ServerPlan
+from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
-from memfit.estimators.sizing.server_bound import server_need
-from memfit.estimators.sizing.server_memory import need_of
+from memfit.estimators.sizing.server_bound import ServerBound, need_of
 from memfit.estimators.sizing.sized_model import SizedModel
 from tests.generated.questions import Models, Question
 from tests.printed import Parsers
@@ -110,7 +110,7 @@ def server_verdict(
     sized: SizedModel, request: Workload, settings: ServerSettings, clients: int
 ) -> Verdict:
     """Return the verdict of `memfit plan server` where its bound decides, without its mixes."""
-    need = need_of(server_need(sized, request, settings, clients=clients))
+    need = need_of(ServerBound(sized, request, clients).moment(settings))
     limits = run_limits(sized.runtime_model, request, serving=True)
     return tightened(judge(need, sized.device)[0], limits)
 
@@ -144,12 +144,12 @@ def _llama_verdict(
     sized: SizedModel, question: Question, action: Action, options: dict[str, Any]
 ) -> Verdict:
     """Return the verdict on llama-server with the flags of its command."""
-    runtime = sized.runtime_model.runtime.with_setting("--cache-type-k", options["cache_type_k"])
-    runtime = runtime.with_setting("--cache-type-v", options["cache_type_v"])
-    runtime = runtime.with_setting("--gpu-layers", options["gpu_layers"])
-    runtime = runtime.with_setting("--n-cpu-moe", str(options["n_cpu_moe"]))
+    runtime = sized.runtime_model.runtime.with_setting("cache_type_k", options["cache_type_k"])
+    runtime = runtime.with_setting("cache_type_v", options["cache_type_v"])
+    runtime = runtime.with_setting("gpu_layers", options["gpu_layers"])
+    runtime = runtime.with_setting("n_cpu_moe", str(options["n_cpu_moe"]))
     if options["flash_attn"] == "off":
-        runtime = runtime.with_setting("--no-flash-attn", "off")
+        runtime = runtime.with_setting("flash_attn", False)
     prompt, sequences = _prompt(question, action), options["parallel"]
     run = Workload(
         prompt_tokens=prompt,

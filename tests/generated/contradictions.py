@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.plans.server.plan import plan_server
+from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.sizing.estimate import estimate
 from tests.generated import commands, outputs
 from tests.generated.questions import Models, Question
@@ -26,7 +27,10 @@ def contradictions(
             plan = plan_server(sized, run, question.server, clients=question.clients)
             yield from commands.of_plan(sized, question, plan)
             return
-        result = estimate(sized, question.workload)
+        workload = question.workload
+        if question.kind == "other runtime":
+            workload = WorkloadQuestion(**question.given).under(sized.runtime_model.runtime)
+        result = estimate(sized, workload)
     except (InputError, UnsupportedError):
         return  # the model is not converted to these bits, or its runtime does not run this
     for action in result.actions:

@@ -11,8 +11,8 @@ from memfit.cli.render.document import Verdict
 from memfit.cli.render.output import Format, rendered
 from memfit.cli.render.views.estimate import EstimateView
 from memfit.estimators.base.units import Units
+from memfit.estimators.questions.runtime import MARGIN_BYTES
 from memfit.estimators.results.estimate import Estimate
-from memfit.estimators.sizing.workload import MARGIN_BYTES
 from tests.generated.questions import Models, Question
 from tests.sizing import test_one_answer as one_answer
 
@@ -87,7 +87,7 @@ def _of_command(
         machine if isinstance(machine, str) else f"{machine}GB",
         question.runtime,
         question.bits,
-        {name: value for name, value in _settings(question).items() if value is not None},
+        question.given,
         MARGIN_BYTES,
     )
     path = str(models.path(question.model, question.kind))
@@ -101,9 +101,3 @@ def _of_command(
     except AssertionError as error:
         line = traceback.extract_tb(error.__traceback__)[-1].line
         yield f"{command}: {line} {error}"
-
-
-def _settings(question: Question) -> dict[str, int | None]:
-    names = ("prompt_tokens", "max_tokens", "batch", "prefill_step", "kv_bits")
-    found = {name: getattr(question.workload, name) for name in names}
-    return {**found, "quantized_kv_start": question.workload.quantized_kv_start}

@@ -51,6 +51,13 @@ class Question(NamedTuple):
     server: ServerSettings
     clients: int
 
+    @property
+    def given(self) -> dict[str, int]:
+        """The settings of its workload; a runtime may have KV bits where none are given."""
+        names = ("prompt_tokens", "max_tokens", "batch", "prefill_step", "kv_bits")
+        given = {name: getattr(self.workload, name) for name in (*names, "quantized_kv_start")}
+        return {name: value for name, value in given.items() if value is not None}
+
 
 def drawn(count: int, *, is_quick: bool = False) -> Iterator[Question]:
     """Yield questions, the same ones each time; the first of them come in every number."""

@@ -25,8 +25,7 @@ from memfit.estimators.plans.server.simulation import simulated
 from memfit.estimators.questions.runtime import Method
 from memfit.estimators.results.server import ServerMoment, ServerPlan
 from memfit.estimators.sizing.catalog import Catalog
-from memfit.estimators.sizing.server_bound import server_need
-from memfit.estimators.sizing.server_memory import ServerMemory
+from memfit.estimators.sizing.server_bound import ServerBound, ServerMemory
 from memfit.estimators.sizing.sized_model import SizedModel
 from tests.checkpoints import VOCABULARY, save_tokenizer, save_weights
 
@@ -429,7 +428,7 @@ def is_replayed(model: Path, run: Run) -> bool:
         prompt_tokens=max(each.prompt_tokens for each in requests),
         max_tokens=max(each.max_tokens for each in requests),
     )
-    bound = server_need(sized, longest, run.settings, clients=run.clients)
+    bound = ServerBound(sized, longest, run.clients).moment(run.settings)
     assert bound.peak_bytes + bound.prefill_error_bytes >= peak
     if run.chats or run.config in (WINDOWS, STATES) or run.settings.prompt_cache_bytes:
         # Segments of chats and dropped bytes are not replayed; formulas have errors of their own.

@@ -16,9 +16,8 @@ from benchmarks.server_bound import (
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.runtimes.budget import judge
-from memfit.estimators.sizing.server_bound import ServerBound, server_need
-from memfit.estimators.sizing.server_flags import fitting_flags
-from memfit.estimators.sizing.server_memory import need_of
+from memfit.estimators.sizing.server_bound import ServerBound, need_of
+from memfit.estimators.sizing.serving import fitting_flags
 
 # Plain caches, windows, recurrent states beside caches, convolution states.
 SAMPLES = ("qwen3-8b-4bit", "gemma-3-27b", "qwen3.6-35b-a3b", "lfm2-1.2b")
@@ -98,9 +97,7 @@ def test_proposed_flags_are_those_whose_bound_fits(
     bound = ServerBound(sized, workload, clients)
     better = fitting_flags(bound, flags(8, 32, 10), device)
     assert better is not None
-    assert (
-        judge(need_of(server_need(sized, workload, better, clients=clients)), device)[0] == "fits"
-    )
+    assert judge(need_of(ServerBound(sized, workload, clients).moment(better)), device)[0] == "fits"
     # The cache is the first lever: one more entry would not fit.
     more = flags(better.prompt_concurrency, better.decode_concurrency, better.prompt_cache_size + 1)
     assert judge(need_of(bound.moment(more)), device)[0] != "fits"
@@ -111,9 +108,9 @@ def test_a_larger_cache_more_rows_and_more_clients_never_take_less() -> None:
     workload = Workload(prompt_tokens=3000, max_tokens=200)
 
     def need(together: int, decode: int, kept: int, clients: int) -> int:
-        return server_need(
-            sized, workload, flags(together, decode, kept), clients=clients
-        ).peak_bytes
+        return (
+            ServerBound(sized, workload, clients).moment(flags(together, decode, kept)).peak_bytes
+        )
 
     for base in ((1, 1, 1, 3), (1, 2, 2, 3), (2, 3, 4, 5)):
         for at in range(4):

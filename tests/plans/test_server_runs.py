@@ -12,8 +12,7 @@ from memfit.estimators.machine.host import detect_host
 from memfit.estimators.mlx.arrivals import AtCalls, Request
 from memfit.estimators.plans.server.simulation import simulated
 from memfit.estimators.sizing.catalog import Catalog
-from memfit.estimators.sizing.server_bound import server_need
-from memfit.estimators.sizing.server_memory import ServerMemory
+from memfit.estimators.sizing.server_bound import ServerBound, ServerMemory
 from memfit.estimators.sizing.sized_model import SizedModel
 
 RUNS = json.loads(Path(__file__).with_name("server_runs.json").read_text())["runs"]
@@ -73,6 +72,6 @@ def test_a_replay_is_near_the_real_peak_and_the_bound_above_it(
         prompt_tokens=max(each.prompt_tokens for each in requests),
         max_tokens=max(each.max_tokens for each in requests),
     )
-    bound = server_need(model, longest, settings, clients=run["clients"])
+    bound = ServerBound(model, longest, run["clients"]).moment(settings)
     assert bound.peak_bytes - weights >= run["peak_bytes"]
     assert bound.peak_bytes >= replay.largest.peak_bytes

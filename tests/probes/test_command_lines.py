@@ -14,12 +14,11 @@ from msgspec.structs import replace
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.devices import memory_device
-from memfit.estimators.results.estimate import Advice, Recommendation
+from memfit.estimators.results.advice import Advice, Recommendation
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import together
 from memfit.estimators.sizing.advise import NO_ADVICE
-from memfit.estimators.sizing.server_bound import server_need
-from memfit.estimators.sizing.server_memory import need_of
+from memfit.estimators.sizing.server_bound import ServerBound, need_of
 from memfit.estimators.sizing.sized_model import SizedModel, size
 from memfit.probes.command_lines import command_lines, recommended_workload
 from tests.models import QWEN3_4B_4BIT, write_config
@@ -66,7 +65,7 @@ def test_a_server_is_printed_only_with_flags_that_fit_in_every_order(sized: Size
             continue
         step, count = re.findall(r"--prefill-step-size (\d+).*-cache-size (\d+)", printed[1])[0]
         served = replace(workload, prefill_step=int(step))
-        need = need_of(server_need(sized, served, together(served, int(count))))
+        need = need_of(ServerBound(sized, served, 1).moment(together(served, int(count))))
         assert judge(need, sized.device)[0] == "fits"
         kept.append(int(count))
     assert 0 < len(kept) < 5

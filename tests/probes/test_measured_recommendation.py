@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.devices import memory_device
-from memfit.estimators.results.estimate import Recommendation
+from memfit.estimators.results.advice import Recommendation
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.sizing.recommend import recommend_here
 from memfit.estimators.sizing.sized_model import SizedModel, size
@@ -52,7 +51,7 @@ def test_the_recommended_context_is_the_longest_that_fits_by_the_measured_line(
     budget = sized.device.working_set_bytes * 9 // 10
     peak = 3 * GB + 100_000 * 512 + 4 * KV_PER_TOKEN * context
     assert peak <= budget < peak + 256 * 4 * KV_PER_TOKEN
-    estimated = recommend_here(sized, ASKED, Units.GB).context_tokens.value
+    estimated = recommend_here(sized, ASKED).context_tokens.value
     assert estimated
     assert context < estimated
 
@@ -124,7 +123,7 @@ def test_a_prompt_too_short_for_a_line_gives_the_needed_length(sized: SizedModel
         "based on 1 measured peak and the estimate; a prompt of 1537 tokens would show how much"
         " each token adds"
     )
-    assert recommendation.context_tokens == recommend_here(sized, short, Units.GB).context_tokens
+    assert recommendation.context_tokens == recommend_here(sized, short).context_tokens
 
 
 def test_the_suggested_prompt_is_within_the_limit_of_the_model(sized: SizedModel) -> None:
@@ -166,7 +165,7 @@ def test_a_smaller_step_is_compared_with_the_asked_one_in_one_way(sized: SizedMo
 def test_a_line_that_falls_with_the_prompt_is_not_used(sized: SizedModel) -> None:
     points = measured(-1000, 0, 3 * GB)
     assert line_of(points) is None
-    estimated = recommend_here(sized, ASKED, Units.GB)
+    estimated = recommend_here(sized, ASKED)
     assert advise(sized, points).context_tokens == estimated.context_tokens
 
 
@@ -181,6 +180,6 @@ def test_other_bits_and_failed_points_are_not_on_the_line() -> None:
 def test_without_measurements_the_estimate_is_used_with_a_note(sized: SizedModel) -> None:
     recommendation = advise(sized, [unmeasured(ASKED)])
     assert recommendation.reasons[0] == "nothing was measured: all of this is based on the estimate"
-    estimated = recommend_here(sized, ASKED, Units.GB)
+    estimated = recommend_here(sized, ASKED)
     assert replace(recommendation, basis=()) == estimated
     assert isinstance(recommendation, Recommendation)

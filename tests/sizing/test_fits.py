@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.progress import Request
 from memfit.estimators.base.quantization import converted
-from memfit.estimators.base.units import Units
 from memfit.estimators.checkpoint.local.local_models import LocalModel
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import GIB
@@ -64,7 +63,7 @@ def test_a_row_is_what_estimate_says(
         run = replace(
             asked(tokens).under(sized.runtime_model.runtime), prefill_step=row.prefill_step
         )
-        same = estimate(sized, run, units=Units.GB, advises=False)
+        same = estimate(sized, run, advises=False)
         assert (row.peak_bytes, row.needed_bytes) == (same.peak_bytes, same.needed_bytes)
         assert (row.verdict, row.exceeded) == (same.verdict, same.exceeded)
         assert (row.peak_range_bytes, row.decode_speed) == (

@@ -14,20 +14,19 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import converted
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
-from memfit.estimators.results.estimate import Action, Cell, Estimate, ServerRun
+from memfit.estimators.results.advice import Action, Cell, ServerRun
+from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.mlx_lm import MLX_LM
 from memfit.estimators.runtimes.mlx_lm_commands import together
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.joint import JointSearch, Settings
+from memfit.estimators.sizing.joint import JointSearch, RequestSettings
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT
-from memfit.estimators.sizing.server_bound import server_need
-from memfit.estimators.sizing.server_memory import need_of
+from memfit.estimators.sizing.server_bound import ServerBound, need_of
 from memfit.estimators.sizing.serving import REPLY_TOKENS
 from memfit.estimators.sizing.sized_model import SizedModel
 from tests.selection import QUICK_SAMPLES, examples, quick
@@ -94,7 +93,7 @@ def sized(case: Case, device: Device | None, bits: int | None) -> SizedModel:
     return replace(found, _answers={})
 
 
-def brute(case: Case) -> Iterator[tuple[Settings, Workload]]:
+def brute(case: Case) -> Iterator[tuple[RequestSettings, Workload]]:
     """Every set of settings, the cheapest first, without the search's own lists."""
     asked = case.workload
     kv_choices = [bits for bits in (8, 4) if bits < (asked.kv_bits or 16) and asked.batch == 1]
@@ -104,7 +103,7 @@ def brute(case: Case) -> Iterator[tuple[Settings, Workload]]:
         workload = replace(asked, prefill_step=step or asked.prefill_step)
         if kv:
             workload = replace(workload, kv_bits=kv, quantized_kv_start=0)
-        yield Settings(workload.prefill_step, workload.kv_bits, weights), workload
+        yield RequestSettings(workload.prefill_step, workload.kv_bits, weights), workload
 
 
 def device_of(case: Case) -> Device:
@@ -127,7 +126,7 @@ def is_possible(case: Case) -> bool:
     return True
 
 
-def verdict_of(case: Case, device: Device, chosen: Settings, workload: Workload) -> str:
+def verdict_of(case: Case, device: Device, chosen: RequestSettings, workload: Workload) -> str:
     try:
         model = sized(case, device, chosen.weight_bits)
         return estimate(model, workload, advises=False).verdict
@@ -158,7 +157,7 @@ def test_the_longest_prompt_of_all_steps_is_that_of_brute_force(case: Case) -> N
     device = device_of(case)
     model = sized(case, device, None)
     search = JointSearch(model, case.workload)
-    found = search.longest(search.asked)
+    found = search.longest(search.requested)
     asked, longest, best = case.workload, 0, None
     for step in [s for s in (asked.prefill_step, *STEPS) if s <= asked.prefill_step]:
         tokens = longest_by_steps(model, replace(asked, prefill_step=step))
@@ -212,7 +211,7 @@ def check_server(model: SizedModel, workload: Workload, cell: Cell) -> None:
     assert cell.prompt_cache_size is not None
     served = replace(workload, max_tokens=workload.max_tokens or REPLY_TOKENS)
     flags = together(served, cell.prompt_cache_size)
-    need = need_of(server_need(model, served, flags, clients=workload.batch))
+    need = need_of(ServerBound(model, served, workload.batch).moment(flags))
     assert (judge(need, model.device)[0], need.peak_bytes) == (cell.verdict, cell.needed_bytes)
 
 
@@ -240,7 +239,7 @@ def check_printed_server(model: SizedModel, workload: Workload, server: ServerRu
 
     def need(tokens: int) -> Need:
         longer = replace(served, prompt_tokens=tokens)
-        return need_of(server_need(model, longer, server.settings, clients=workload.batch))
+        return need_of(ServerBound(model, longer, workload.batch).moment(server.settings))
 
     assert judge(need(served.prompt_tokens), model.device)[0] == "fits"
     assert need(served.prompt_tokens).peak_bytes == server.needed_bytes
@@ -277,7 +276,7 @@ def answered(name: str, device: Device | None, **changes: Any) -> Estimate:
         device=device,
         runtime=replace(MLX_LM, mlx_version=mlx),
     )
-    return estimate(model, workload, units=Units.GB)
+    return estimate(model, workload)
 
 
 def test_a_model_too_large_at_16_bits_fits_converted_to_4() -> None:
@@ -329,7 +328,9 @@ def test_settings_that_cannot_fit_comfortably_are_not_computed_once_one_fits_tig
     search = JointSearch(
         model.on(working_set_device(model.requirement(workload).peak_bytes)), workload
     )
-    assert search.best([search.asked, smaller := Settings(128, None)]) == (search.asked,)
+    assert search.best([search.requested, smaller := RequestSettings(128, None)]) == (
+        search.requested,
+    )
     assert not search.sized.is_known(search.workload_with(smaller))
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError, MemfitError, PolicyError, UnsupportedError
 from memfit.estimators.base.quantization import converted
-from memfit.estimators.compare.axes import Scenario, parse_axis
+from memfit.estimators.compare.axes import parse_axis
 from memfit.estimators.compare.compare import ComparedModel, compare
 from memfit.estimators.gate.evaluate import run_gate
 from memfit.estimators.gate.policy import read_policy
@@ -31,6 +31,7 @@ from memfit.estimators.runtimes.registry import get_runtime, list_runtimes, with
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
+from memfit.estimators.sizing.resolved import TargetQuestion
 from memfit.estimators.sizing.sized_model import SizedModel
 from tests.cli.running import Memfit
 from tests.gguf.writing import recorded, write
@@ -200,11 +201,11 @@ def compared(question: Question, path: str) -> Comparison:
     return compare(
         catalog(),
         [ComparedModel("it", path)],
-        Scenario(
-            WorkloadQuestion(**work),
-            question.device,
-            converted(question.quantize) if question.quantize else None,
-            question.margin_bytes,
+        TargetQuestion(
+            workload=WorkloadQuestion(**work),
+            device=question.device,
+            quantize=converted(question.quantize) if question.quantize else None,
+            margin_bytes=question.margin_bytes,
             adapter=question.adapter,
         ),
         [axis],

@@ -94,3 +94,9 @@ def test_context_lengths_are_multiples_of_256_with_the_longest_first() -> None:
     assert list(context_lengths(1000)) == [768, 512, 256]
     assert list(context_lengths(256)) == [256]
     assert not context_lengths(255)
+
+
+def test_a_low_end_that_is_over_by_as_much_as_the_high_one_is_searched_from() -> None:
+    # A prompt fits, and a shorter one takes more than that: its length is where a search begins.
+    assert largest_within(lambda _: 5, 3, 100) == 3
+    assert largest_within(lambda value: 5 if value < 40 else value - 90, 3, 100) in range(3, 91)

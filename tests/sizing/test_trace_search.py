@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.local.directory import read_directory
 from memfit.estimators.machine.devices import working_set_device
@@ -128,7 +127,7 @@ def test_a_chunk_that_is_over_rules_out_all_longer_prompts(tmp_path: Path) -> No
 
 def test_other_weights_are_by_formula_where_none_fits_as_it_is(traced: SizedModel) -> None:
     small = traced.on(working_set_device(traced.resident_bytes))
-    advice, by = advise(small, ASKED, Units.GB), advise(by_formula(small), ASKED, Units.GB)
+    advice, by = advise(small, ASKED), advise(by_formula(small), ASKED)
     assert advice.recommendation.weight_bits.reason.startswith(
         "8 is the most that fits, by formula"
     )
@@ -140,4 +139,4 @@ def test_other_weights_are_by_formula_where_none_fits_as_it_is(traced: SizedMode
 
 def test_bits_that_are_not_searched_are_not_called_quantised_already(traced: SizedModel) -> None:
     reason = "fewer are not searched here: memfit estimate --quantize 8"
-    assert recommend_here(traced, ASKED, Units.GB).weight_bits.reason == reason
+    assert recommend_here(traced, ASKED).weight_bits.reason == reason

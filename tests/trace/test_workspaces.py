@@ -84,7 +84,11 @@ EXACT: tuple[tuple[Path, Workload, Quantization | None], ...] = (
 
 
 @pytest.mark.parametrize(
-    ("path", "workload", "quantize"), EXACT, ids=[path.stem for path, _, _ in EXACT]
+    ("path", "workload", "quantize"),
+    [
+        pytest.param(*each, id=each[0].stem, marks=() if number % 3 else pytest.mark.exhaustive)
+        for number, each in enumerate(EXACT, 1)
+    ],
 )
 def test_layers_are_followed_array_by_array(
     path: Path, workload: Workload, quantize: Quantization | None
@@ -171,6 +175,7 @@ def test_a_batch_of_work_more_or_less_is_within_the_range_by_trace(
     assert error_bytes * 100 >= percent * moment.nbytes
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("quantize", [None, Quantization(4, 32)])
 def test_projections_that_are_read_after_a_convolution_are_made_after_it(
     quantize: Quantization | None,

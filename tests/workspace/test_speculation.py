@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.sizing.catalog import Catalog, Draft
+from memfit.estimators.questions.model import Draft
+from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.peak import speculative_peak
 from memfit.estimators.trace.traced_model import TracedModel

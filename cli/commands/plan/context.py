@@ -1,12 +1,13 @@
 """``memfit plan context``: the contexts that fit for a number of requests, by runtime."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import Traffic, sized_model
+from memfit.cli.commands.plan.subject import TRAFFIC, sized_model
 from memfit.cli.exits import exit_of_verdict
-from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.groups import Only, OptionGroup, grouped, option
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import (
     BATCH,
@@ -30,10 +31,10 @@ _MAX_VALUES = 64
 
 def _counts(text: str) -> tuple[int, ...]:
     """Read a list of counts; return them ascending and each once."""
-    found = {_positive(part) for part in text.split(",")}
-    if len(found) > _MAX_VALUES:
-        raise InputError(f"{len(found)} values: give at most {_MAX_VALUES}")
-    return tuple(sorted(found))
+    values = {_positive(part) for part in text.split(",")}
+    if len(values) > _MAX_VALUES:
+        raise InputError(f"{len(values)} values: give at most {_MAX_VALUES}")
+    return tuple(sorted(values))
 
 
 def _positive(text: str) -> int:
@@ -46,26 +47,18 @@ def _positive(text: str) -> int:
 class ContextOptions(OptionGroup, frozen=True, kw_only=True):
     """The table of contexts and requests."""
 
-    contexts: Annotated[
-        tuple[int, ...] | None,
-        typer.Option(metavar="A,B", help="Contexts in the table, such as 8k,32k."),
-        _counts,
-    ] = None
-    requests: Annotated[
-        tuple[int, ...] | None,
-        typer.Option(metavar="A,B", help="Numbers of concurrent requests in the table."),
-        _counts,
-    ] = None
-    ceiling: Annotated[
-        int | None, typer.Option(metavar="TOKENS", help="Longest context to plan."), _positive
-    ] = None
-    backend_cap: Annotated[
-        int | None,
-        typer.Option(metavar="TOKENS", help="Longest context that the backend allows."),
-        _positive,
-    ] = None
-    traffic: Traffic = None
-    plot: Annotated[bool, typer.Option("--plot", help="Draw memory against context.")] = False
+    contexts: tuple[int, ...] | None = option(
+        metavar="A,B", help="Contexts in the table, such as 8k,32k.", read=_counts
+    )
+    requests: tuple[int, ...] | None = option(
+        metavar="A,B", help="Numbers of concurrent requests in the table.", read=_counts
+    )
+    ceiling: int | None = option(metavar="TOKENS", help="Longest context to plan.", read=_positive)
+    backend_cap: int | None = option(
+        metavar="TOKENS", help="Longest context that the backend allows.", read=_positive
+    )
+    traffic: Path | None = TRAFFIC
+    plot: bool = option("--plot", help="Draw memory against context.", default=False)
 
     def question(self) -> "ContextQuestion":
         """Return the question.
@@ -74,11 +67,7 @@ class ContextOptions(OptionGroup, frozen=True, kw_only=True):
             InputError: when a value or the file of requests cannot be read.
         """
         from memfit.estimators.base.reading.request_trace import read_request_trace
-        from memfit.estimators.plans.context.plan import (
-            MAX_REQUESTS,
-            REQUESTS,
-            ContextQuestion,
-        )
+        from memfit.estimators.plans.context.plan import MAX_REQUESTS, REQUESTS, ContextQuestion
 
         at_once = self.requests or REQUESTS
         if max(at_once) > MAX_REQUESTS:
@@ -128,7 +117,7 @@ def context(
     )
     # Hundreds of workloads are sized: a trace of each takes too long.
     sized, run = target.sized.formula_view(), target.workload
-    result = plan_context(sized, run, question, units=output.units)
+    result = plan_context(sized, run, question)
     points = curve(sized, run) if output.draws(options.plot) else ()
     output.write(result, units=output.units, curve=points, as_type=model.as_type)
     raise typer.Exit(exit_of_verdict(result.verdict, is_requested=result.device is not None))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from memfit.cli.commands.plan.subject import sized_for_mlx_lm
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.groups import Only, OptionGroup, grouped, option
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import (
     CONTEXT,
@@ -22,7 +22,6 @@ from memfit.estimators.base.units import parse_counts, parse_rate
 from memfit.estimators.base.workload import Workload
 
 if TYPE_CHECKING:
-    from memfit.estimators.base.units import Units
     from memfit.estimators.plans.experts.routing import RoutingProfile
     from memfit.estimators.results.experts import ExpertsPlan
     from memfit.estimators.sizing.sized_model import SizedModel
@@ -32,23 +31,16 @@ if TYPE_CHECKING:
 class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
     """The experts to keep in memory."""
 
-    capacity: Annotated[
-        tuple[int, ...] | None,
-        typer.Option(metavar="N,N...", help="Experts per layer to show, such as 160,192,208."),
-        parse_counts,
-    ] = None
-    profile: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="JSON of routing counts: layer, expert, count."),
-    ] = None
-    bandwidth: Annotated[
-        int | None,
-        typer.Option(metavar="RATE", help="Read bandwidth of the disk, such as 3.5GB/s."),
-        parse_rate,
-    ] = None
-    plot: Annotated[bool, typer.Option("--plot", help="Draw memory and coverage by experts.")] = (
-        False
+    capacity: tuple[int, ...] | None = option(
+        metavar="N,N...", help="Experts per layer to show, such as 160,192,208.", read=parse_counts
     )
+    profile: Path | None = option(
+        metavar="FILE", help="JSON of routing counts: layer, expert, count."
+    )
+    bandwidth: int | None = option(
+        metavar="RATE", help="Read bandwidth of the disk, such as 3.5GB/s.", read=parse_rate
+    )
+    plot: bool = option("--plot", help="Draw memory and coverage by experts.", default=False)
 
 
 @grouped
@@ -71,10 +63,10 @@ def experts(
     run = Workload(prompt_tokens=tokens, kv_bits=workload.kv_bits or None, quantized_kv_start=0)
     device = machine.machine()
     sized = sized_for_mlx_lm(model, device, versions, verbose=output.verbose)
-    kept = experts_of(sized)
-    profile = _profile(options.profile, sized, kept.layers)
+    inventory = experts_of(sized)
+    profile = _profile(options.profile, sized, inventory.layers)
     result = plan_experts(
-        kept,
+        inventory,
         ExpertQuestion(run_memory(sized, run), options.capacity or (), profile, options.bandwidth),
         model=sized.checkpoint.id,
         model_type=sized.model.model_type,
@@ -82,7 +74,7 @@ def experts(
         device=device,
     )
     is_saved = profile is not None and options.profile is None
-    result = _with_measurements(result, sized, run, output.units, is_saved=is_saved)
+    result = _with_measurements(result, sized, run, is_saved=is_saved)
     output.write(result, units=output.units, plot=output.draws(options.plot))
     fits = result.chosen.verdict != "exceeds" if result.chosen else device is None
     raise typer.Exit(Exit.YES if fits else Exit.NO)
@@ -101,7 +93,7 @@ def _profile(
 
 
 def _with_measurements(
-    result: "ExpertsPlan", sized: "SizedModel", run: Workload, units: "Units", *, is_saved: bool
+    result: "ExpertsPlan", sized: "SizedModel", run: Workload, *, is_saved: bool
 ) -> "ExpertsPlan":
     """Add what ``memfit tune experts`` measured here, that its profile was used, and notes."""
     from memfit.estimators.machine.host import detect_host
@@ -112,7 +104,7 @@ def _with_measurements(
     from memfit.probes.store import user_store
 
     measured = saved_capacities(sized.checkpoint, sized.device or detect_host(), user_store())
-    others = notes_on_versions(sized, run, units, of=ALONE)
+    others = notes_on_versions(sized, run, of=ALONE)
     text = "the profile is of memfit tune experts; --profile FILE uses another"
     notes = (Note("info", "stored-profile", text),) if is_saved else ()
     result = replace(result, measured=measured, notes=(*notes, *result.notes, *others))

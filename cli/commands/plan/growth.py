@@ -6,7 +6,7 @@ import typer
 
 from memfit.cli.commands.plan.subject import sized_model
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.groups import Only, OptionGroup, grouped, option
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import AdaptedModel, MachineOptions, RuntimeOptions
 from memfit.estimators.base.errors import InputError
@@ -23,40 +23,29 @@ _DEFAULT_TOKENS = 32 * 1024
 class GrowthOptions(OptionGroup, frozen=True, kw_only=True):
     """Sessions, and the runtimes that serve them."""
 
-    tokens: Annotated[
-        int | None,
-        typer.Option(help="Final length of a session without turns (32k)."),
-        parse_count,
-    ] = None
-    sessions: Annotated[int, typer.Option(help="Sessions at once.")] = 1
-    turns: Annotated[int | None, typer.Option(help="Turns of each session.")] = None
-    turn_tokens: Annotated[
-        int | None,
-        typer.Option(metavar="TOKENS", help="Tokens that a turn adds, question and answer."),
-        parse_count,
-    ] = None
-    prefix: Annotated[
-        int | None,
-        typer.Option(metavar="TOKENS", help="Tokens that all sessions begin with."),
-        parse_count,
-    ] = None
-    context: Annotated[
-        int | None,
-        typer.Option(help="Capacity of a contiguous cache; by default the length of a session."),
-        parse_count,
-    ] = None
-    runtimes: Annotated[
-        str, typer.Option("--runtimes", "--runtime", metavar="all|A,B", help="Runtimes to show.")
-    ] = "all"
-    budget: Annotated[
-        int | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Memory for all caches; by default what a runtime may take minus the weights.",
-        ),
-        parse_size,
-    ] = None
-    plot: Annotated[bool, typer.Option("--plot", help="Draw caches over the turns.")] = False
+    tokens: int | None = option(
+        help="Final length of a session without turns (32k).", read=parse_count
+    )
+    sessions: int = option(help="Sessions at once.", default=1)
+    turns: int | None = option(help="Turns of each session.")
+    turn_tokens: int | None = option(
+        metavar="TOKENS", help="Tokens that a turn adds, question and answer.", read=parse_count
+    )
+    prefix: int | None = option(
+        metavar="TOKENS", help="Tokens that all sessions begin with.", read=parse_count
+    )
+    context: int | None = option(
+        help="Capacity of a contiguous cache; by default the length of a session.", read=parse_count
+    )
+    runtimes: str = option(
+        "--runtimes", "--runtime", metavar="all|A,B", help="Runtimes to show.", default="all"
+    )
+    budget: int | None = option(
+        metavar="SIZE",
+        help="Memory for all caches; by default what a runtime may take minus the weights.",
+        read=parse_size,
+    )
+    plot: bool = option("--plot", help="Draw caches over the turns.", default=False)
 
     def session_lengths(self) -> "Sessions":
         """Return the sessions, each in one turn or in turns after a prefix.
@@ -88,9 +77,10 @@ class GrowthOptions(OptionGroup, frozen=True, kw_only=True):
         from memfit.estimators.runtimes.registry import runtime_names
 
         names = runtime_names() if self.runtimes == "all" else self.runtimes.split(",")
-        found = [options.versioned(named_runtime(name.strip()), strict=False) for name in names]
-        taking = [runtime for runtime in found if runtime.budget.is_taken] or found[:1]
-        return [options.with_share(one) if one in taking else one for one in found]
+        runtimes = [options.versioned(named_runtime(name.strip()), strict=False) for name in names]
+        with_pool = [runtime for runtime in runtimes if runtime.budget.is_taken] or runtimes[:1]
+        share = ("gpu_memory_utilization",)
+        return [options.with_settings(one, share) if one in with_pool else one for one in runtimes]
 
 
 @grouped

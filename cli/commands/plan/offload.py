@@ -1,14 +1,14 @@
 """``memfit plan offload``: conversations kept in memory and on disk."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from msgspec.structs import replace
 
-from memfit.cli.commands.plan.subject import CacheBudget, sized_for_mlx_lm
+from memfit.cli.commands.plan.subject import CACHE_BUDGET, sized_for_mlx_lm
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import OptionGroup, grouped
+from memfit.cli.options.groups import OptionGroup, grouped, option
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import AdaptedModel, MachineOptions, VersionOptions
 from memfit.estimators.base.units import parse_count, parse_rate, parse_size
@@ -26,49 +26,36 @@ if TYPE_CHECKING:
 class OffloadOptions(OptionGroup, frozen=True, kw_only=True):
     """The conversations, and where they are stored."""
 
-    conversations: Annotated[int, typer.Option(help="Number of conversations.")] = 8
-    tokens: Annotated[
-        int | None,
-        typer.Option(help="Tokens of each conversation, such as 18000 or 16k."),
-        parse_count,
-    ] = None
-    stored_bits: Annotated[int, typer.Option(help="Bits of a stored conversation: 4, 8 or 16.")] = 4
-    stored_group_size: Annotated[int, typer.Option(help="Group size of --stored-bits.")] = 64
-    in_blocks: Annotated[
-        bool,
-        typer.Option(
-            "--in-blocks",
-            help="Quantise every layer, in whole blocks of 256 tokens, as agent-memory does; else"
-            " caches are stored as by mlx-lm.",
-        ),
-    ] = False
-    cache_budget: CacheBudget = None
-    disk: Annotated[
-        int | None, typer.Option(metavar="SIZE", help="Free disk space."), parse_size
-    ] = None
-    read: Annotated[
-        int | None,
-        typer.Option(metavar="RATE", help="Read bandwidth of the disk, such as 3.5GB/s."),
-        parse_rate,
-    ] = None
-    write: Annotated[
-        int | None,
-        typer.Option(metavar="RATE", help="Write bandwidth of the disk, such as 2GB/s."),
-        parse_rate,
-    ] = None
-    prefill_speed: Annotated[
-        int | None, typer.Option(metavar="N", help="Prompt tokens per second, not generated ones.")
-    ] = None
-    requests: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Simulate this CSV or JSONL of agent, prompt_tokens and completion_tokens.",
-        ),
-    ] = None
-    plot: Annotated[
-        bool, typer.Option("--plot", help="Draw the size of all conversations by tokens.")
-    ] = False
+    conversations: int = option(help="Number of conversations.", default=8)
+    tokens: int | None = option(
+        help="Tokens of each conversation, such as 18000 or 16k.", read=parse_count
+    )
+    stored_bits: int = option(help="Bits of a stored conversation: 4, 8 or 16.", default=4)
+    stored_group_size: int = option(help="Group size of --stored-bits.", default=64)
+    in_blocks: bool = option(
+        "--in-blocks",
+        help="Quantise every layer, in whole blocks of 256 tokens, as agent-memory does; else"
+        " caches are stored as by mlx-lm.",
+        default=False,
+    )
+    cache_budget: int | None = CACHE_BUDGET
+    disk: int | None = option(metavar="SIZE", help="Free disk space.", read=parse_size)
+    read: int | None = option(
+        metavar="RATE", help="Read bandwidth of the disk, such as 3.5GB/s.", read=parse_rate
+    )
+    write: int | None = option(
+        metavar="RATE", help="Write bandwidth of the disk, such as 2GB/s.", read=parse_rate
+    )
+    prefill_speed: int | None = option(
+        metavar="N", help="Prompt tokens per second, not generated ones."
+    )
+    requests: Path | None = option(
+        metavar="FILE",
+        help="Simulate this CSV or JSONL of agent, prompt_tokens and completion_tokens.",
+    )
+    plot: bool = option(
+        "--plot", help="Draw the size of all conversations by tokens.", default=False
+    )
 
     def question(self) -> "OffloadQuestion":
         """Return the question.
@@ -132,7 +119,7 @@ def offload(
         question if model.quantization() else _with_measured(question, sized, storage, device),
         _server(sized, alone),
     )
-    others = notes_on_versions(sized, alone, output.units, of=ALONE)
+    others = notes_on_versions(sized, alone, of=ALONE)
     result = replace(result, notes=(*result.notes, *others))
     output.write(result, units=output.units, plot=output.draws(options.plot))
     raise typer.Exit(Exit.NO if result.hot_conversations == 0 else Exit.YES)
@@ -163,7 +150,7 @@ def _with_measured(
     from memfit.probes.prompt_caches.saved import saved_storage
     from memfit.probes.store import user_store
 
-    found, warnings = saved_storage(
+    measured, warnings = saved_storage(
         sized,
         device or detect_host(),
         user_store(),
@@ -171,7 +158,7 @@ def _with_measured(
         bits=storage.bits,
         group_size=storage.kept_group_size,
     )
-    if found and storage.in_blocks:
+    if measured and storage.in_blocks:
         # The restores that were measured are of caches as mlx-lm stores them.
-        found = replace(found, bulk_bytes=None, streaming_bytes=None)
-    return replace(question, measured=found, warnings=warnings)
+        measured = replace(measured, bulk_bytes=None, streaming_bytes=None)
+    return replace(question, measured=measured, warnings=warnings)

@@ -7,7 +7,7 @@ import typer
 
 from memfit.cli.commands.plan.subject import sized_for_mlx_lm
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.groups import Only, OptionGroup, grouped, option
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import (
     CONTEXT,
@@ -24,10 +24,9 @@ from memfit.estimators.questions.runtime import RuntimeQuestion
 class FleetOptions(OptionGroup, frozen=True, kw_only=True):
     """A fleet in place of one model."""
 
-    fleet: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Place the models of this file on its machines."),
-    ] = None
+    fleet: Path | None = option(
+        metavar="FILE", help="Place the models of this file on its machines."
+    )
 
 
 @grouped
@@ -56,10 +55,7 @@ def ranks(
         model, device, versions, verbose=output.verbose, margin_bytes=MARGIN_BYTES
     )
     run = workload.under(sized.runtime_model.runtime)
-    if devices:
-        result = plan_named(sized, devices, run, output.units)
-    else:
-        result = plan_ranks(sized, device, run, output.units)
+    result = plan_named(sized, devices, run) if devices else plan_ranks(sized, device, run)
     output.write(result, units=output.units)
     raise typer.Exit(Exit.YES if result.least_machines else Exit.NO)
 

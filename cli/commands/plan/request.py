@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.groups import Only, OptionGroup, grouped, option
 from memfit.cli.options.output import PlanOutput
 from memfit.estimators.base.units import parse_count
 
@@ -13,13 +13,13 @@ from memfit.estimators.base.units import parse_count
 class RequestOptions(OptionGroup, frozen=True, kw_only=True):
     """The request, and the window that it shares."""
 
-    used: Annotated[
-        int, typer.Option(help="Tokens in the window, the prompt included."), parse_count
-    ]
-    requested: Annotated[int, typer.Option(help="Tokens to generate."), parse_count]
-    capacity: Annotated[
-        int, typer.Option(help="Tokens of the whole window, such as 32k."), parse_count
-    ]
+    used: int = option(
+        help="Tokens in the window, the prompt included.", default=..., read=parse_count
+    )
+    requested: int = option(help="Tokens to generate.", default=..., read=parse_count)
+    capacity: int = option(
+        help="Tokens of the whole window, such as 32k.", default=..., read=parse_count
+    )
 
 
 @grouped

@@ -1,12 +1,13 @@
 """``memfit plan server``: what a server takes at most, and the flags that fit."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.commands.plan.subject import Traffic, sized_for_mlx_lm, sized_model
+from memfit.cli.commands.plan.subject import TRAFFIC, sized_for_mlx_lm, sized_model
 from memfit.cli.exits import exit_of_verdict
-from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.groups import Only, OptionGroup, grouped, option
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import (
     CONTEXT,
@@ -18,7 +19,7 @@ from memfit.cli.options.questions import (
 )
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.setting_names import setting
-from memfit.estimators.base.units import Units, parse_count, parse_server_size
+from memfit.estimators.base.units import parse_count, parse_server_size
 
 if TYPE_CHECKING:
     from memfit.estimators.base.server_settings import ServerSettings
@@ -34,37 +35,24 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
     """The flags of mlx_lm.server or, with images, of mlx_vlm.server, and its requests."""
 
     panel = "Server options"
-    prefill_step_size: Annotated[int, typer.Option(help="Tokens in a prefill chunk.")] = 2048
-    max_tokens: Annotated[
-        int, typer.Option(help="Tokens that each request generates."), parse_count
-    ] = 512
-    prompt_concurrency: Annotated[
-        int | None, typer.Option(help="Prompts prefilled together; 8 by default.")
-    ] = None
-    decode_concurrency: Annotated[
-        int | None, typer.Option(help="Requests that decode together; 32 by default.")
-    ] = None
-    prompt_cache_size: Annotated[
-        int | None, typer.Option(help="Caches kept for later requests; 10 by default.")
-    ] = None
-    prompt_cache_bytes: Annotated[
-        int | None,
-        typer.Option(metavar="SIZE", help="The server's limit of those caches."),
-        parse_server_size,
-    ] = None
-    max_num_seqs: Annotated[
-        int | None, typer.Option(help="With --image: requests taken out of the queue.")
-    ] = None
-    vision_cache_size: Annotated[
-        int | None, typer.Option(help="With --image: images with kept features; 20 by default.")
-    ] = None
-    clients: Annotated[
-        int | None,
-        typer.Option(
-            help="Requests open at a time; by default twice what can run together, with --image 8."
-        ),
-    ] = None
-    traffic: Traffic = None
+    prefill_step_size: int = option(help="Tokens in a prefill chunk.", default=2048)
+    max_tokens: int = option(
+        help="Tokens that each request generates.", default=512, read=parse_count
+    )
+    prompt_concurrency: int | None = option(help="Prompts prefilled together; 8 by default.")
+    decode_concurrency: int | None = option(help="Requests that decode together; 32 by default.")
+    prompt_cache_size: int | None = option(help="Caches kept for later requests; 10 by default.")
+    prompt_cache_bytes: int | None = option(
+        metavar="SIZE", help="The server's limit of those caches.", read=parse_server_size
+    )
+    max_num_seqs: int | None = option(help="With --image: requests taken out of the queue.")
+    vision_cache_size: int | None = option(
+        help="With --image: images with kept features; 20 by default."
+    )
+    clients: int | None = option(
+        help="Requests open at a time; by default twice what can run together, with --image 8."
+    )
+    traffic: Path | None = TRAFFIC
 
     def settings(self, *, images: bool) -> "ServerSettings":
         """Return the flags of the server for prompts with images, or without.
@@ -147,7 +135,7 @@ def server(
         deciding=RankedModel.full_first,
     )
     run = replace(target.workload, max_tokens=options.max_tokens)
-    result = _planned(target.sized, run, *question, output.units)
+    result = _planned(target.sized, run, *question)
     plot = output.draws(False)
     output.write(result, units=output.units, plot=plot, as_type=model.as_type)
     raise typer.Exit(exit_of_verdict(result.verdict, is_requested=result.device is not None))
@@ -159,7 +147,6 @@ def _planned(
     settings: "ServerSettings",
     recorded: "tuple[tuple[Request, ...], tuple[tuple[float, float], ...]]",
     clients: int | None,
-    units: Units,
 ) -> "ServerPlan":
     from memfit.estimators.plans.server.images import PREFILLED, plan_image_server
     from memfit.estimators.plans.server.plan import plan_server
@@ -170,6 +157,4 @@ def _planned(
     traffic, times = recorded
     # Times say how many requests were open.
     clients = clients or (1 if times else 2 * settings.rows)
-    return plan_server(
-        sized, run, settings, clients=clients, traffic=traffic, times=times, units=units
-    )
+    return plan_server(sized, run, settings, clients=clients, traffic=traffic, times=times)

@@ -8,7 +8,7 @@ import typer
 
 from memfit.cli.commands.plan.subject import sized_for_mlx_lm
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, OptionGroup, grouped
+from memfit.cli.options.groups import Only, OptionGroup, grouped, option
 from memfit.cli.options.output import PlanOutput
 from memfit.cli.options.questions import CONTEXT, AdaptedModel, VersionOptions, WorkloadOptions
 from memfit.cli.render.output import write_whole
@@ -26,17 +26,12 @@ _LARGEST_TRACE = 2**30
 class TraceOptions(OptionGroup, frozen=True, kw_only=True):
     """The recorded graph."""
 
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A recorded trace; by default MLX records one."),
-    ] = None
-    save_trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the recorded trace to a file.")
-    ] = None
-    prefill_step: Annotated[int, typer.Option(help="Tokens of a recorded prompt chunk.")] = (
-        FOUNDRY_CHUNK
+    trace: Path | None = option(
+        metavar="FILE", help="A recorded trace; by default MLX records one."
     )
-    plot: Annotated[bool, typer.Option("--plot", help="Draw the arena by call.")] = False
+    save_trace: Path | None = option(metavar="FILE", help="Write the recorded trace to a file.")
+    prefill_step: int = option(help="Tokens of a recorded prompt chunk.", default=FOUNDRY_CHUNK)
+    plot: bool = option("--plot", help="Draw the arena by call.", default=False)
 
 
 @grouped
@@ -56,9 +51,9 @@ def static(
 
     tokens, _ = workload.tokens()
     conversion = model.quantization()
-    kept = _read(options.trace) if options.trace else None
+    stored = _read(options.trace) if options.trace else None
     sized = sized_for_mlx_lm(model, None, versions, verbose=output.verbose)
-    recorded = kept or _record(sized, tokens, options.prefill_step, conversion)
+    recorded = stored or _record(sized, tokens, options.prefill_step, conversion)
     if options.save_trace:
         write_whole(options.save_trace, to_json(recorded))
     result = plan_static(

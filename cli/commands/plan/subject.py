@@ -1,10 +1,8 @@
 """What several plans have: the model, opened and sized, and recorded requests."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from memfit.cli.options.groups import option
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import parse_size
@@ -16,21 +14,14 @@ if TYPE_CHECKING:
     from memfit.estimators.sizing.sized_model import SizedModel
 
 
-CacheBudget = Annotated[
-    int | None,
-    typer.Option(
-        metavar="SIZE",
-        help="Memory for them; by default 90 % of the working set minus the active peak.",
-    ),
-    parse_size,
-]
-Traffic = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Recorded requests, CSV or JSONL with prompt_tokens and completion_tokens.",
-    ),
-]
+CACHE_BUDGET = option(
+    metavar="SIZE",
+    help="Memory for them; by default 90 % of the working set minus the active peak.",
+    read=parse_size,
+)
+TRAFFIC = option(
+    metavar="FILE", help="Recorded requests, CSV or JSONL with prompt_tokens and completion_tokens."
+)
 
 
 def sized_model(

@@ -30,6 +30,6 @@ def wired(
     from memfit.probes.store import user_store
 
     read = read_scenario(scenario, user_store().get, partial(versions.versioned, strict=False))
-    result = plan_wired(read, output.units)
+    result = plan_wired(read)
     output.write(result, units=output.units, plot=output.draws(plot))
     raise typer.Exit(Exit.NO if result.verdict == "fails" else Exit.YES)

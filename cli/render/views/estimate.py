@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from memfit.cli.render.document import (
     VERDICT_COLOURS,
+    VERDICT_WORDS,
     Chart,
     Commands,
     Document,
@@ -14,16 +15,18 @@ from memfit.cli.render.document import (
     Sliders,
     Table,
     Text,
+    Toned,
     Verdict,
     section,
 )
 from memfit.cli.render.view import view
-from memfit.cli.render.views import answer
-from memfit.cli.render.views import text as estimate_text
+from memfit.cli.render.views import estimate_text, text
 from memfit.cli.render.views.assumed import marked
-from memfit.cli.render.views.images import image_lines
-from memfit.cli.render.views.ranks import rank_table
+from memfit.cli.render.views.estimate_text import settings_text
+from memfit.cli.render.views.text import at_step, gigabytes, image_lines, size, tenths, tokens
 from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.machine.working_set import GIB
+from memfit.estimators.results.advice import Action, Cell, Grid, GridRow
 from memfit.estimators.results.estimate import Estimate
 
 if TYPE_CHECKING:
@@ -56,31 +59,31 @@ class EstimateView(NamedTuple):
         """Return the verdict, the grid, what to type, and what the peak is made of."""
         result, units = self.result, self.units
         colour = VERDICT_COLOURS[result.verdict]
-        facts = [answer.task(result)]
+        facts = [estimate_text.task(result)]
         if not result.refusal:
-            facts += [answer.peak(result, units), *answer.speed(result)]
-        heading, commands, others = answer.doing(result, units)
+            facts += [estimate_text.peak(result, units), *estimate_text.speed(result)]
+        heading, commands, others = estimate_text.doing(result, units)
         # Why it does not load is said already.
         doubts = [] if result.refusal else [note.message for note in result.doubts]
-        grid = tuple(answer.grid_table(result, units))
+        grid = tuple(_grid_table(result, units))
         images = image_lines(result, units)
         document = (
             Heading(result.model.id, only="page"),
-            Verdict(answer.headline(result, units), colour),
+            Verdict(estimate_text.headline(result, units), colour),
             Text(("; ".join(facts),), style="dim"),
-            Text(tuple(answer.refusal(result)), mark="!"),
+            Text(tuple(estimate_text.refusal(result)), mark="!"),
             Text(doubts, mark="!", only="terminal"),
-            *answer.files(result, units),
+            *_files(result, units),
             *grid,
             *self._heat_maps(grid, only="picture"),
-            Text(answer.legend(result, units), style="dim"),
+            Text(estimate_text.legend(result, units), style="dim"),
             Text(tuple(self._recommended())),
             Commands(commands, heading),
             # Longer prompts were not asked for: they give way to a doubt where the screen is full.
             Text(others, mark="-", gap=not commands, needs_room=bool(commands and doubts)),
             *([Text(images, "Images", mark="-", gap=True)] if images else ()),
-            *rank_table(result.ranks or None, units),
-            *answer.ways(result, units),
+            *self._ranks(),
+            *_ways(result, units),
             *self._sliders(),
             *self._notes(),
             *self._details(),
@@ -91,11 +94,18 @@ class EstimateView(NamedTuple):
         model = result.model
         return marked(document, model.model_type) if model.assumed_from else document
 
+    def _ranks(self) -> Document:
+        if not self.result.ranks:
+            return ()
+        from memfit.cli.render.views.ranks import rank_table
+
+        return tuple(rank_table(self.result.ranks, self.units))
+
     def _recommended(self) -> Iterator[str]:
         best = self.result.best
         is_served = best and best.server and best.commands
         clients = self.result.workload.batch if is_served else 0
-        if found := answer.recommended(self.result.recommended, self.units, clients=clients):
+        if found := estimate_text.recommended(self.result.recommended, self.units, clients=clients):
             yield f"Recommended: {found}"
 
     def _notes(self) -> Iterator[Text]:
@@ -118,7 +128,7 @@ class EstimateView(NamedTuple):
     def _details(self) -> Iterator[Text | Table]:
         needs_room = not (self.breakdown or self.verbose)
         only: Literal["", "page"] = "page" if needs_room else ""
-        yield Text((estimate_text.title(self.result.model),), style="dim", gap=True, only=only)
+        yield Text((text.title(self.result.model),), style="dim", gap=True, only=only)
         yield from _pool(self.result, self.units, needs_room=needs_room)
         yield _components(self.result, self.units, needs_room=needs_room)
         yield _bytes(self.result, self.units)
@@ -129,7 +139,7 @@ class EstimateView(NamedTuple):
     ) -> Iterator[HeatMap]:
         """The grid in colours; a picture has it in place of the table."""
         for table in grid:
-            note = "; ".join(answer.legend(self.result, self.units))
+            note = "; ".join(estimate_text.legend(self.result, self.units))
             yield HeatMap(table=table, note=note, only=only)
 
     def _sliders(self) -> Iterator[Sliders | Text]:
@@ -173,14 +183,14 @@ def _components(result: Estimate, units: Units, *, needs_room: bool) -> Table:
 
 def _rows(result: Estimate, units: Units, whole: int) -> Iterator[tuple[str | int, ...]]:
     """Name, size, bar, share and basis of each row; parts of a component have no bar."""
-    for name, nbytes, basis in estimate_text.rows(result):
-        share = estimate_text.percent(nbytes, whole)
+    for name, nbytes, basis in text.rows(result):
+        share = text.percent(nbytes, whole)
         yield name, format_bytes(nbytes, units), nbytes, share, basis
         if name == "Weights":
-            for part, part_bytes in estimate_text.weight_rows(result):
+            for part, part_bytes in text.weight_rows(result):
                 yield f"  {part}", format_bytes(part_bytes, units), 0, "", ""
     peak = result.peak_bytes
-    share = estimate_text.percent(peak, whole)
+    share = text.percent(peak, whole)
     yield f"Peak, in {result.peak_phase}", format_bytes(peak, units), peak, share, ""
     yield "Margin", format_bytes(result.components.margin.bytes, units), 0, "", ""
 
@@ -239,7 +249,141 @@ def _bytes(result: Estimate, units: Units) -> Table:
     peak = (f"Peak, in {result.peak_phase}", result.peak_bytes, "")
     rows = tuple(
         (name, format_bytes(nbytes, units), str(nbytes), basis)
-        for name, nbytes, basis in (*estimate_text.rows(result), peak)
+        for name, nbytes, basis in (*text.rows(result), peak)
     )
     headings = ("Component", "Size", "Bytes", "Basis")
     return Table(headings, rows, align="lrrl", has_total=True, only="page")
+
+
+def _grid_table(result: Estimate, units: Units) -> Iterator[Table]:
+    """Yield the grid as a table; a narrow terminal drops the farthest columns first."""
+    grid = result.grid
+    if not grid.rows:
+        return
+    unit = "GB" if units is Units.GB else "GiB"
+    places = range(2, 2 + len(grid.columns))
+    if grid.axis == "memory_bytes":
+        headings = ["", "needs", *(str(nbytes // GIB) for nbytes in grid.columns)]
+        title, droppable = f"fits a Mac with {unit} of memory", list(places)[:0:-1]
+    else:
+        headings = ["", "weights", *map(tokens, grid.columns), "longest"]
+        title = f"needs in {unit} for a prompt of"
+        asked = result.workload.prompt_tokens
+        droppable = [n for n in reversed(places) if grid.columns[n - 2] != asked]
+    yield Table(
+        headings,
+        list(_grid_rows(grid, result.workload.prefill_step, units)),
+        title,
+        align="lr" + "l" * len(places) + "r",
+        wrapped=(),
+        droppable=droppable,
+        only="text",
+    )
+
+
+def _grid_rows(grid: Grid, step: int, units: Units) -> Iterator[list[str | Toned]]:
+    by_prompt = grid.axis == "context_tokens"
+    cells = [[_cell(cell, by_prompt, step, units) for cell in row.cells] for row in grid.rows]
+    for row, shown in zip(grid.rows, _padded(cells), strict=True):
+        if by_prompt:
+            longest = tokens(row.context_tokens) + at_step(row.context_step, step)
+            is_server = row.program == "server"
+            yield [
+                "  server" if is_server else row.label,
+                "" if is_server else size(row.weights_bytes, units),
+                *shown,
+                longest if row.context_tokens else "-",
+            ]
+        else:
+            yield [row.label, _need(row, units), *shown]
+
+
+def _need(row: GridRow, units: Units) -> str:
+    needs = [cell.needed_bytes for cell in row.cells if cell.needed_bytes is not None]
+    return size(max(needs), units) if needs else "-"
+
+
+def _cell(cell: Cell, by_prompt: bool, step: int, units: Units) -> Toned:
+    at = at_step(cell.prefill_step, step)
+    if by_prompt and cell.needed_bytes is not None:
+        # Without the size of the host there is no verdict.
+        word = "" if cell.verdict == "unknown" else _CELL_WORDS[cell.verdict]
+        text = f"{tenths(cell.needed_bytes, units)}{at} {word}".rstrip()
+    elif by_prompt:
+        text = _CELL_WORDS[cell.verdict]
+    else:
+        text = cell.verdict.replace("exceeds", "no") + at
+    return Toned(text, VERDICT_COLOURS[cell.verdict])
+
+
+def _padded(rows: Sequence[Sequence[Toned]]) -> list[list[Toned]]:
+    """The cells with the decimal points of each column below each other."""
+    points = [max(cell.text.find(".") for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        [
+            Toned(" " * max(0, point - cell.text.find(".")) + cell.text, cell.colour)
+            if "." in cell.text
+            else cell
+            for cell, point in zip(row, points, strict=True)
+        ]
+        for row in rows
+    ]
+
+
+_WORDS = {"fits": "", "tight": "tight", "exceeds": "no", "unknown": "-"}
+_CELL_WORDS = {**_WORDS, "tight": "!"}
+"""In the grid, whose legend explains the mark: a word would cost a column of prompts."""
+
+
+def _files(result: Estimate, units: Units) -> Iterator[Table]:
+    """Yield the GGUF models of a repository, a row each."""
+    rows = [
+        (
+            file.label,
+            size(file.weights_bytes, units),
+            size(file.needed_bytes, units) if file.needed_bytes else "-",
+            Toned(_FILE_WORDS[file.verdict], VERDICT_COLOURS[file.verdict]),
+            f"memfit {file.name}",
+        )
+        for file in result.files or ()
+    ]
+    if rows:
+        headings = ("file", "size", "needs", "", "for its own figures")
+        yield Table(headings, rows, align="lrrll", wrapped=(), droppable=(4,))
+
+
+_FILE_WORDS = {**VERDICT_WORDS, "unknown": ""}
+
+
+def _ways(result: Estimate, units: Units) -> Iterator[Table]:
+    """Yield every action with its commands, for a page that has room for them."""
+    rows = [
+        (
+            _change(action),
+            _COSTS[action.cost],
+            _needed(action, units),
+            tokens(action.context_tokens) if action.context_tokens else "-",
+            " && ".join(action.commands),
+        )
+        for action in result.actions
+    ]
+    if rows:
+        headings = ("Change", "Costs", "Needs", "Longest prompt", "Commands")
+        yield Table(headings, rows, "Every way", align="llrrl", only="picture")
+
+
+def _needed(action: Action, units: Units) -> Toned:
+    text = f"{size(action.needed_bytes, units)} {_WORDS[action.verdict]}".rstrip()
+    if action.host_bytes:
+        text += f", host {size(action.host_bytes, units)}"
+    return Toned(text, VERDICT_COLOURS[action.verdict])
+
+
+_COSTS = {"none": "nothing", "speed": "speed", "quality": "quality", "hardware": "a machine"}
+
+
+def _change(action: Action) -> str:
+    found = [settings_text(action.settings)]
+    if "memory_bytes" in action.settings:
+        found.insert(0, f"a Mac with {gigabytes(action.settings['memory_bytes'])}")
+    return ", ".join(filter(None, found)) or "none"

@@ -1,7 +1,7 @@
 """The points around an estimate as sliders."""
 
 from memfit.cli.render.chart import NEEDED
-from memfit.cli.render.document import VERDICT_WORDS, Point, Slider, Sliders
+from memfit.cli.render.document import VERDICT_WORDS, Slider, SliderPoint, Sliders
 from memfit.cli.render.views.text import percent
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.sizing.explore import Explored, ExploredPoint
@@ -22,7 +22,7 @@ def sliders(explored: Explored, budget: int | None, units: Units) -> Sliders:
             Slider(
                 _LABELS[name],
                 [_value(name, value) for value in values],
-                values.index(explored.asked[name]),
+                values.index(explored.requested[name]),
             )
             for name, values in explored.values.items()
         ],
@@ -42,15 +42,15 @@ def _value(name: str, value: int | None) -> str:
     return f"{value} tokens"
 
 
-def _point(point: ExploredPoint, weights: int, budget: int | None, units: Units) -> Point:
+def _point(point: ExploredPoint, weights: int, budget: int | None, units: Units) -> SliderPoint:
     if point.needed_bytes is None:
-        return Point("unknown", f"Not possible: {point.reason}", 0, ("-", "-", "-"))
+        return SliderPoint("unknown", f"Not possible: {point.reason}", 0, ("-", "-", "-"))
     parts = (weights, point.cache_bytes, point.needed_bytes - weights - point.cache_bytes)
     cells = tuple(format_bytes(nbytes, units) for nbytes in parts)
     needed = format_bytes(point.needed_bytes, units)
     if budget is None:
-        return Point(point.verdict, f"Needs {needed}", 0, cells)
+        return SliderPoint(point.verdict, f"Needs {needed}", 0, cells)
     share = percent(point.needed_bytes, budget)
     whole = format_bytes(budget, units)
     sentence = f"{VERDICT_WORDS[point.verdict].capitalize()}: needs {needed} of {whole}, {share}"
-    return Point(point.verdict, sentence, -(-100 * point.needed_bytes // budget), cells)
+    return SliderPoint(point.verdict, sentence, -(-100 * point.needed_bytes // budget), cells)

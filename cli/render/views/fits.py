@@ -17,8 +17,15 @@ from memfit.cli.render.document import (
 )
 from memfit.cli.render.document import section as listed
 from memfit.cli.render.view import view
-from memfit.cli.render.views.answer import at_step, gigabytes, machine, runtime_text, tokens
-from memfit.cli.render.views.text import size, tenths
+from memfit.cli.render.views.text import (
+    at_step,
+    gigabytes,
+    machine_name,
+    runtime_text,
+    size,
+    tenths,
+    tokens,
+)
 from memfit.estimators.base.units import Units
 from memfit.estimators.results.estimate import DecodeSpeed
 from memfit.estimators.results.fits import Fit, Fits, NotSized
@@ -84,8 +91,8 @@ def _verdict(result: Fits) -> str:
     kind = " that take images" if result.without_images else ""
     kind += " that the adapter was trained on" if result.of_other_adapters else ""
     return (
-        f"{machine(result.device)}: {result.fitting} of {every} models{kind} fit with a prompt of"
-        f" {result.prompt_tokens} tokens{generated}."
+        f"{machine_name(result.device)}: {result.fitting} of {every} models{kind} fit with a prompt"
+        f" of {result.prompt_tokens} tokens{generated}."
     )
 
 

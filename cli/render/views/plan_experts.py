@@ -14,11 +14,11 @@ from memfit.cli.render.document import (
     report,
 )
 from memfit.cli.render.view import view
-from memfit.cli.render.views.answer import runtime_text
+from memfit.cli.render.views.text import runtime_text
 from memfit.cli.render.views.tune_text import rate
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.results.estimate import Verdict
 from memfit.estimators.results.experts import CapacityRow, ExpertMisses, ExpertsPlan
+from memfit.estimators.results.terms import Verdict
 
 _MEMORY = (
     "Experts",

@@ -4,8 +4,7 @@ from collections import Counter
 
 from memfit.cli.render.document import VERDICT_COLOURS, Document, Table, report
 from memfit.cli.render.view import view
-from memfit.cli.render.views.answer import runtime_text
-from memfit.cli.render.views.text import size, tenths
+from memfit.cli.render.views.text import runtime_text, size, tenths
 from memfit.estimators.base.units import Units
 from memfit.estimators.results.ranks import FleetPlan
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from memfit.cli.render.document import Bar, BarChart, Document, Table, report
 from memfit.cli.render.view import view
-from memfit.cli.render.views.answer import runtime_text
+from memfit.cli.render.views.text import runtime_text
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.growth import GrowthPlan, GrowthRow
 

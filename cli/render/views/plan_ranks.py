@@ -11,8 +11,7 @@ from memfit.cli.render.document import (
     report,
 )
 from memfit.cli.render.view import view
-from memfit.cli.render.views.answer import machine, runtime_text, tokens
-from memfit.cli.render.views.text import tenths
+from memfit.cli.render.views.text import machine_name, runtime_text, tenths, tokens
 from memfit.estimators.base.units import Units
 from memfit.estimators.results.ranks import RankChoice, RanksPlan
 
@@ -23,7 +22,7 @@ _MOST_COMMANDS = 2
 def to_document(result: RanksPlan, units: Units) -> Document:
     """Return a row for each number of machines, and the commands of the fewest that fit."""
     named = result.choices[-1].on
-    name = " + ".join(named) if named else machine(result.device)
+    name = " + ".join(named) if named else machine_name(result.device)
     asked = result.workload.prompt_tokens
     unit = "GB" if units is Units.GB else "GiB"
     headings = ("Machines", "Shared", "Weights", "Needs", "", "Longest prompt")

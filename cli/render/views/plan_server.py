@@ -15,8 +15,8 @@ from memfit.cli.render.document import (
     section,
 )
 from memfit.cli.render.view import view
-from memfit.cli.render.views.answer import runtime_text
 from memfit.cli.render.views.assumed import marked
+from memfit.cli.render.views.text import runtime_text
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.server import ServerMix, ServerMoment, ServerPlan
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import astuple
 
 from memfit.cli.render.document import VERDICT_COLOURS, VERDICT_WORDS, Table, Text, Toned
-from memfit.cli.render.views.machines import alone_text
+from memfit.cli.render.views.estimate_text import alone_text
 from memfit.cli.render.views.text import tenths
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.estimate import RankFigures, RankPlan
@@ -13,10 +13,8 @@ from memfit.estimators.results.estimate import RankFigures, RankPlan
 _WORST_LAST = ("unknown", "fits", "tight", "exceeds", "does_not_load")
 
 
-def rank_table(plan: RankPlan | None, units: Units) -> Iterator[Table | Text]:
-    """Yield what every rank takes, and the split to give mlx-lm; nothing without ranks."""
-    if plan is None:
-        return
+def rank_table(plan: RankPlan, units: Units) -> Iterator[Table | Text]:
+    """Yield what every rank takes, and the split to give mlx-lm."""
     unit = "GB" if units is Units.GB else "GiB"
     headings = ["Rank", "Layers", "Weights", "Caches", "Load", "Prefill", "Decode", "Needs", ""]
     rows = [_row(rank, plan, units) for rank in plan.ranks]
@@ -79,5 +77,4 @@ def _hints(plan: RankPlan, units: Units) -> Iterator[str]:
         )
     ring = max(rank.communication_bytes for rank in plan.ranks)
     if ring:
-        kept = format_bytes(ring)
-        yield f"needs includes {kept} that MLX's ring keeps outside of its allocator"
+        yield f"needs includes {format_bytes(ring)} that MLX's ring keeps outside of its allocator"

@@ -1,16 +1,27 @@
-"""Texts for an estimate, shared by the table and Markdown."""
+"""Words that the views of several results share: sizes, tokens, machines, workloads."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.estimate import Estimate, ModelSummary, Verdict
+from memfit.estimators.machine.working_set import GIB
+from memfit.estimators.mlx.versions import MLX_VERSION, format_version
+from memfit.estimators.results.estimate import (
+    DeviceSummary,
+    Estimate,
+    ModelSummary,
+    RuntimeSummary,
+)
+from memfit.estimators.results.terms import Verdict
 
 if TYPE_CHECKING:
+    from memfit.estimators.base.images import ImageSize
+    from memfit.estimators.results.advice import ImageAdvice
     from memfit.estimators.results.comparison import Comparison
     from memfit.estimators.results.context import ContextPlan
     from memfit.probes.result import TuneResult
+
 
 PARTS = {
     "embedding": "embedding",
@@ -126,3 +137,82 @@ def tenths(nbytes: int, units: Units, *, down: bool = False) -> str:
     unit = 10**9 if units is Units.GB else 2**30
     found = 10 * nbytes // unit if down else -(-10 * nbytes // unit)
     return f"{found // 10}.{found % 10}"
+
+
+def gigabytes(memory_bytes: int) -> str:
+    """Memory as it is sold: a "GB" of it is a GiB."""
+    return f"{memory_bytes // GIB} GB"
+
+
+def machine_name(device: DeviceSummary) -> str:
+    """The machine, a Mac by the memory it is sold with."""
+    if device.name.startswith("Mac with") and not device.memory_bytes % GIB:
+        return f"Mac with {gigabytes(device.memory_bytes)}"
+    return device.name
+
+
+def tokens(count: int) -> str:
+    """Tokens in a few characters, rounded down: 4k is 4096, but 40960 is 40k.
+
+    >>> tokens(131072), tokens(102144), tokens(300)
+    ('128k', '99k', '300')
+    """
+    if count >= 2**20:
+        return f"{count // 2**20}M"
+    return f"{count // 1024}k" if count >= 1024 else str(count)
+
+
+def at_step(step: int, usual: int) -> str:
+    """The prefill step of a figure, where it is not the usual one.
+
+    >>> at_step(512, 2048), at_step(2048, 2048)
+    ('@512', '')
+    """
+    return "" if step == usual else f"@{step}"
+
+
+def runtime_text(runtime: RuntimeSummary) -> str:
+    """A runtime and its version, and that of MLX where it is not the newest."""
+    # The newest MLX is in the notes alone: a line more would not fit the first screen.
+    if runtime.mlx_version == format_version(MLX_VERSION):
+        return f"{runtime.name} {runtime.version}"
+    return str(runtime)
+
+
+def named(device: DeviceSummary) -> str:
+    """The option that names a machine to memfit."""
+    if device.source == "detected":
+        return "--device host"
+    if device.source == "table":
+        return f"--device {device.name}"
+    if device.name == "Mac with a given working set":
+        return f"--working-set {device.working_set_bytes}"
+    return f"--memory {gigabytes(device.memory_bytes).replace(' ', '')}"
+
+
+def image_lines(result: "Estimate | ContextPlan", units: Units) -> tuple[str, ...]:
+    """Return the lines of a prompt with images, nothing for one of text."""
+    images = result.workload.images
+    if not images:
+        return ()
+    tokens = f"{images}: {images.tokens} of the {result.workload.prompt_tokens} tokens"
+    advice = _advice(images.images[0], result.images, units) if result.images else ()
+    return (tokens, *advice)
+
+
+def _advice(first: "ImageSize", advice: "ImageAdvice", units: Units) -> Iterator[str]:
+    if advice.largest is None:
+        yield "not even a small image fits with this prompt"
+    elif advice.any_size:
+        yield "an image of any size fits: the model's processor reduces it"
+    else:
+        yield f"the largest of this shape that fits: {advice.largest}"
+    if advice.most:
+        many = f"{advice.most} or more" if advice.most == advice.searched else str(advice.most)
+        yield f"images of {first.width}x{first.height} that fit together: {many}"
+    for each in advice.smaller:
+        sides = f"{max(1, first.width // each.divisor)} {max(1, first.height // each.divisor)}"
+        yield (
+            f"mlx_vlm.generate --resize-shape {sides}: {each.image_tokens} tokens, peak"
+            f" {size(each.peak_bytes, units)}"
+        )

@@ -18,8 +18,9 @@ from memfit.cli.render.document import (
     report,
 )
 from memfit.cli.render.view import view
-from memfit.cli.render.views import answer, tune_text
 from memfit.cli.render.views import text as estimate_text
+from memfit.cli.render.views import tune_text
+from memfit.cli.render.views.estimate_text import recommended as recommended_text
 from memfit.estimators.base.units import Units
 from memfit.probes.figures import FIGURES
 from memfit.probes.result import Point, TuneResult
@@ -105,7 +106,7 @@ class TuneView(NamedTuple):
 
     def _recommended(self) -> Iterator[str]:
         found = self.result.recommended
-        if found and (text := answer.recommended(found, self.units)):
+        if found and (text := recommended_text(found, self.units)):
             yield text
         yield from self.result.recommendation.reasons
 

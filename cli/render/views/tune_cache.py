@@ -1,7 +1,6 @@
 """Measured stores and restores of a cache as a document."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from memfit.cli.render.document import Document, Table, report
 from memfit.cli.render.view import view
@@ -38,42 +37,35 @@ _RESTORED = (
 
 
 @view(CacheTuneResult)
-class TuneCacheView(NamedTuple):
-    result: CacheTuneResult
-    units: Units
-
-    def document(self) -> Document:
-        """Return the tables of stores and restores, and the answer."""
-        result, units = self.result, self.units
-        files = [(each, file) for each in result.conversations for file in each.stored]
-        stored = tuple(_stored(each, file, units) for each, file in files)
-        restored = tuple(
-            _restored(each, file, restore, units)
-            for each, file in files
-            for restore in file.restores
-        )
-        return report(
-            title=result.model,
-            facts=tuple(_facts(result, units)),
-            tables=(
-                Table(_STORED, stored, "Stored", keys=2),
-                Table(
-                    *(_RESTORED, restored, "Restored; peaks are without weights"),
-                    droppable=(6, 5),
-                    keys=3,
-                ),
-                *_served(result.replay, units),
+def to_document(result: CacheTuneResult, units: Units) -> Document:
+    """Return the tables of stores and restores, and the answer."""
+    files = [(each, file) for each in result.conversations for file in each.stored]
+    stored = tuple(_stored(each, file, units) for each, file in files)
+    restored = tuple(
+        _restored(each, file, restore, units) for each, file in files for restore in file.restores
+    )
+    return report(
+        title=result.model,
+        facts=tuple(_facts(result, units)),
+        tables=(
+            Table(_STORED, stored, "Stored", keys=2),
+            Table(
+                *(_RESTORED, restored, "Restored; peaks are without weights"),
+                droppable=(6, 5),
+                keys=3,
             ),
-            verdict=_verdict(result),
-            colour="green" if result.answer.shortest_tokens else "yellow",
-            sections=(
-                ("Why", (*result.answer.reasons, *_tiers(result, units))),
-                ("Served", tuple(_replay_lines(result.replay, units))),
-                ("Not measured", tuple(_unmeasured(result))),
-                ("Not as planned; report these lines", result.report),
-                ("Notes", tuple(note.message for note in result.notes)),
-            ),
-        )
+            *_served(result.replay, units),
+        ),
+        verdict=_verdict(result),
+        colour="green" if result.answer.shortest_tokens else "yellow",
+        sections=(
+            ("Why", (*result.answer.reasons, *_tiers(result, units))),
+            ("Served", tuple(_replay_lines(result.replay, units))),
+            ("Not measured", tuple(_unmeasured(result))),
+            ("Not as planned; report these lines", result.report),
+            ("Notes", tuple(note.message for note in result.notes)),
+        ),
+    )
 
 
 def _facts(result: CacheTuneResult, units: Units) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """A measured mixture of experts as a document."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from memfit.cli.render.document import Bar, BarChart, Document, Table, report
 from memfit.cli.render.view import view
@@ -31,42 +30,34 @@ _COLOURS = {True: "green", False: "yellow", None: "default"}
 
 
 @view(ExpertsTuneResult)
-class TuneExpertsView(NamedTuple):
-    """A result; ``plot`` adds a chart of memory and speed."""
-
-    result: ExpertsTuneResult
-    units: Units
-    plot: bool
-
-    def document(self) -> Document:
-        """Return the tables of all capacities, and the answer."""
-        result = self.result
-        points = [*([result.full] if result.full else ()), *result.points]
-        names = ["all, mlx-lm"] if result.full else []
-        names += [str(point.capacity) for point in result.points]
-        rows = list(zip(names, points, strict=True))
-        memory = tuple((name, *_memory(point, self.units)) for name, point in rows)
-        speed = tuple((name, *_speed(point, self.units)) for name, point in rows)
-        agreement = tuple((name, *_agreement(point)) for name, point in rows)
-        return report(
-            title=result.model,
-            facts=tuple(_facts(result, self.units)),
-            tables=(
-                Table(_MEMORY, memory, "Memory", droppable=(2, 6, 8, 4)),
-                Table(_SPEED, speed, "Speed; misses, reads and waits for each generated token"),
-                Table(_AGREEMENT, agreement, "Agreement with the full model, and slots"),
-            ),
-            verdict=_verdict(result),
-            colour=_COLOURS[result.answer.pays],
-            sections=(
-                ("Does it pay off", result.answer.reasons),
-                ("Not measured", tuple(_unmeasured(result))),
-                ("Prepacked", tuple(_warm(result, self.units))),
-                ("Beyond the stated error: please report these lines", result.report),
-                ("Notes", tuple(note.message for note in result.notes)),
-            ),
-            charts=(_chart(rows, self.units),) if self.plot else (),
-        )
+def to_document(result: ExpertsTuneResult, units: Units, plot: bool = False) -> Document:
+    """Return the tables of all capacities, and the answer; ``plot`` adds a chart."""
+    points = [*([result.full] if result.full else ()), *result.points]
+    names = ["all, mlx-lm"] if result.full else []
+    names += [str(point.capacity) for point in result.points]
+    rows = list(zip(names, points, strict=True))
+    memory = tuple((name, *_memory(point, units)) for name, point in rows)
+    speed = tuple((name, *_speed(point, units)) for name, point in rows)
+    agreement = tuple((name, *_agreement(point)) for name, point in rows)
+    return report(
+        title=result.model,
+        facts=tuple(_facts(result, units)),
+        tables=(
+            Table(_MEMORY, memory, "Memory", droppable=(2, 6, 8, 4)),
+            Table(_SPEED, speed, "Speed; misses, reads and waits for each generated token"),
+            Table(_AGREEMENT, agreement, "Agreement with the full model, and slots"),
+        ),
+        verdict=_verdict(result),
+        colour=_COLOURS[result.answer.pays],
+        sections=(
+            ("Does it pay off", result.answer.reasons),
+            ("Not measured", tuple(_unmeasured(result))),
+            ("Prepacked", tuple(_warm(result, units))),
+            ("Beyond the stated error: please report these lines", result.report),
+            ("Notes", tuple(note.message for note in result.notes)),
+        ),
+        charts=(_chart(rows, units),) if plot else (),
+    )
 
 
 def _facts(result: ExpertsTuneResult, units: Units) -> Iterator[str]:

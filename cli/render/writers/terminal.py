@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from rich.text import Text as RichText
 
-from memfit.cli.render import grid
 from memfit.cli.render.document import (
     AnyPart,
     Chart,
@@ -21,7 +20,7 @@ from memfit.cli.render.document import (
     Verdict,
 )
 from memfit.cli.render.escape import visible
-from memfit.cli.render.page import Page, open_page
+from memfit.cli.render.page import Page, draw_columns, draw_table, open_page
 
 # A word of a shell command: quoted parts and escaped characters may have spaces in them.
 _WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""")
@@ -63,9 +62,9 @@ def _draw(page: Page, part: AnyPart) -> None:
         case Text():
             _text(page, part)
         case Table():
-            grid.draw_table(page, part)
+            draw_table(page, part)
         case Columns():
-            grid.draw_columns(page, part)
+            draw_columns(page, part)
         case Verdict():
             page.say(part.text, style=f"bold {part.colour}")
         case Commands():

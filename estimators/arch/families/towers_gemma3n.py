@@ -5,13 +5,7 @@ Source: mlx_vlm/models/gemma3n, vision.py, audio.py and config.py. mlx-lm builds
 
 from collections.abc import Iterator
 
-from memfit.estimators.arch.families.towers import (
-    dense,
-    repeated,
-    rms_norms,
-    tower_layers,
-    weight,
-)
+from memfit.estimators.arch.families.towers import dense, repeated, rms_norms, tower_layers, weight
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.modules import Module, Modules, under
 

@@ -18,11 +18,7 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import Progress
 from memfit.estimators.checkpoint.config import CONFIG, MAX_CONFIG_BYTES, MODELOPT
 from memfit.estimators.checkpoint.hub.header_cache import HeaderCache
-from memfit.estimators.checkpoint.hub.listing import (
-    MAX_LISTING_BYTES,
-    Listing,
-    parse_listing,
-)
+from memfit.estimators.checkpoint.hub.listing import MAX_LISTING_BYTES, Listing, parse_listing
 from memfit.estimators.checkpoint.hub.parallel import start
 from memfit.estimators.checkpoint.hub.requests import ATTEMPTS, Client, NoAnswerError, Response
 from memfit.estimators.checkpoint.hub.settings import Hub

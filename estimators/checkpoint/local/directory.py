@@ -14,7 +14,7 @@ from memfit.estimators.checkpoint.other_kinds import kind_of_files
 from memfit.estimators.checkpoint.safetensors import read_header
 from memfit.estimators.checkpoint.shards import list_some, shard_total
 from memfit.estimators.checkpoint.weight_files import is_weight_file, with_weights
-from memfit.estimators.results.estimate import Source
+from memfit.estimators.results.terms import Source
 
 _READ = (".json", ".safetensors", ".bin")
 

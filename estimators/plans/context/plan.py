@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.reading.request_trace import TraceRequest
-from memfit.estimators.base.units import Units, format_bytes, round_up
+from memfit.estimators.base.units import OPEN, format_bytes, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.context.percentiles import distribution, percentile
@@ -20,7 +20,9 @@ from memfit.estimators.results.context import (
     MatrixCell,
     TrafficPlan,
 )
-from memfit.estimators.results.estimate import Note, Verdict
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.result import both_units
+from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
 from memfit.estimators.runtimes.budget import judge, recommended_bytes
 from memfit.estimators.runtimes.registry import runtime_summary
@@ -65,28 +67,25 @@ def plan_context(
     sized: SizedModel,
     workload: Workload,
     asked: ContextQuestion | None = None,
-    *,
-    units: Units = Units.GB,
 ) -> ContextPlan:
     """Return the contexts that fit under the model's runtime.
 
     Raises:
         UnsupportedError: when the runtime cannot run the workload.
     """
-    return _Plan(sized, workload, asked or ContextQuestion(), units).answer()
+    return _Plan(sized, workload, asked or ContextQuestion()).answer()
 
 
 class _Plan(Struct, frozen=True):
     sized: SizedModel
     workload: Workload
     asked: ContextQuestion
-    units: Units
 
     def answer(self) -> ContextPlan:
         sized, workload, device = self.sized, self.workload, self.sized.device
         runtime_model, host = sized.runtime_model, sized.requirement(workload).host
         if host and host.is_undecided:
-            needed = format_bytes(host.nbytes, self.units)
+            needed = format_bytes(host.nbytes)
             raise UnsupportedError(
                 f"the host has to hold {needed}, and its memory is not known: give --host-memory"
             )
@@ -113,7 +112,7 @@ class _Plan(Struct, frozen=True):
             largest_batch=self._at_once(workload.prompt_tokens) if device else None,
             traffic=self._traffic(longest) if self.asked.traffic else None,
             assumptions=tuple(runtime_model.allocation_rules()),
-            notes=(*self._notes(), *self._notes_on_matrix(ceilings)),
+            notes=(*both_units(tuple(self._notes())), *self._notes_on_matrix(ceilings)),
             images=image_advice(sized, workload) or UNSET,
         )
 
@@ -226,6 +225,6 @@ class _Plan(Struct, frozen=True):
         yield from sized.footprint.notes
         yield from workload_notes(sized, workload)
         figures, runtime_model = sized.figures_for(workload), sized.runtime_model
-        yield from runtime_model.notes(workload, figures, self.units)
+        yield from runtime_model.notes(workload, figures, OPEN)
         yield from ending_notes(run_limits(runtime_model, workload))
-        yield from runtime_model.context_notes(workload, figures, self.units)
+        yield from runtime_model.context_notes(workload, figures, OPEN)

@@ -33,11 +33,7 @@ from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.estimate import device_summary, limit_notes
 from memfit.estimators.sizing.expert_rules import warnings_of, worth
-from memfit.estimators.sizing.partial_experts import (
-    RunMemory,
-    most_experts,
-    running_bytes,
-)
+from memfit.estimators.sizing.partial_experts import RunMemory, most_experts, running_bytes
 from memfit.estimators.weights.expert_slots import (
     Inventory,
     layered_startup_bytes,

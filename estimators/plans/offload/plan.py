@@ -15,7 +15,7 @@ from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.device import ANY_CPU, ANY_MAC, Device
 from memfit.estimators.plans.offload.cache_tiers import Tiers, milliseconds, simulate
 from memfit.estimators.plans.offload.session_cache import PLAIN_BITS, Storage, longest_hot
-from memfit.estimators.results.estimate import Basis, DeviceSummary, Note, RuntimeSummary
+from memfit.estimators.results.estimate import DeviceSummary, Note, RuntimeSummary
 from memfit.estimators.results.offload import (
     Disk,
     MeasuredStorage,
@@ -29,6 +29,7 @@ from memfit.estimators.results.offload import (
     Threshold,
     Times,
 )
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.agent_memory import adaptive_chunk
 from memfit.estimators.runtimes.budget import comfortable_bytes
 from memfit.estimators.sizing.estimate import limit_notes

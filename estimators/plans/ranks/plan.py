@@ -6,7 +6,6 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.ranks import Parallel
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.questions.machine import Ranks
@@ -14,7 +13,7 @@ from memfit.estimators.results.ranks import Impossible, RankChoice, RanksPlan
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
-from memfit.estimators.sizing.actions import converting
+from memfit.estimators.sizing.advise import converting
 from memfit.estimators.sizing.estimate import device_summary, model_summary, notes_on_versions
 from memfit.estimators.sizing.ranks import RankedModel, ranked
 from memfit.estimators.sizing.recommend import recommended_context
@@ -25,9 +24,7 @@ SIZES = (2, 3, 4, 6, 8)
 WAYS: tuple[Parallel, ...] = ("tensor", "pipeline")
 
 
-def plan_ranks(
-    sized: SizedModel, device: Device, workload: Workload, units: Units = Units.GB
-) -> RanksPlan:
+def plan_ranks(sized: SizedModel, device: Device, workload: Workload) -> RanksPlan:
     """Return what a model needs on one machine and on several equal ones.
 
     Raises:
@@ -35,12 +32,10 @@ def plan_ranks(
     """
     ways = (Ranks(size, parallel) for size in SIZES for parallel in WAYS)
     alone = [_choice(ranked(sized, None), None, workload)]
-    return _plan(sized, device, workload, alone, ways, units)
+    return _plan(sized, device, workload, alone, ways)
 
 
-def plan_named(
-    sized: SizedModel, devices: Sequence[Device], workload: Workload, units: Units = Units.GB
-) -> RanksPlan:
+def plan_named(sized: SizedModel, devices: Sequence[Device], workload: Workload) -> RanksPlan:
     """Return what a model needs on each of these machines, and on all of them together.
 
     Raises:
@@ -51,7 +46,7 @@ def plan_named(
         replace(_choice(ranked(sized.on(device), None), None, workload), on=(device.name,))
         for device in dict.fromkeys(devices)
     ]
-    return _plan(sized, devices[0], workload, alone, ways, units)
+    return _plan(sized, devices[0], workload, alone, ways)
 
 
 def _plan(
@@ -60,7 +55,6 @@ def _plan(
     workload: Workload,
     alone: Sequence[RankChoice],
     ways: Iterable[Ranks],
-    units: Units,
 ) -> RanksPlan:
     """The plan for each machine ``alone``, then for the ``ways`` to run on several."""
     choices, impossible = [*alone], list[Impossible]()
@@ -83,7 +77,7 @@ def _plan(
         impossible=tuple(impossible),
         least_machines=min(fitting, default=None),
         second_adds_tokens=gained,
-        notes=notes_on_versions(sized, workload, units, of="one machine: "),
+        notes=notes_on_versions(sized, workload, of="one machine: "),
     )
 
 

@@ -23,10 +23,10 @@ from memfit.estimators.results.server import ServerMoment, ServerPlan
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import image_server_command
 from memfit.estimators.runtimes.registry import runtime_summary
-from memfit.estimators.sizing.actions import converting
+from memfit.estimators.sizing.advise import converting
 from memfit.estimators.sizing.estimate import assumption_notes, device_summary
 from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting, halves
-from memfit.estimators.sizing.server_memory import need_of
+from memfit.estimators.sizing.server_bound import need_of
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.workspace.vision import array_bytes, embedded_bytes, has_formula, vision_work
 

@@ -8,7 +8,7 @@ from memfit.estimators.base.units import ceil_div
 from memfit.estimators.mlx.arrivals import ClosedLoop, Request
 from memfit.estimators.plans.server.simulation import Simulated, simulated
 from memfit.estimators.results.server import ServerMix
-from memfit.estimators.sizing.server_memory import ServerMemory
+from memfit.estimators.sizing.server_bound import ServerMemory
 
 _TURNS = 5
 _NEXT = 16

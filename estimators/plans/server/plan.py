@@ -7,27 +7,28 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.arrivals import AtTimes, ClosedLoop, Request
 from memfit.estimators.plans.server.mixes import usual_mixes
 from memfit.estimators.plans.server.simulation import Simulated, simulated
-from memfit.estimators.results.estimate import Note, Verdict
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.result import both_units
 from memfit.estimators.results.server import ServerMix, ServerMoment, ServerPlan
+from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import launched, server_command
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
-from memfit.estimators.sizing.actions import converting
+from memfit.estimators.sizing.advise import converting
 from memfit.estimators.sizing.estimate import (
     ALONE,
     assumption_notes,
     device_summary,
     notes_on_versions,
 )
-from memfit.estimators.sizing.server_bound import ServerBound
-from memfit.estimators.sizing.server_flags import fitting_flags
-from memfit.estimators.sizing.server_memory import need_of, one_at_a_time
+from memfit.estimators.sizing.server_bound import ServerBound, need_of, one_at_a_time
+from memfit.estimators.sizing.serving import fitting_flags
 from memfit.estimators.sizing.sized_model import SizedModel
 
 MAX_SIMULATED = 2000
@@ -41,7 +42,6 @@ def plan_server(
     clients: int,
     traffic: Sequence[Request] = (),
     times: Sequence[tuple[float, float]] = (),
-    units: Units = Units.GB,
 ) -> ServerPlan:
     """Return what the server takes at most, and with usual mixes, with ``clients`` requests open.
 
@@ -95,9 +95,9 @@ def plan_server(
         fitting_mixes=tuple(mix for mix, _ in mixes.with_flags(better)) if better else (),
         commands=tuple(_commands(sized, workload, chosen)) if chosen else (),
         notes=(
-            *_notes(sized, settings, sequential, units),
+            *both_units(tuple(_notes(sized, settings, sequential))),
             *_notes_on_traffic(len(traffic), has_times=bool(times)),
-            *notes_on_versions(sized, longest, units, of=ALONE),
+            *notes_on_versions(sized, longest, of=ALONE),
         ),
     )
 
@@ -175,9 +175,7 @@ def check_lengths(sized: SizedModel, requests: Iterable[Request]) -> None:
             )
 
 
-def _notes(
-    sized: SizedModel, settings: ServerSettings, sequential: str | None, units: Units
-) -> Iterator[Note]:
+def _notes(sized: SizedModel, settings: ServerSettings, sequential: str | None) -> Iterator[Note]:
     yield from assumption_notes(sized)
     if sequential:
         yield Note("info", "server-sequential", f"{sequential}: requests run one at a time")
@@ -189,7 +187,7 @@ def _notes(
             " keeps the buffers of its whole batch in memory, more than the server's log counts",
         )
     if settings.prompt_cache_bytes is not None:
-        size = format_bytes(settings.prompt_cache_bytes, units)
+        size = open_size(settings.prompt_cache_bytes)
         yield Note(
             "warning",
             "server-prompt-cache-bytes",

@@ -8,7 +8,7 @@ from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.mlx.arrivals import Arrivals, Request
 from memfit.estimators.mlx.batch_schedule import BatchSchedule, Moment
 from memfit.estimators.results.server import ServerMoment
-from memfit.estimators.sizing.server_memory import ServerMemory
+from memfit.estimators.sizing.server_bound import ServerMemory
 
 
 class Simulated(Struct, frozen=True):

@@ -14,7 +14,8 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions, format_version, parse_version
 from memfit.estimators.plans.train.batches import Example, longest_batch
 from memfit.estimators.plans.train.commands import train_commands
-from memfit.estimators.results.estimate import Basis, Cost, Note
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.terms import Basis, Cost
 from memfit.estimators.results.train import (
     DataSummary,
     KnobName,

@@ -4,11 +4,12 @@ import heapq
 from collections.abc import Iterable, Iterator
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.units import Units, format_bytes, format_duration
+from memfit.estimators.base.units import format_duration, open_size
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.wired_limit import RISK, wired_limit
 from memfit.estimators.plans.wired.ledger import SimulatedBackend, WiredEvent, WiredLedger
 from memfit.estimators.plans.wired.scenario import Change, Draft, ScheduledTicket, WiredScenario
+from memfit.estimators.results.result import both_units
 from memfit.estimators.results.wired import (
     TicketOutcome,
     TicketPlan,
@@ -22,9 +23,9 @@ from memfit.estimators.results.wired import (
 _ENDS, _CHANGES, _STARTS = 0, 1, 2
 
 
-def plan_wired(scenario: WiredScenario, units: Units = Units.GB) -> WiredPlan:
-    """Return what happens in a scenario; texts show sizes in ``units``."""
-    simulation = _Simulation(scenario, units)
+def plan_wired(scenario: WiredScenario) -> WiredPlan:
+    """Return what happens in a scenario."""
+    simulation = _Simulation(scenario)
     simulation.run()
     tickets = tuple(simulation.ticket_plan(each) for each in scenario.tickets)
     moments = simulation.moments
@@ -34,30 +35,32 @@ def plan_wired(scenario: WiredScenario, units: Units = Units.GB) -> WiredPlan:
     need = None
     if scenario.mode == "wired" and device is not None:
         need = wired_limit(largest.wanted_bytes, device)
-    return WiredPlan(
-        scenario=scenario.name,
-        device=None if device is None else _machine(device),
-        mode=scenario.mode,
-        shrink_threshold_percent=float(100 * scenario.settings.shrink_threshold),
-        shrink_cooldown_ms=scenario.settings.shrink_cooldown_ms,
-        baseline_bytes=simulation.ledger.baseline_bytes,
-        policies=dict(scenario.policies),
-        verdict=_verdict(tickets, refused + len(simulation.refused_changes)),
-        largest_limit_bytes=largest.wanted_bytes,
-        largest_limit_at_ms=largest.at_ms,
-        largest_demand_bytes=max(moment.demand_bytes for moment in moments),
-        longest_wait_ms=max(ticket.waited_ms for ticket in tickets),
-        refused_limits=refused,
-        refused_changes_ms=tuple(simulation.refused_changes),
-        sysctl_mebibytes=need.sysctl_mebibytes if need else None,
-        left_for_system_bytes=need.left_for_system_bytes if need else None,
-        tickets=tickets,
-        moments=tuple(moments),
-        notes=(
-            *_notes(scenario, moments, largest.wanted_bytes, refused, units),
-            *([f"iogpu.wired_limit_mb: {RISK}"] if need and need.sysctl_mebibytes else ()),
-            *_refused_changes(simulation.refused_changes),
-        ),
+    return both_units(
+        WiredPlan(
+            scenario=scenario.name,
+            device=None if device is None else _machine(device),
+            mode=scenario.mode,
+            shrink_threshold_percent=float(100 * scenario.settings.shrink_threshold),
+            shrink_cooldown_ms=scenario.settings.shrink_cooldown_ms,
+            baseline_bytes=simulation.ledger.baseline_bytes,
+            policies=dict(scenario.policies),
+            verdict=_verdict(tickets, refused + len(simulation.refused_changes)),
+            largest_limit_bytes=largest.wanted_bytes,
+            largest_limit_at_ms=largest.at_ms,
+            largest_demand_bytes=max(moment.demand_bytes for moment in moments),
+            longest_wait_ms=max(ticket.waited_ms for ticket in tickets),
+            refused_limits=refused,
+            refused_changes_ms=tuple(simulation.refused_changes),
+            sysctl_mebibytes=need.sysctl_mebibytes if need else None,
+            left_for_system_bytes=need.left_for_system_bytes if need else None,
+            tickets=tickets,
+            moments=tuple(moments),
+            notes=(
+                *_notes(scenario, moments, largest.wanted_bytes, refused),
+                *([f"iogpu.wired_limit_mb: {RISK}"] if need and need.sysctl_mebibytes else ()),
+                *_refused_changes(simulation.refused_changes),
+            ),
+        )
     )
 
 
@@ -76,24 +79,20 @@ def _notes(
     moments: list[WiredMoment],
     largest_limit: int,
     refused_limits: int,
-    units: Units,
 ) -> Iterator[str]:
     device = scenario.device
     if scenario.mode == "policy-only":
         yield "no limit is set in this mode: tickets are only admitted and counted"
     if refused_limits and device is not None:
-        yield (
-            f"MLX refuses limits above the working set of"
-            f" {format_bytes(device.working_set_bytes, units)}"
-        )
+        yield (f"MLX refuses limits above the working set of {open_size(device.working_set_bytes)}")
         if largest_limit >= device.memory_bytes:
             yield "no setting helps: the largest limit is not below the memory of the machine"
     short = next((m for m in moments if m.active and m.limit_bytes < m.demand_bytes), None)
     if short is not None and scenario.mode == "wired":
         yield (
             f"at {format_duration(short.at_ms)} the tickets need"
-            f" {format_bytes(short.demand_bytes, units)} with a limit of"
-            f" {format_bytes(short.limit_bytes, units)}: the rest may be paged out"
+            f" {open_size(short.demand_bytes)} with a limit of"
+            f" {open_size(short.limit_bytes)}: the rest may be paged out"
         )
 
 
@@ -108,8 +107,8 @@ def _refused_changes(times: Iterable[int]) -> Iterator[str]:
 class _Simulation:
     """A scenario while it runs: scheduled starts and ends, and what happened so far."""
 
-    def __init__(self, scenario: WiredScenario, units: Units) -> None:
-        self.scenario, self.units = scenario, units
+    def __init__(self, scenario: WiredScenario) -> None:
+        self.scenario = scenario
         device = scenario.device
         recommended = device.working_set_bytes if device and device.backend == "metal" else None
         self._backend = SimulatedBackend(scenario.mode == "wired", recommended)
@@ -174,8 +173,8 @@ class _Simulation:
             baseline = self.ledger.baseline_bytes
             bound = ticket.policy.limit(baseline, (ticket.size,), self._backend.recommended_bytes)
             self._reasons[ticket.name] = (
-                f"does not fit even alone under {self._text(bound)},"
-                f" of which {self._text(baseline)} are baseline"
+                f"does not fit even alone under {open_size(bound)},"
+                f" of which {open_size(baseline)} are baseline"
             )
 
     def _draft_problem(self, draft: Draft, size: int) -> str | None:
@@ -187,8 +186,8 @@ class _Simulation:
         if pair.use_draft:
             return None
         return (
-            f"main, draft and additional take {self._text(pair.estimated_bytes)}"
-            f" of {self._text(pair.limit_bytes or 0)}"
+            f"main, draft and additional take {open_size(pair.estimated_bytes)}"
+            f" of {open_size(pair.limit_bytes or 0)}"
         )
 
     def _moment(self, now: int) -> WiredMoment:
@@ -203,9 +202,6 @@ class _Simulation:
             reserved=sum(ticket.kind == "reservation" for ticket in held),
             waiting=len(waiting),
         )
-
-    def _text(self, nbytes: int) -> str:
-        return format_bytes(nbytes, self.units)
 
     def ticket_plan(self, scheduled: ScheduledTicket) -> TicketPlan:
         name, outcome = scheduled.ticket.name, self._outcome(scheduled)

@@ -15,7 +15,8 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
-from memfit.estimators.results.estimate import Basis, MemoryShare, Note
+from memfit.estimators.results.estimate import MemoryShare, Note
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.budget import HostNeed
 from memfit.estimators.runtimes.interface import (
     DraftFigures,

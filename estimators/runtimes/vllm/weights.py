@@ -26,7 +26,8 @@ from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import round_up
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
-from memfit.estimators.results.estimate import Basis, Note
+from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.vllm.formats import Packing, packing_of, quantization_method
 from memfit.estimators.weights.derived import WeightTotals, tensor_bytes
 from memfit.estimators.weights.footprint import WeightFootprint, bounded_by_name

@@ -2,36 +2,24 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
-from memfit.cli.render.document import VERDICT_COLOURS, VERDICT_WORDS, Table, Toned
-from memfit.cli.render.views.machines import (
-    alone_text,
-    host_bytes,
-    on_host_text,
-    then_on_host,
+from memfit.cli.render.views.text import (
+    gigabytes,
+    machine_name,
+    named,
+    percent,
+    runtime_text,
+    size,
+    tenths,
+    tokens,
 )
-from memfit.cli.render.views.text import percent, size, tenths
 from memfit.estimators.base.units import Units
 from memfit.estimators.machine.device import FREE_NOW, PROCESS_BYTES
-from memfit.estimators.machine.working_set import GIB
-from memfit.estimators.mlx.versions import MLX_VERSION, format_version
-from memfit.estimators.results.estimate import (
-    Action,
-    Cell,
-    DeviceSummary,
-    Estimate,
-    Grid,
-    GridRow,
-    Recommended,
-    RuntimeSummary,
-)
+from memfit.estimators.results.advice import Action, Recommended
+from memfit.estimators.results.estimate import DeviceSummary, Estimate, RankPlan
 from memfit.estimators.runtimes.budget import comfortable_bytes
 
-_FILE_WORDS = {**VERDICT_WORDS, "unknown": ""}
-_WORDS = {"fits": "", "tight": "tight", "exceeds": "no", "unknown": "-"}
-_CELL_WORDS = {**_WORDS, "tight": "!"}
-"""In the grid, whose legend explains the mark: a word would cost a column of prompts."""
 SETTINGS = {
     "weight_bits": "{} bits",
     "kv_bits": "KV {} bits",
@@ -153,121 +141,14 @@ def settings_text(settings: Mapping[str, int]) -> str:
     return f"{start} {parts[0]}" + "".join(f" and {part}" for part in parts[1:])
 
 
-def machine(device: DeviceSummary) -> str:
-    """The machine, a Mac by the memory it is sold with."""
-    if device.name.startswith("Mac with") and not device.memory_bytes % GIB:
-        return f"Mac with {gigabytes(device.memory_bytes)}"
-    return device.name
-
-
 def _machines(device: DeviceSummary, result: Estimate) -> str:
     """The machine, of several ranks the one with the least room."""
     if not result.ranks:
-        return machine(device)
+        return machine_name(device)
     ranks = result.ranks.ranks
     if len({rank.device for rank in ranks}) == 1:
-        return f"{len(ranks)} x {machine(device)}"
-    return f"{len(ranks)} ranks, least room on {machine(device)}"
-
-
-def gigabytes(memory_bytes: int) -> str:
-    """Memory as it is sold: a "GB" of it is a GiB."""
-    return f"{memory_bytes // GIB} GB"
-
-
-def tokens(count: int) -> str:
-    """Tokens in a few characters, rounded down: 4k is 4096, but 40960 is 40k.
-
-    >>> tokens(131072), tokens(102144), tokens(300)
-    ('128k', '99k', '300')
-    """
-    if count >= 2**20:
-        return f"{count // 2**20}M"
-    return f"{count // 1024}k" if count >= 1024 else str(count)
-
-
-def grid_table(result: Estimate, units: Units) -> Iterator[Table]:
-    """Yield the grid as a table; a narrow terminal drops the farthest columns first."""
-    grid = result.grid
-    if not grid.rows:
-        return
-    unit = "GB" if units is Units.GB else "GiB"
-    places = range(2, 2 + len(grid.columns))
-    if grid.axis == "memory_bytes":
-        headings = ["", "needs", *(str(nbytes // GIB) for nbytes in grid.columns)]
-        title, droppable = f"fits a Mac with {unit} of memory", list(places)[:0:-1]
-    else:
-        headings = ["", "weights", *map(tokens, grid.columns), "longest"]
-        title = f"needs in {unit} for a prompt of"
-        asked = result.workload.prompt_tokens
-        droppable = [n for n in reversed(places) if grid.columns[n - 2] != asked]
-    yield Table(
-        headings,
-        list(_grid_rows(grid, result.workload.prefill_step, units)),
-        title,
-        align="lr" + "l" * len(places) + "r",
-        wrapped=(),
-        droppable=droppable,
-        only="text",
-    )
-
-
-def _grid_rows(grid: Grid, step: int, units: Units) -> Iterator[list[str | Toned]]:
-    by_prompt = grid.axis == "context_tokens"
-    cells = [[_cell(cell, by_prompt, step, units) for cell in row.cells] for row in grid.rows]
-    for row, shown in zip(grid.rows, _padded(cells), strict=True):
-        if by_prompt:
-            longest = tokens(row.context_tokens) + at_step(row.context_step, step)
-            is_server = row.program == "server"
-            yield [
-                "  server" if is_server else row.label,
-                "" if is_server else size(row.weights_bytes, units),
-                *shown,
-                longest if row.context_tokens else "-",
-            ]
-        else:
-            yield [row.label, _need(row, units), *shown]
-
-
-def _need(row: GridRow, units: Units) -> str:
-    needs = [cell.needed_bytes for cell in row.cells if cell.needed_bytes is not None]
-    return size(max(needs), units) if needs else "-"
-
-
-def at_step(step: int, usual: int) -> str:
-    """The prefill step of a figure, where it is not the usual one.
-
-    >>> at_step(512, 2048), at_step(2048, 2048)
-    ('@512', '')
-    """
-    return "" if step == usual else f"@{step}"
-
-
-def _cell(cell: Cell, by_prompt: bool, step: int, units: Units) -> Toned:
-    at = at_step(cell.prefill_step, step)
-    if by_prompt and cell.needed_bytes is not None:
-        # Without the size of the host there is no verdict.
-        word = "" if cell.verdict == "unknown" else _CELL_WORDS[cell.verdict]
-        text = f"{tenths(cell.needed_bytes, units)}{at} {word}".rstrip()
-    elif by_prompt:
-        text = _CELL_WORDS[cell.verdict]
-    else:
-        text = cell.verdict.replace("exceeds", "no") + at
-    return Toned(text, VERDICT_COLOURS[cell.verdict])
-
-
-def _padded(rows: Sequence[Sequence[Toned]]) -> list[list[Toned]]:
-    """The cells with the decimal points of each column below each other."""
-    points = [max(cell.text.find(".") for cell in column) for column in zip(*rows, strict=True)]
-    return [
-        [
-            Toned(" " * max(0, point - cell.text.find(".")) + cell.text, cell.colour)
-            if "." in cell.text
-            else cell
-            for cell, point in zip(row, points, strict=True)
-        ]
-        for row in rows
-    ]
+        return f"{len(ranks)} x {machine_name(device)}"
+    return f"{len(ranks)} ranks, least room on {machine_name(device)}"
 
 
 def legend(result: Estimate, units: Units) -> tuple[str, ...]:
@@ -342,14 +223,6 @@ def task(result: Estimate) -> str:
     return f"{text}, {runtime_text(result.runtime)}"
 
 
-def runtime_text(runtime: RuntimeSummary) -> str:
-    """A runtime and its version, and that of MLX where it is not the newest."""
-    # The newest MLX is in the notes alone: a line more would not fit the first screen.
-    if runtime.mlx_version == format_version(MLX_VERSION):
-        return f"{runtime.name} {runtime.version}"
-    return str(runtime)
-
-
 def peak(result: Estimate, units: Units) -> str:
     (low, high), pool = result.peak_range_bytes, result.pool
     if result.method == "measure":
@@ -396,63 +269,12 @@ def doing(result: Estimate, units: Units) -> tuple[str, tuple[str, ...], tuple[s
     return heading, chosen.commands, tuple(_other_ways(result, chosen, units))
 
 
-_COSTS = {"none": "nothing", "speed": "speed", "quality": "quality", "hardware": "a machine"}
-
-
-def files(result: Estimate, units: Units) -> Iterator[Table]:
-    """Yield the GGUF models of a repository, a row each."""
-    rows = [
-        (
-            file.label,
-            size(file.weights_bytes, units),
-            size(file.needed_bytes, units) if file.needed_bytes else "-",
-            Toned(_FILE_WORDS[file.verdict], VERDICT_COLOURS[file.verdict]),
-            f"memfit {file.name}",
-        )
-        for file in result.files or ()
-    ]
-    if rows:
-        headings = ("file", "size", "needs", "", "for its own figures")
-        yield Table(headings, rows, align="lrrll", wrapped=(), droppable=(4,))
-
-
-def ways(result: Estimate, units: Units) -> Iterator[Table]:
-    """Yield every action with its commands, for a page that has room for them."""
-    rows = [
-        (
-            _change(action),
-            _COSTS[action.cost],
-            _needed(action, units),
-            tokens(action.context_tokens) if action.context_tokens else "-",
-            " && ".join(action.commands),
-        )
-        for action in result.actions
-    ]
-    if rows:
-        headings = ("Change", "Costs", "Needs", "Longest prompt", "Commands")
-        yield Table(headings, rows, "Every way", align="llrrl", only="picture")
-
-
-def _needed(action: Action, units: Units) -> Toned:
-    text = f"{size(action.needed_bytes, units)} {_WORDS[action.verdict]}".rstrip()
-    if action.host_bytes:
-        text += f", host {size(action.host_bytes, units)}"
-    return Toned(text, VERDICT_COLOURS[action.verdict])
-
-
-def _change(action: Action) -> str:
-    found = [settings_text(action.settings)]
-    if "memory_bytes" in action.settings:
-        found.insert(0, f"a Mac with {gigabytes(action.settings['memory_bytes'])}")
-    return ", ".join(filter(None, found)) or "none"
-
-
 def _other_ways(result: Estimate, chosen: Action | None, units: Units) -> Iterator[str]:
     yield from _partial(result, units)
     yield from _served(result, chosen)
-    kept = chosen.settings.items() if chosen else ()
+    changed = chosen.settings.items() if chosen else ()
     longer = [
-        f"{tokens(each.context_tokens or 0)} {settings_text(dict(each.settings.items() - kept))}"
+        f"{tokens(each.context_tokens or 0)} {settings_text(dict(each.settings.items() - changed))}"
         for each in result.actions
         if each.goal == "longer_prompt"
     ]
@@ -489,17 +311,6 @@ def _partial(result: Estimate, units: Units) -> Iterator[str]:
     )
 
 
-def named(device: DeviceSummary) -> str:
-    """The option that names a machine to memfit."""
-    if device.source == "detected":
-        return "--device host"
-    if device.source == "table":
-        return f"--device {device.name}"
-    if device.name == "Mac with a given working set":
-        return f"--working-set {device.working_set_bytes}"
-    return f"--memory {gigabytes(device.memory_bytes).replace(' ', '')}"
-
-
 def _served(result: Estimate, chosen: Action | None) -> Iterator[str]:
     """What the printed server lacks, or why none is printed."""
     if chosen is None or result.device is None:
@@ -513,3 +324,43 @@ def _served(result: Estimate, chosen: Action | None) -> Iterator[str]:
         return  # an assumed type has figures, and no server to start
     if not chosen.server.settings.prompt_cache_size:
         yield "Without a prompt cache every turn computes its whole prompt again."
+
+
+def host_bytes(result: Estimate) -> int:
+    """What the host of a GPU holds, 0 where it has no memory of its own."""
+    has_host = result.device is not None and result.device.has_host
+    shares = (result.memories or ()) if has_host else ()
+    return sum(share.total_bytes for share in shares if share.name == "host")
+
+
+def on_host_text(result: Estimate, units: Units) -> str:
+    """What is on the host, of how much where that is known; of one memory what is in it."""
+    if not result.memories or result.device is None:
+        return ""
+    if not result.device.has_host:
+        both = size(sum(each.total_bytes for each in result.memories), units)
+        whole = size(result.device.memory_bytes, units, down=True)
+        return f"; with the host {both} of {whole}"
+    (memory,) = (each.memory_bytes for each in result.memories if each.name == "host")
+    of = f" of {size(memory, units, down=True)}" if memory else ""
+    return f"; host {size(host_bytes(result), units)}{of}"
+
+
+def then_on_host(action: Action, units: Units) -> str:
+    """What the host holds after a change, or has to have where its size is not known."""
+    if not (action.host_bytes and action.host_memory_bytes):
+        return ""
+    if action.verdict == "unknown":
+        return f", if that has {size(action.host_memory_bytes, units)}"
+    return f", which then holds {size(action.host_bytes, units)}"
+
+
+def alone_text(plan: RankPlan, units: Units) -> str:
+    """Which of the machines runs the model without the others, the one with the most room."""
+    found = [each for each in plan.alone if each.verdict == "fits"] or list(plan.alone)
+    if not found:
+        return ""
+    best = max(found, key=lambda each: each.working_set_bytes - each.needed_bytes)
+    of = f"{tenths(best.needed_bytes, units)} of {size(best.working_set_bytes, units, down=True)}"
+    word = "fits it" if best.verdict == "fits" else "fits it tightly"
+    return f"{best.device} alone {word} ({of})."
