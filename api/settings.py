@@ -108,7 +108,7 @@ def place(device: str | Device | None, settings: Mapping[str, Any]) -> "Place":
         _require_none(settings, "device")
         return device, None
     machine = MachineQuestion.read({"device": device, **settings})
-    return machine.machine(), machine.over()
+    return machine.first_machine(), machine.over()
 
 
 def workload(context: str | int | Workload | None, settings: Mapping[str, Any]) -> WorkloadQuestion:

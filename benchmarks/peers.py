@@ -23,7 +23,8 @@ from benchmarks.published import CLEAN, ROWS, packing_of, predict, read_rows
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import SizedModel
 
 # Each runs in the peer's environment: questions on standard input, an answer for each on output.
 HF_MEM = """

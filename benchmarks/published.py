@@ -22,11 +22,12 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, MlxVersions, parse_version
-from memfit.estimators.questions.runtime import Method
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.runtimes.source import MethodSetting
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import SizedModel
 
 ROWS = Path(__file__).parents[1] / "tests" / "published"
-METHODS: tuple[Method, ...] = ("trace", "formula")
+METHODS: tuple[MethodSetting, ...] = ("trace", "formula")
 WORST = 3
 _DEVICES = {"H100": "h100-80", "B200": "b200", "M4 Pro 64": "m4-pro-64"}
 # mlx_lm itself, a version with known rules, the checkpoint as published.
@@ -65,7 +66,7 @@ def main() -> None:
         print_rows(rows, by_method)
 
 
-def print_rows(rows: list[dict[str, Any]], by_method: dict[Method, list[Answer]]) -> None:
+def print_rows(rows: list[dict[str, Any]], by_method: dict[MethodSetting, list[Answer]]) -> None:
     """Print a table of all rows, as docs/published-peaks.md has it."""
     print(f"\n| run | kind | published | {' | '.join(by_method)} |")
     print("|---|---|--:|" + "--:|" * len(by_method))
@@ -78,7 +79,9 @@ def read_rows(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory / "peaks.jsonl").read_text().splitlines()]
 
 
-def compare(rows: Iterable[dict[str, Any]], method: Method, configs: Path) -> Iterator[Answer]:
+def compare(
+    rows: Iterable[dict[str, Any]], method: MethodSetting, configs: Path
+) -> Iterator[Answer]:
     for row in rows:
         weights = f"{row.get('bits') or 'own'} bits"
         mlx = row["mlx"].partition(" (")[0]
@@ -90,7 +93,7 @@ def compare(rows: Iterable[dict[str, Any]], method: Method, configs: Path) -> It
         yield Answer(name, row["kind"] == CLEAN, row["peak_gb"] * 1e9, predicted)
 
 
-def predict(row: dict[str, Any], method: Method, configs: Path) -> int:
+def predict(row: dict[str, Any], method: MethodSetting, configs: Path) -> int:
     settings = {
         key: row[key]
         for key in ("prompt_tokens", "max_tokens", "prefill_step", "batch", "kv_bits")
@@ -122,7 +125,11 @@ def packing_of(row: dict[str, Any]) -> Quantization | None:
 
 @cache
 def _sized(
-    path: Path, packing: Quantization | None, device: str, method: Method, versions: MlxVersions
+    path: Path,
+    packing: Quantization | None,
+    device: str,
+    method: MethodSetting,
+    versions: MlxVersions,
 ) -> SizedModel:
     config = json.loads(path.read_text())
     checkpoint = Checkpoint(id=path.stem, source="config", config=config, config_name=path.name)

@@ -17,8 +17,8 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.questions.machine import Ranks
-from memfit.estimators.questions.runtime import Method
 from memfit.estimators.runtimes.registry import with_versions
+from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.ranks import ranked
@@ -49,20 +49,20 @@ def read_rows() -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
-def predict(row: dict[str, Any], method: Method) -> int:
+def predict(row: dict[str, Any], method: MethodSetting) -> int:
     """Return the largest peak of a rank, the load included."""
     workload, ranks = _ranks(row, method)
     return max(rank.figures_for(workload).moment.nbytes for rank in ranks)
 
 
-def predict_range(row: dict[str, Any], method: Method) -> tuple[int, int]:
+def predict_range(row: dict[str, Any], method: MethodSetting) -> tuple[int, int]:
     """Return the range that an estimate of the largest rank states."""
     workload, ranks = _ranks(row, method)
     largest = max(ranks, key=lambda rank: rank.figures_for(workload).moment.nbytes)
     return estimate(largest, workload, advises=False).peak_range_bytes
 
 
-def _ranks(row: dict[str, Any], method: Method) -> tuple[Workload, list[SizedModel]]:
+def _ranks(row: dict[str, Any], method: MethodSetting) -> tuple[Workload, list[SizedModel]]:
     quantize = converted(row["bits"]) if row["bits"] else None
     sized = _CATALOG.sized(
         str(ROOT / row["config"]), quantize=quantize, device=_device(), method=method

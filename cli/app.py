@@ -63,7 +63,7 @@ class Commands(LazyGroup):
         """Whether a word is nearly a command, and names no model."""
         if os.path.lexists(word):
             return False
-        from difflib import get_close_matches  # only a word that is no command needs it
+        from difflib import get_close_matches  # only a word that does not name a command needs it
 
         if not get_close_matches(word, self.commands):
             return False

@@ -92,7 +92,7 @@ class GroupedCommand(TyperCommand):
         """Read ``-np``, ``-q 4`` and lists of machines as people write them.
 
         Raises:
-            InputError: for an option that is given more than once and is no list.
+            InputError: for an option that is given more than once and does not take several values.
         """
         known = {name for parameter in self.params for name in parameter.opts}
         require_own(args, known)

@@ -18,7 +18,7 @@ def difference_report(
 
     They have no name of a model, a machine or a user, and no path.
     """
-    _, percent = sized.workspace_basis(point.workload)
+    _, percent = sized.runtime_model.basis("workspace", point.workload)
     found = [figure for figure in point.figures if _is_beyond(figure, percent)]
     if not found or point.status != "measured":
         return ()
@@ -39,7 +39,7 @@ def _lines(
     yield versions_line(versions)
     yield (
         f"{sized.model.model_type}, {sized.model.dtype}, {len(sized.model.layers)} layers,"
-        f" estimated by {sized.runtime_model.method}"
+        f" estimated by {sized.runtime_model.source.method}"
     )
     yield workload_words(point.workload)
     for figure in found:

@@ -10,6 +10,7 @@ from memfit.estimators.base.quantities import Bytes, one_of
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import KVCache, prefilled_kv_cache
 from memfit.estimators.results.terms import Basis
+from memfit.estimators.runtimes.facets import loaded_weights
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -109,7 +110,7 @@ _DECLARED = (
         label="Weights",
         meaning="the sum of the arrays' `nbytes`",
         measured=lambda of: [of.loaded.weights_bytes],
-        estimated=lambda of: of.weights(of.sized.runtime_model.loaded_bytes),
+        estimated=lambda of: of.weights(loaded_weights(of.sized.runtime_model).loaded_bytes),
     ),
     Figure(
         name="active",
@@ -201,7 +202,7 @@ _DECLARED = (
             for run in of.runs
         ],
         estimated=lambda of: of.peak(
-            of.run_bytes - of.sized.runtime_model.loaded_bytes - of.cached_bytes
+            of.run_bytes - loaded_weights(of.sized.runtime_model).loaded_bytes - of.cached_bytes
         ),
     ),
     Figure(
@@ -260,7 +261,7 @@ def estimated_figures(sized: SizedModel, workload: Workload) -> dict[str, Estima
         prefilled=prefilled_kv_cache(sized.model, workload),
         has_prefill=workload.prompt_tokens > 1,
         cache_basis=sized.runtime_model.basis("cache", workload)[0],
-        peak_basis=sized.workspace_basis(workload)[0],
+        peak_basis=sized.runtime_model.basis("workspace", workload)[0],
     )
     found = {each.name: each.estimated(of) for each in _DECLARED if each.estimated}
     return {name: figure for name, figure in found.items() if figure}

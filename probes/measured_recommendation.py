@@ -13,6 +13,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.advice import Recommendation
 from memfit.estimators.results.result import in_units
 from memfit.estimators.results.terms import Basis
+from memfit.estimators.runtimes.facets import Images
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.sizing.peak_fit import Line, Peak, ShortPrompt, calibration, line_through
@@ -21,7 +22,7 @@ from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.result import Point
 
 
-class MeasuredLine(MlxLm, frozen=True):
+class MeasuredLine(MlxLm, Images, frozen=True):
     """A runtime with measured peaks, then those of the line through them, then estimates."""
 
     inner: RuntimeModel
@@ -31,13 +32,11 @@ class MeasuredLine(MlxLm, frozen=True):
     peaks: dict[Workload, int]
     line: Line | None
 
-    takes_images = True
-    workspace_basis: ClassVar[tuple[Basis, int]] = ("measured", 0)
+    _workspace_basis: ClassVar[tuple[Basis, int]] = ("measured", 0)
 
-    @property
     def resident_bytes(self) -> int:
         """Return those of the estimate, which has the vision tower where it is loaded."""
-        return self.inner.resident_bytes
+        return self.inner.resident_bytes()
 
     def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes.
@@ -47,7 +46,7 @@ class MeasuredLine(MlxLm, frozen=True):
         of step and prompt. Without a line, an estimate that was too low is raised.
         """
         figures = self.inner.figures(workload)
-        kept = self.resident_bytes + figures.kv.nbytes + figures.ssm_bytes
+        kept = self.resident_bytes() + figures.kv.nbytes + figures.ssm_bytes
         if (measured := self.peaks.get(workload)) is not None:
             return _with_peak(figures, measured, kept)
         if _setting(workload) != _setting(self.asked):

@@ -8,9 +8,10 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Note
+from memfit.estimators.runtimes.facets import Images, MlxLmPrograms, loaded_weights
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.measurement_lookup import Versions, recall
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, as_measured
 from memfit.probes.store import Store
 
 
@@ -22,7 +23,7 @@ def with_measurement(
     Measurements exist only for mlx-lm, for images under mlx-vlm, and for checkpoints with headers.
     """
     checkpoint, runtime_model = sized.checkpoint, sized.runtime_model
-    is_measured = runtime_model.takes_images if workload.images else runtime_model.is_mlx_lm
+    is_measured = runtime_model.facet(Images if workload.images else MlxLmPrograms)
     if not is_measured or not checkpoint.header_sha256:
         return sized
     stored = store.of(fingerprint_of(checkpoint))
@@ -43,13 +44,17 @@ def with_measurement(
         model=checkpoint.id,
     )
     sized = replace(sized, notes=(*warnings, *found.notes))
-    return sized.measured(found.measurement) if found.measurement else sized
+    return as_measured(sized, found.measurement) if found.measurement else sized
 
 
 def contradiction(measurement: Measurement, sized: SizedModel) -> str | None:
     """Return why a measurement cannot be of a checkpoint with exact headers, None if it can."""
-    measured, loaded = measurement.loaded.weights_bytes, sized.runtime_model.loaded_bytes
-    is_other = (measurement.mlx_vlm_version is None) != sized.runtime_model.is_mlx_lm
+    measured, loaded = (
+        measurement.loaded.weights_bytes,
+        loaded_weights(sized.runtime_model).loaded_bytes,
+    )
+    is_of_mlx_lm = sized.runtime_model.facet(MlxLmPrograms) is not None
+    is_other = (measurement.mlx_vlm_version is None) != is_of_mlx_lm
     if sized.footprint.basis != "exact" or measurement.experts is not None or is_other:
         return None
     if measured != loaded:

@@ -315,7 +315,7 @@ def _result(
         device=device_summary(device),
         mlx_version=versions["mlx"],
         mlx_lm_version=versions["mlx_lm"],
-        method=sized.runtime_model.method,
+        method=sized.runtime_model.source.method,
         prompt_tokens=found.prompt.tokens,
         loaded=session.loaded,
         file_bytes=sized.checkpoint.file_bytes,

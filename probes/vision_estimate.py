@@ -54,6 +54,6 @@ def do_not_save(measurement: Measurement) -> None:
 def image_note(sized: SizedModel, workload: Workload, mlx_vlm_version: str) -> Note:
     tower = "is without the work of the vision tower, and the measurement is not saved"
     if workload.images:
-        basis, _ = sized.workspace_basis(workload)
+        basis, _ = sized.runtime_model.basis("workspace", workload)
         tower = "is traced" if basis == "traced" else "is an upper bound by formula"
     return Note("info", "image", f"run by mlx-vlm {mlx_vlm_version}; the estimate {tower}")

@@ -152,7 +152,7 @@ def _question(
 
     return TargetQuestion(
         workload=workload,
-        device=machine.machine(),
+        device=machine.first_machine(),
         quantize=model.quantization(),
         margin_bytes=runtime.margin,
         ranks=machine.over(),
@@ -225,7 +225,7 @@ def _any_will_do(runtimes: str | None, result: "Comparison") -> bool:
 
 
 def _code(result: "Comparison") -> Exit:
-    """A comparison is no verdict: the code is 0 unless something has no figure."""
+    """A comparison has no verdict: the code is 0 unless something has no figure."""
     slugs = {undecided.slug for undecided in result.undecided}
     if UnreachableError.slug in slugs:
         return Exit.UNREACHABLE

@@ -51,7 +51,7 @@ def estimate(
     If it does not fit, the result recommends settings that do. Without MODEL a sample is
     estimated.
     """
-    device, ranks = machine.machine(), machine.over()
+    device, ranks = machine.first_machine(), machine.over()
     load = partial(_load_library, output.form)
     with reporting(verbose=output.verbose, while_waiting=load) as progress:
         opened = open_model(model, runtime, progress=progress)

@@ -1,5 +1,7 @@
 """``memfit gate``: check a policy's targets against their limits; ``init`` writes a policy."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -12,6 +14,7 @@ from memfit.cli.options.groups import OptionGroup, argument, grouped, option
 from memfit.cli.options.output import FORMAT, JSON, VERBOSE
 from memfit.cli.progress import reporting
 from memfit.cli.render.escape import say
+from memfit.cli.render.output import DRAWN, Format, deliver, format_of, rendered
 from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.base.progress import Progress
 from memfit.estimators.questions.question import read_setting
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from memfit.estimators.gate.report import GateReport
 
 POLICY = Path("memfit.yaml")
+# GitHub shows this Markdown on the page of a run (docs.github.com, "Workflow commands").
+SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 GateFormat = Literal["table", "github", "junit", "markdown", "html", "svg", "json"]
@@ -92,7 +97,6 @@ def check(upgrade: Upgrade, options: CheckOptions, output: GateOutput) -> None:
     With OLD and NEW, every target checks NEW, and the growth limits compare it with OLD.
     `memfit gate init MODEL --memory 32GB` writes a first policy.
     """
-    from memfit.cli.render.gate_output import deliver_mistakes, deliver_report, parse_outputs
     from memfit.estimators.base.files import is_there, printable
 
     if upgrade.old is not None and upgrade.new is None:
@@ -105,15 +109,63 @@ def check(upgrade: Upgrade, options: CheckOptions, output: GateOutput) -> None:
             f"{POLICY}: no such file; memfit gate init MODEL --memory 32GB writes a first one, or"
             " name a file with --policy"
         )
-    files = parse_outputs(output.files or [], get_args(GateFormat))
+    files = _parsed_outputs(output.files or [], get_args(GateFormat))
     try:
         with reporting(verbose=output.verbose) as progress:
             report = _report(upgrade, options, progress)
     except PolicyError as error:
-        deliver_mistakes(error, output.form)
+        if output.form == "github":  # at the lines of the policy, where a reviewer looks
+            from memfit.cli.render.views.gate import MistakesView
+
+            deliver(MistakesView(error), output.form, None)
         raise
-    deliver_report(report, output.form, files)
+    _deliver(report, output.form, files)
     raise typer.Exit(_EXITS[report.verdict])
+
+
+def _parsed_outputs(
+    texts: Sequence[str], formats: Sequence[Format]
+) -> tuple[tuple[Format, Path], ...]:
+    """The formats and files of texts such as ``junit=report.xml``, or ``report.html``."""
+    outputs: list[tuple[Format, Path]] = []
+    for text in texts:
+        named, _, name = text.partition("=")
+        if not name and Path(text).suffix:
+            named, name = format_of(Path(text), formats), text
+        form = next((each for each in formats if each == named), None)
+        if form is None or not name:
+            raise InputError(
+                f"--output {text!r}: write it as FORMAT=FILE or FILE.html; formats are"
+                f" {', '.join(formats)}"
+            )
+        if Path(name) in [path for _, path in outputs]:
+            raise InputError(f"--output {text!r}: the file is named twice")
+        outputs.append((form, Path(name)))
+    return tuple(outputs)
+
+
+def _deliver(report: "GateReport", form: Format, files: Sequence[tuple[Format, Path]]) -> None:
+    """Write the report to files and to standard output.
+
+    In the format ``github`` the job summary gets the Markdown as well.
+    """
+    from memfit.cli.render.view import view_of
+
+    for other, path in (*files, (form, None)):
+        deliver(view_of(report, plot=other in DRAWN), other, path)
+    if "github" in (form, *(other for other, _ in files)):
+        _append_summary(rendered(view_of(report), "markdown", to_file=True))
+
+
+def _append_summary(text: str) -> None:
+    path = os.environ.get(SUMMARY)
+    if not path:
+        return
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise InputError(f"{SUMMARY}: {path}: cannot be written: {error.strerror}") from None
 
 
 _EXITS = {

@@ -77,7 +77,7 @@ class PromptOptions(OptionGroup, frozen=True, kw_only=True):
         """Return the tokens of the shortest prompt of a batch, None when all have the same length.
 
         Raises:
-            InputError: when it is no count, or there is no batch.
+            InputError: when it is less than 1, or there is no batch.
         """
         tokens = self.shortest_prompt
         if tokens is not None and (tokens < 1 or batch < 2):

@@ -55,7 +55,7 @@ def with_sequences(arguments: Sequence[str]) -> list[str]:
     >>> with_sequences(["--parallel", "4", "--parallel=pipeline"])
     ['-np', '4', '--parallel=pipeline']
     """
-    words = [part for word in arguments for part in _apart(word)]
+    words = [part for word in arguments for part in _name_and_value(word)]
     return [
         "-np" if word == "--parallel" and value.isdecimal() else word
         for word, value in pairwise([*words, ""])
@@ -63,7 +63,7 @@ def with_sequences(arguments: Sequence[str]) -> list[str]:
 
 
 def require_own(arguments: Sequence[str], known: Iterable[str]) -> None:
-    """Check that no option of another program is read as letters: -ot is no -o with a file t.
+    """Check that no option of another program is read as letters: -ot does not mean -o t.
 
     Raises:
         InputError: naming the option, and what to write in its place.
@@ -86,7 +86,7 @@ def with_bits(arguments: Sequence[str]) -> list[str]:
     ]
 
 
-def _apart(word: str) -> Sequence[str]:
+def _name_and_value(word: str) -> Sequence[str]:
     name, _, value = word.partition("=")
     return (name, value) if name == "--parallel" and value.isdecimal() else (word,)
 
@@ -131,7 +131,7 @@ def with_lists(arguments: Sequence[str], known: Iterable[str]) -> list[str]:
 
 
 def require_once(given: Iterable[Any]) -> None:
-    """Check the options that were given, in their order: those that are no list are there once.
+    """Check the options that were given, in their order: only a list may be there more than once.
 
     A switch without a value may be repeated, which changes nothing.
 

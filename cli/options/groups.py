@@ -32,7 +32,7 @@ class Option:
         read: Callable[[str], Any] | None,
         settings: Mapping[str, Any],
     ) -> None:
-        """Take what Typer is told, and what reads the text of the option."""
+        """Take the arguments of Typer, and what reads the text of the option."""
         self.kind, self.default, self.read = kind, default, read
         self._declared, self._names, self._settings = declared, names, settings
 

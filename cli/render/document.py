@@ -4,7 +4,7 @@ No text in a document is escaped: each writer does that for its format.
 """
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -345,3 +345,31 @@ def report(
 def section(heading: str, lines: Sequence[str], *, only: Literal["", "page"] = "") -> Text:
     """Return a list below a heading, which may be empty."""
     return Text(lines, heading, mark="-", indent=2, gap=True, only=only)
+
+
+class Annotation(NamedTuple):
+    """A message at a line of a file."""
+
+    level: Literal["error", "warning"]
+    file: str
+    line: int
+    title: str
+    text: str
+
+
+class Case(NamedTuple):
+    """A test case; ``outcome`` is empty when it passed."""
+
+    name: str
+    file: str
+    line: int
+    outcome: Literal["", "failure", "error", "skipped"] = ""
+    message: str = ""
+    text: str = ""
+
+
+class Suite(NamedTuple):
+    """Test cases with a common name."""
+
+    name: str
+    cases: Sequence[Case]

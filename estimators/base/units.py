@@ -27,9 +27,7 @@ class Units(str, Enum):
     GIB = "gib"
 
 
-# No member, so that no option offers it. RECORD SEPARATOR is in no sentence.
-OPEN = str.__new__(Units, "open")
-"""Units of a sentence whose sizes `with_sizes` puts in later."""
+# RECORD SEPARATOR is in no sentence.
 _OPEN_SIZE = re.compile("\x1e(-?[0-9]+)\x1e")
 
 
@@ -195,8 +193,6 @@ def format_bytes(value: int, units: Units = Units.GB) -> str:
     >>> format_bytes(2262535712), format_bytes(2262535712, Units.GIB)
     ('2.263 GB', '2.107 GiB')
     """
-    if units is OPEN:
-        return open_size(value)
     base, names = (
         (1000, ("B", "kB", "MB", "GB", "TB"))
         if units is Units.GB
@@ -217,7 +213,7 @@ def open_size(nbytes: int) -> str:
 
 
 def with_sizes(sentence: str, units: Units) -> str:
-    """Return a sentence that was written in `OPEN` units with its sizes in others.
+    """Return a sentence that was written with `open_size`, with its sizes in units.
 
     >>> with_sizes(f"it takes {open_size(2262535712)}", Units.GIB)
     'it takes 2.107 GiB'

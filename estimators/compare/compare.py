@@ -39,6 +39,7 @@ from memfit.estimators.sizing.estimate import (
 )
 from memfit.estimators.sizing.recommend import recommended_context
 from memfit.estimators.sizing.resolved import ResolvedTarget, TargetQuestion
+from memfit.estimators.sizing.sized_model import refusal_of, verdict_of
 
 
 class ComparedModel(Struct, frozen=True):
@@ -131,7 +132,7 @@ def _estimate(target: ResolvedTarget | Unavailable) -> Estimate | Unavailable:
 
 
 def _context(target: ResolvedTarget | Unavailable) -> int | None:
-    if isinstance(target, Unavailable) or target.sized.refusal:
+    if isinstance(target, Unavailable) or refusal_of(target.sized):
         return None
     return recommended_context(target.sized, target.workload)
 
@@ -236,7 +237,7 @@ def _cell(
     need = try_or_reason(lambda: sized.requirement(workload))
     if isinstance(need, Unavailable):
         return ComparedCell(settings=settings, model=label, undecided=need)
-    verdict, exceeded = sized.verdict(workload)
+    verdict, exceeded = verdict_of(sized, workload)
     versions = notes_on_versions(sized, workload, of="")
     return ComparedCell(
         settings=settings,

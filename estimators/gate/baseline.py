@@ -7,13 +7,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, cast
 
 from msgspec import UNSET, Struct, UnsetType, to_builtins
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import is_there, printable, read_whole
 from memfit.estimators.base.quantities import Bytes, Count, Positive, Sha256
-from memfit.estimators.base.quantization import FloatMode
+from memfit.estimators.base.quantization import FloatMode, Quantization
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.reading.section import Section, json_section
 from memfit.estimators.base.reading.typed import to_record
@@ -24,8 +25,11 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import config_sha256
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.gate.figures import GateFigures
+from memfit.estimators.gate.policy import PolicyTarget
+from memfit.estimators.mlx.versions import format_version
 from memfit.estimators.results.result import Result
 from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME
+from memfit.estimators.sizing.resolved import ResolvedTarget
 
 NAME = "memfit.lock.json"
 VERSION = 1
@@ -43,7 +47,7 @@ class Fingerprint(Struct, frozen=True, forbid_unknown_fields=True):
     """By file name."""
 
 
-class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BaselineQuestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A question without its model: figures of different questions do not compare."""
 
     device: str
@@ -66,7 +70,7 @@ class BaselineEntry(Struct, frozen=True, forbid_unknown_fields=True):
     quantize: Count | FloatMode | None
     """Bits, or a mode of floating-point numbers."""
     model_type: str
-    asked: Asked
+    asked: BaselineQuestion
     checkpoint: Fingerprint
     figures: GateFigures
 
@@ -77,8 +81,48 @@ class Baseline(Result, frozen=True, kw_only=True, tag=SCHEMA):
     targets: Mapping[str, BaselineEntry]
 
 
-def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
-    """Return the fingerprint of a checkpoint; spacing and order of its config do not matter."""
+def entry_of(target: PolicyTarget, resolved: ResolvedTarget, figures: GateFigures) -> BaselineEntry:
+    """Return what a baseline keeps of a target."""
+    question, sized = target.question, resolved.sized
+    return BaselineEntry(
+        model=question.reference,
+        quantize=_format_name(question.quantize),
+        model_type=sized.model.model_type,
+        asked=BaselineQuestion(
+            device=target.device.name,
+            runtime=sized.runtime,
+            workload=resolved.workload,
+            **_named_settings(target),
+        ),
+        checkpoint=_fingerprint(sized.checkpoint),
+        figures=figures,
+    )
+
+
+def _format_name(quantize: Quantization | None) -> int | FloatMode | None:
+    """The name of a format in a policy: its bits, or a mode of floating-point numbers."""
+    if quantize is None:
+        return None
+    return quantize.bits if quantize.mode == "affine" else cast(FloatMode, quantize.mode)
+
+
+def _named_settings(target: PolicyTarget) -> dict[str, Any]:
+    """The settings that a baseline keeps only where the policy names them."""
+    question, ranks = target.question, target.question.ranks
+    versions = {"mlx_version": question.mlx_version, "mlx_lm_version": question.mlx_lm_version}
+    named = {
+        **{key: version and format_version(version) for key, version in versions.items()},
+        "ranks": ranks and ranks.size,
+        "parallel": ranks and ranks.parallel,
+        "split": ranks and ranks.split,
+        "training": target.training,
+        "margin_bytes": target.margin_bytes,
+    }
+    return {key: value for key, value in named.items() if value is not None}
+
+
+def _fingerprint(checkpoint: Checkpoint) -> Fingerprint:
+    """The fingerprint of a checkpoint; spacing and order of its config do not matter."""
     # A file's name is any bytes; those that are not text are escaped.
     headers = {
         name.encode("utf-8", "backslashreplace").decode(): digest
@@ -87,7 +131,22 @@ def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
     return Fingerprint(checkpoint.revision, config_sha256(checkpoint), headers)
 
 
-def differences(before: Asked, now: Asked) -> Iterator[str]:
+def require_baseline(before: BaselineEntry | None, differing: tuple[str, ...]) -> None:
+    """Require a baseline to grow from, of the same question.
+
+    Raises:
+        InputError: when there is none, or one whose question is ``differing``.
+    """
+    if before is None:
+        raise InputError(f"no baseline to grow from; memfit gate --update writes {NAME}")
+    if differing:
+        raise InputError(
+            f"the baseline answers another question ({'; '.join(differing)});"
+            " memfit gate --update makes a new one"
+        )
+
+
+def differences(before: BaselineQuestion, now: BaselineQuestion) -> Iterator[str]:
     """Yield how a question differs from the baseline's."""
     for then, today in ((before, now), (before.workload, now.workload)):
         for key in today.__struct_fields__:

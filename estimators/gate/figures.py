@@ -8,6 +8,7 @@ from memfit.estimators.base.quantities import Bytes, Count, Positive, Tokens
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.expert_capacity import capacity_of
+from memfit.estimators.runtimes.facets import load_bytes, loaded_weights
 from memfit.estimators.sizing.search import longest_context, longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.smaller_workloads import largest_workload
@@ -91,13 +92,13 @@ def figures_of(
     moment = sized.figures_for(largest).moment
     capacity = capacity_of(sized.runtime_model)
     return GateFigures(
-        weights_bytes=sized.runtime_model.loaded_bytes,
+        weights_bytes=loaded_weights(sized.runtime_model).loaded_bytes,
         kv_bytes_per_token=at.kv.bytes_per_token,
         kv_bytes=at.kv.nbytes,
         state_bytes=at.ssm_bytes,
         workspace_bytes=moment.workspace_bytes,
         peak_bytes=moment.nbytes,
-        load_peak_bytes=max(sized.runtime_model.load_bytes, sized.resident_bytes),
+        load_peak_bytes=max(load_bytes(sized.runtime_model), sized.resident_bytes),
         wired_limit_bytes=sized.requirement(largest).peak_bytes,
         # As memfit estimate recommends it.
         context_tokens=longest_context(sized, workload, longest_prompt(sized))
@@ -106,7 +107,7 @@ def figures_of(
         expert_capacity=capacity.experts if capacity else None,
         experts=capacity.of if capacity else None,
         basis=sized.footprint.basis,
-        workspace_basis=sized.workspace_basis(largest)[0],
+        workspace_basis=sized.runtime_model.basis("workspace", largest)[0],
         peak_of=UNSET if largest == workload else SmallerRun(largest.batch, largest.prompt_tokens),
     )
 

@@ -35,11 +35,11 @@ def _keys(*, of_growth: bool) -> Any:
     return defstruct("Limits", fields, module="", frozen=True)
 
 
-class GrowthKeys(_keys(of_growth=True), frozen=True):  # type: ignore[misc]
+class GrowthKeys(_keys(of_growth=True), frozen=True):  # type: ignore[call-arg, misc]
     """Limits on the growth of the baseline's figures."""
 
 
-class LimitKeys(_keys(of_growth=False), frozen=True):  # type: ignore[misc]
+class LimitKeys(_keys(of_growth=False), frozen=True):  # type: ignore[call-arg, misc]
     """The limits of a target."""
 
     basis: RequiredBasis | UnsetType = UNSET
@@ -99,7 +99,7 @@ class TargetKeys(Struct, frozen=True, kw_only=True):
     mlx_lm_version: str | UnsetType = UNSET
     """The version of mlx-lm with the rules that apply; by default the newest that is described."""
     allow_stale: bool | UnsetType = UNSET
-    """Accept a cached answer when the Hub was not asked, or did not answer."""
+    """Accept a cached answer when the Hub was not queried, or did not answer."""
     allow_beyond_context: bool | UnsetType = UNSET
     """Accept a workload that is longer than the model's context."""
     training: Recipe | UnsetType = UNSET

@@ -1,24 +1,22 @@
 """One target of a policy: its figures, their checks, and what makes broken limits pass."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.dispatch import assert_never
-from memfit.estimators.base.errors import InputError, UnreachableError, UnsupportedError
-from memfit.estimators.base.quantization import FloatMode, Quantization
+from memfit.estimators.base.errors import UnreachableError, UnsupportedError
 from memfit.estimators.base.recipe import Recipe
-from memfit.estimators.base.units import Units, ceil_div, format_bytes
+from memfit.estimators.base.units import Units, ceil_div, format_bytes, with_sizes
 from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.baseline import (
-    NAME,
-    Asked,
     BaselineEntry,
     differences,
-    fingerprint,
+    entry_of,
     replaced,
+    require_baseline,
 )
 from memfit.estimators.gate.figures import changes, figures_of
 from memfit.estimators.gate.limits import (
@@ -34,14 +32,14 @@ from memfit.estimators.gate.limits import (
 from memfit.estimators.gate.policy import PolicyTarget
 from memfit.estimators.gate.remedies import Candidate, remedies
 from memfit.estimators.gate.report import TargetReport, TargetStatus
-from memfit.estimators.mlx.versions import format_version
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.budget import OF_RUNTIME, judge
+from memfit.estimators.runtimes.facets import MlxLmPrograms, OnMlx, context_limit
 from memfit.estimators.runtimes.run_limits import ending_notes, run_limits
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.resolved import ResolvedTarget
 from memfit.estimators.sizing.search import fits_comfortably
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, is_foreign, require_loaded
 from memfit.estimators.sizing.smaller_workloads import are_compared, can_take_more
 
 # The trace of training, which other targets do not need.
@@ -73,26 +71,13 @@ def size_target(catalog: Catalog, target: PolicyTarget) -> SizedTarget:
         raise UnreachableError(f"{stale}; allow_stale: true in the target accepts it")
     resolved = catalog.resolve(question)
     # A policy may accept the bound of a model that is converted first, and no other files.
-    sized = resolved.sized if resolved.sized.is_foreign else resolved.sized.loaded()
+    sized = resolved.sized if is_foreign(resolved.sized) else require_loaded(resolved.sized)
     figures, steps = figures_of(sized, resolved.workload), None
     if target.training is not None:
         steps = _training_steps(catalog, target)
         nbytes = steps.run_bytes(target.training, question.quantize)
         figures = replace(figures, training_peak_bytes=nbytes)
-    entry = BaselineEntry(
-        model=question.reference,
-        quantize=_format_name(question.quantize),
-        model_type=sized.model.model_type,
-        asked=Asked(
-            device=target.device.name,
-            runtime=sized.runtime,
-            workload=resolved.workload,
-            **_named_settings(target),
-        ),
-        checkpoint=fingerprint(sized.checkpoint),
-        figures=figures,
-    )
-    return SizedTarget(target, resolved, steps, entry)
+    return SizedTarget(target, resolved, steps, entry_of(target, resolved, figures))
 
 
 def _training_steps(catalog: Catalog, target: PolicyTarget) -> "TracedSteps":
@@ -100,32 +85,10 @@ def _training_steps(catalog: Catalog, target: PolicyTarget) -> "TracedSteps":
     from memfit.estimators.sizing.training_steps import TracedSteps
 
     sized = catalog.sized_for(replace(target.question, quantize=None, adapter=None))
-    if not sized.runtime_model.is_mlx_lm:
+    if not sized.runtime_model.facet(MlxLmPrograms):
         raise UnsupportedError(f"training: mlx_lm.lora does not train for {sized.runtime}")
     versions = sized.runtime_model.runtime.versions
     return TracedSteps(sized.checkpoint, sized.model.dtype, target.device, versions)
-
-
-def _format_name(quantize: Quantization | None) -> int | FloatMode | None:
-    """The name of a format in a policy: its bits, or a mode of floating-point numbers."""
-    if quantize is None:
-        return None
-    return quantize.bits if quantize.mode == "affine" else cast(FloatMode, quantize.mode)
-
-
-def _named_settings(target: PolicyTarget) -> dict[str, Any]:
-    """The settings that a baseline keeps only where the policy names them."""
-    question, ranks = target.question, target.question.ranks
-    versions = {"mlx_version": question.mlx_version, "mlx_lm_version": question.mlx_lm_version}
-    named = {
-        **{key: version and format_version(version) for key, version in versions.items()},
-        "ranks": ranks and ranks.size,
-        "parallel": ranks and ranks.parallel,
-        "split": ranks and ranks.split,
-        "training": target.training,
-        "margin_bytes": target.margin_bytes,
-    }
-    return {key: value for key, value in named.items() if value is not None}
 
 
 def report_of(
@@ -139,7 +102,7 @@ def report_of(
     target, sized = present.target, present.resolved.sized
     differing = tuple(differences(before.asked, present.now.asked)) if before else ()
     if any(limit.rule.kind.is_growth for limit in target.limits):
-        _require_baseline(before, differing)
+        require_baseline(before, differing)
     accepts_bounds = allow_bounds or (target.basis is not None and target.basis.least == "bound")
     device = present.resolved.device or target.device
     totals = Totals(device, before.figures if before else None, accepts_bounds)
@@ -154,16 +117,6 @@ def report_of(
     ).report()
 
 
-def _require_baseline(before: BaselineEntry | None, differing: tuple[str, ...]) -> None:
-    if before is None:
-        raise InputError(f"no baseline to grow from; memfit gate --update writes {NAME}")
-    if differing:
-        raise InputError(
-            f"the baseline answers another question ({'; '.join(differing)});"
-            " memfit gate --update makes a new one"
-        )
-
-
 def _counted(recipe: Recipe, layers: int) -> Recipe:
     """The recipe with its number of layers, where it trains all."""
     return recipe if recipe.num_layers > 0 else replace(recipe, num_layers=layers)
@@ -171,7 +124,7 @@ def _counted(recipe: Recipe, layers: int) -> Recipe:
 
 def _excess_tokens(sized: SizedModel, tokens: int) -> int:
     """The tokens beyond the model's own limit, or the runtime's lower one."""
-    limits = (sized.model.max_context, sized.runtime_model.context_limit)
+    limits = (sized.model.max_context, context_limit(sized.runtime_model))
     return max(0, tokens - min(filter(None, limits), default=tokens))
 
 
@@ -317,21 +270,20 @@ class _Evaluation(Struct, frozen=True, kw_only=True):
         if can_take_more(sized) and not are_compared(sized):
             text = "by trace the peak is of this workload alone; a smaller one can take more"
             yield Note("info", "one-workload", text)
-        for note in runtime_model.notes(workload, figures, Units.GB):
+        for note in runtime_model.statements(workload, figures).notes:
             # A budget is a check of its own.
             if note.level == "warning" and note.code != "runtime-budget":
-                yield note
+                yield replace(note, message=with_sizes(note.message, Units.GB))
 
     def _with_remedies(self, limit: PolicyLimit, check: LimitCheck) -> LimitCheck:
         sized = self.present.resolved.sized
-        footprint = sized.footprint
+        bits = ceil_div(8 * sized.footprint.nbytes, sized.footprint.parameters)
         now = Candidate(
             workload=self.present.resolved.workload,
             quantize=self.present.target.question.quantize,
             recipe=self.recipe,
             # Other runtimes load no weights that mlx-lm converts.
-            weight_bits=ceil_div(8 * footprint.nbytes, footprint.parameters)
-            * sized.runtime_model.on_mlx,
+            weight_bits=bits if sized.runtime_model.facet(OnMlx) else 0,
         )
         passes = self._target_passes(limit, now)
         return replace(check, remedies=tuple(remedies(limit.rule.settings, now, passes)))

@@ -72,19 +72,42 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
         return bool(self.device or self.memory or self.working_set is not None)
 
     def machine(self) -> Device | None:
-        """Return the machine, of several the first; where none is named this one, if it has a GPU.
+        """Return the machine; where none is named this one, if it has a GPU.
 
         Raises:
-            InputError: when the machine is unknown, or settings contradict each other.
+            InputError: when the machine is unknown, or more than one is named.
+        """
+        from memfit.estimators.machine.devices import working_set_device
+
+        self._require_one_name()
+        if len(self.device) > 1 or len(self.memory) > 1:
+            name = setting("device" if self.device else "memory")
+            raise InputError(f"{name}: give one machine, several are for ranks only")
+        if self.memory:
+            return self._with_memory(self.memory[0])
+        if self.working_set is not None:
+            return working_set_device(self.working_set)
+        if self.device:
+            return self.named(self.device[0])
+        from memfit.estimators.machine.host import detect_host
+
+        host = detect_host()
+        return host if host and host.backend != "cpu" else None
+
+    def first_machine(self) -> Device | None:
+        """Return the machine, of several ranks that of the first.
+
+        Raises:
+            InputError: when a machine is unknown, or settings contradict each other.
         """
         devices = self.machines()
-        return devices[0] if devices else self._one()
+        return devices[0] if devices else self.machine()
 
     def machines(self) -> tuple[Device | None, ...]:
         """Return a machine for each rank, nothing where at most one is named.
 
         Raises:
-            InputError: as `machine`.
+            InputError: as `first_machine`.
         """
         if self.hosts is not None:
             return self._of_hosts(self.hosts)
@@ -97,10 +120,10 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
         """Return the ranks, None where no setting names any.
 
         Raises:
-            InputError: as `machine`, or for ranks that are out of range.
+            InputError: as `first_machine`, or for ranks that are out of range.
         """
         devices = self.machines()
-        size = self.ranks or len(devices or self.split or ())
+        size = len(devices or self.split or ()) if self.ranks is None else self.ranks
         if self.ranks is None and not size:
             if self.parallel:
                 raise InputError(f"{setting('parallel')} needs {setting('ranks')} N")
@@ -131,21 +154,6 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
             *names, last = map(setting, ("device", "memory", "working_set"))
             raise InputError(f"{', '.join(names)} and {last} each name a device: give only one")
 
-    def _one(self) -> Device | None:
-        from memfit.estimators.machine.devices import working_set_device
-
-        self._require_one_name()
-        if self.memory:
-            return self._with_memory(self.memory[0])
-        if self.working_set is not None:
-            return working_set_device(self.working_set)
-        if self.device:
-            return self.named(self.device[0])
-        from memfit.estimators.machine.host import detect_host
-
-        host = detect_host()
-        return host if host and host.backend != "cpu" else None
-
     def _with_memory(self, memory_bytes: int) -> Device:
         from memfit.estimators.machine.devices import memory_device
 
@@ -155,7 +163,7 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
         from memfit.estimators.machine.hosts import read_hosts
 
         hosts = read_hosts(path, find_device=self.named, os_regime=self.os_regime)
-        default = self._one() if self.is_named else None
+        default = self.machine() if self.is_named else None
         if default is None and (bare := next((h for h in hosts if h.device is None), None)):
             raise InputError(
                 f"{path}: host {bare.name[:60]!r} has no device and no memory; add"

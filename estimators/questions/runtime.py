@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable
 from fractions import Fraction
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from memfit.estimators.base.reading.values import number_or_text, one_of
 from memfit.estimators.base.units import parse_share, parse_size
@@ -18,8 +18,8 @@ from memfit.estimators.runtimes.registry import (
     with_versions,
 )
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.source import MethodSetting
 
-Method = Literal["auto", "formula", "trace"]
 # Kept free above the peak unless another margin is given: for what a system allocates meanwhile.
 MARGIN_BYTES = 64_000_000
 _OWN = (
@@ -47,7 +47,7 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
     """A runtime; without a name it is the native one of the checkpoint."""
 
     runtime: Text = None
-    method: Annotated[Method, one_of(("auto", "formula", "trace"))] = "auto"
+    method: Annotated[MethodSetting, one_of(("auto", "formula", "trace"))] = "auto"
     margin: Annotated[int, number_or_text(parse_size)] = MARGIN_BYTES
     """Bytes to keep free above the peak."""
     mlx_version: VersionSetting = None

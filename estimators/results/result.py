@@ -23,7 +23,7 @@ class SizedText(str):
 
 
 def both_units(value: Value) -> Value:
-    """Return a value whose sentences were written in `OPEN` units in both units.
+    """Return a value whose sentences were written with `open_size`, in both units.
 
     >>> from memfit.estimators.base.units import open_size
     >>> text = both_units(f"it takes {open_size(2262535712)}")

@@ -5,18 +5,18 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import KVBuffer
-from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import Units, ceil_div, round_up
+from memfit.estimators.base.units import ceil_div, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.auto_context import pool_context, within
-from memfit.estimators.runtimes.interface import MemoryFigures
+from memfit.estimators.runtimes.interface import MemoryFigures, MlxRuntimeModel
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
-from memfit.estimators.workspace.peak import ERROR_PERCENT, PeakMoment, peak
+from memfit.estimators.workspace.peak import ERROR_PERCENT, peak
 
 AGENT_MEMORY = Runtime(
     name="agent-memory",
@@ -41,26 +41,24 @@ AGENT_MEMORY = Runtime(
 CHUNK_POSITIONS = (0, 2000, 8000, 20000)
 
 
-class AgentMemory(TokenCacheModel, frozen=True):
+class AgentMemory(TokenCacheModel, MlxRuntimeModel, frozen=True):
     """agent-memory; a window's cache is quantised too, its operations are counted as plain ones."""
 
     defaults = AGENT_MEMORY
-    on_mlx = True
-    workspace_basis = ("derived", ERROR_PERCENT)
+    _workspace_basis = ("derived", ERROR_PERCENT)
     kv_bits = (4, 8)
 
-    @classmethod
-    def token_bytes(
-        cls, model: Model, runtime: Runtime, workload: Workload, buffer: KVBuffer
-    ) -> int:
-        keys = buffer.heads * buffer.key_dim * runtime.kv_step
-        values = buffer.heads * buffer.value_dim * runtime.kv_step
+    def token_bytes(self, workload: Workload, buffer: KVBuffer) -> int:
+        step = self.runtime.kv_step
+        keys, values = (buffer.heads * width * step for width in (buffer.key_dim, buffer.value_dim))
         bits, group = workload.kv_bits or 16, workload.kv_group_size
-        return ceil_div(block_bytes(keys, values, bits=bits, group_size=group), runtime.kv_step)
+        return ceil_div(block_bytes(keys, values, bits=bits, group_size=group), step)
 
-    @classmethod
-    def window_capacity(cls, runtime: Runtime, workload: Workload, window: int) -> int:
-        return round_up(window, runtime.kv_step)
+    def window_capacity(self, workload: Workload, window: int) -> int:
+        return round_up(window, self.runtime.kv_step)
+
+    def _allocation(self) -> Iterator[str]:
+        return MlxRuntimeModel._allocation(self)
 
     def workspace(self, workload: Workload) -> int:
         """Return what the largest phase holds beyond the caches that the last one leaves.
@@ -100,7 +98,7 @@ class AgentMemory(TokenCacheModel, frozen=True):
                 continue
         raise UnsupportedError(f"{model.model_type}: its workspace is not described")
 
-    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield whether the workload takes more blocks than the pool has."""
         needed, pool = figures.kv.nbytes, self.runtime.budget.bytes or 0
         if needed > pool:

@@ -1,7 +1,7 @@
 """The figures of a batch that mlx-lm prefills in groups (mlx/batch_groups.py)."""
 
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,41 +18,18 @@ from memfit.estimators.mlx.batch_groups import (
 )
 from memfit.estimators.mlx.batch_schedule import Moment
 from memfit.estimators.mlx.call_plan import CHUNKS
-from memfit.estimators.mlx.kv_cache import KVCache
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.results.terms import Phase
-from memfit.estimators.runtimes.interface import MemoryFigures, Subject
-from memfit.estimators.workspace.peak import PeakMoment, with_load
+from memfit.estimators.runtimes.interface import MemoryFigures
+
+if TYPE_CHECKING:
+    from memfit.estimators.runtimes.mlx_lm import MlxModel
 
 _AFTER: frozenset[CallPhase] = ALL_PHASES - CHUNKS
 """The calls after a prompt; the first of them copies the caches of all its sequences."""
 
 
-class BatchedModel(Protocol):
-    """What the figures of groups are made of: mlx-lm's model, by formula or by trace."""
-
-    @property
-    def subject(self) -> Subject:
-        """The model."""
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of its weights."""
-
-    @property
-    def load_bytes(self) -> int:
-        """The most bytes in use while it is loaded."""
-
-    def caches(self, workload: Workload) -> tuple[KVCache, int]:
-        """Return keys and values, and the bytes of states, of sequences that decode together."""
-
-    def phases_view(self, phases: frozenset[CallPhase]) -> "BatchedModel":
-        """Return what may leave out the calls of other phases."""
-
-    def together(self, workload: Workload) -> MemoryFigures:
-        """Return what sequences take that are prefilled and decoded as one batch."""
-
-
-def grouped_figures(runtime_model: BatchedModel, workload: Workload) -> MemoryFigures:
+def grouped_figures(runtime_model: "MlxModel", workload: Workload) -> MemoryFigures:
     """Return what a batch takes; its caches are of the sequences that decode together.
 
     A call takes what it takes of a batch of its own; in addition there are the buffers of the other
@@ -69,7 +46,7 @@ def grouped_figures(runtime_model: BatchedModel, workload: Workload) -> MemoryFi
     prefill = run.highest("prefill") if run.has_chunks else None
     both = (prefill, decode) if prefill else (decode,)
     best = max(both, key=lambda found: found.nbytes)
-    held = runtime_model.resident_bytes + kv.nbytes + states
+    held = runtime_model.resident_bytes() + kv.nbytes + states
     largest = max(both, key=lambda found: found.alone.largest_buffer_bytes).alone
     moment = replace(
         best.alone,
@@ -79,11 +56,11 @@ def grouped_figures(runtime_model: BatchedModel, workload: Workload) -> MemoryFi
         largest_buffer_bytes=largest.largest_buffer_bytes,
         largest_buffer=largest.largest_buffer,
         explanation=(best.line, *best.alone.explanation),
-        prefill_bytes=prefill.nbytes if prefill else runtime_model.resident_bytes,
+        prefill_bytes=prefill.nbytes if prefill else runtime_model.resident_bytes(),
         decode_bytes=decode.nbytes,
         call_bytes={},
     )
-    return MemoryFigures(kv, states, with_load(moment, runtime_model.load_bytes))
+    return MemoryFigures(kv, states, moment.with_load(runtime_model.load_bytes()))
 
 
 class _Highest(Struct, frozen=True):
@@ -97,9 +74,7 @@ class _Highest(Struct, frozen=True):
 class _GroupedRun:
     """The moments of one batch with what a call takes in each; equal calls are computed once."""
 
-    def __init__(
-        self, runtime_model: BatchedModel, workload: Workload, batch: GroupedBatch
-    ) -> None:
+    def __init__(self, runtime_model: "MlxModel", workload: Workload, batch: GroupedBatch) -> None:
         self._model, self._workload, self._batch = runtime_model, workload, batch
         self._of_calls: dict[Workload, tuple[int, PeakMoment]] = {}
         of_buffer = partial(buffer_bytes, runtime_model.subject.model, workload)
@@ -161,7 +136,7 @@ class _GroupedRun:
 
     def _computed_alone(self, alone: Workload, phase: Phase) -> tuple[int, PeakMoment]:
         phases = CHUNKS if phase == "prefill" else _AFTER
-        found = self._model.phases_view(phases).together(alone)
+        found = self._model.for_phases(phases).together(alone)
         moment = found.moment
         if phase == "prefill":
             nbytes = moment.nbytes if moment.prefill_bytes is None else moment.prefill_bytes

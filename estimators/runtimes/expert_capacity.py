@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from memfit.estimators.arch.modules import Part
+from memfit.estimators.runtimes.facets import MlxLmPrograms, loaded_weights
 
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.interface import RuntimeModel
@@ -54,11 +55,11 @@ def capacity_of(runtime_model: "RuntimeModel") -> ExpertCapacity | None:
     Under mlx-moe they are those that it keeps. None without a device, under another runtime than
     these and mlx-lm, and for a model without experts or with different numbers of them.
     """
-    if runtime_model.kept_experts:
-        return runtime_model.kept_experts
+    if kept := loaded_weights(runtime_model).experts:
+        return kept
     subject = runtime_model.subject
     device, footprint = subject.device, subject.footprint
-    if device is None or not runtime_model.is_mlx_lm:
+    if device is None or not runtime_model.facet(MlxLmPrograms):
         return None
     counts = {moe.experts for moe in subject.model.experts().values()}
     expert_bytes = footprint.by_part[Part.EXPERTS.value]

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.units import Units, round_down
+from memfit.estimators.base.units import round_down
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile, within
+from memfit.estimators.runtimes.facets import ContextLimit
 from memfit.estimators.runtimes.growth import align_capacity
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.runtime import Budget, Runtime
@@ -39,6 +40,30 @@ class FoundryRuntime(Runtime, frozen=True, kw_only=True):
     shared: frozenset[str] = frozenset()
     """The buffers, keys of `SHARED_BY`, that are visible to the host."""
 
+    def configured(self, environ: Mapping[str, str]) -> "FoundryRuntime":
+        """Return Foundry with the settings of its variables.
+
+        Chunks and batches are clamped to the range that Foundry allows. Where Foundry would ignore
+        a value that it cannot read, memfit rejects it.
+
+        Raises:
+            InputError: when a variable is not a whole number.
+
+        >>> FOUNDRY.configured({"METALLIC_KV_MEMORY_BUDGET_MB": "512"}).budget.bytes
+        536870912
+        """
+        budget = _number(environ, "METALLIC_KV_MEMORY_BUDGET_MB")
+        chunk = _number(environ, "METALLIC_PREFILL_CHUNK_SIZE")
+        batch = _number(environ, "METALLIC_FOUNDRY_DECODE_BATCH_SIZE")
+        return replace(
+            self,
+            max_context=_number(environ, "METALLIC_MAX_CONTEXT_LEN") or None,
+            budget=self.budget if budget is None else Budget("cache", bytes=budget * _MEBIBYTE),
+            prefill_step=self.prefill_step if chunk is None else _clamped(chunk, _PREFILL_CHUNKS),
+            decode_batch=None if batch is None else _clamped(batch, _DECODE_BATCHES),
+            shared=shared_buffers(environ),
+        )
+
 
 FOUNDRY = FoundryRuntime(
     name="foundry",
@@ -61,40 +86,12 @@ FOUNDRY = FoundryRuntime(
 )
 
 
-class Foundry(TokenCacheModel, frozen=True):
+class Foundry(TokenCacheModel, ContextLimit, frozen=True):
     """Foundry; a window's layer keeps every token all the same."""
 
     runtime: FoundryRuntime
 
     defaults = FOUNDRY
-    loads_only_gguf = True
-
-    @classmethod
-    def configured(cls, environ: Mapping[str, str]) -> FoundryRuntime:
-        """Return Foundry with the settings of its variables.
-
-        Chunks and batches are clamped to the range that Foundry allows. Where Foundry would ignore
-        a value that it cannot read, memfit rejects it.
-
-        Raises:
-            InputError: when a variable is not a whole number.
-
-        >>> Foundry.configured({"METALLIC_KV_MEMORY_BUDGET_MB": "512"}).budget.bytes
-        536870912
-        """
-        budget = _number(environ, "METALLIC_KV_MEMORY_BUDGET_MB")
-        chunk = _number(environ, "METALLIC_PREFILL_CHUNK_SIZE")
-        batch = _number(environ, "METALLIC_FOUNDRY_DECODE_BATCH_SIZE")
-        return replace(
-            FOUNDRY,
-            max_context=_number(environ, "METALLIC_MAX_CONTEXT_LEN") or None,
-            budget=FOUNDRY.budget if budget is None else Budget("cache", bytes=budget * _MEBIBYTE),
-            prefill_step=FOUNDRY.prefill_step
-            if chunk is None
-            else _clamped(chunk, _PREFILL_CHUNKS),
-            decode_batch=None if batch is None else _clamped(batch, _DECODE_BATCHES),
-            shared=shared_buffers(environ),
-        )
 
     def logit_rows(self, workload: Workload, rows: int) -> int:
         """Return the tokens that it keeps logits of: a chunk's or those decoded together."""
@@ -111,22 +108,22 @@ class Foundry(TokenCacheModel, frozen=True):
         head = next((types[name] for name in _HEADS if name in types), None)
         return _DECODE_BATCH_F16 if head == "F16" else _DECODE_BATCH
 
-    @property
     def context_limit(self) -> int | None:
-        """The model's limit or the lower one that was set, beyond which Foundry fails.
+        """Return the model's limit or the lower one that was set, beyond which Foundry fails.
 
         Source: Foundry, ContextConfig::from_architecture; its policy NoEviction is an error.
         """
         limits = (self.subject.model.max_context, self.runtime.max_context)
         return min(filter(None, limits), default=None)
 
-    def budgeted_bytes(self, figures: MemoryFigures) -> int:
-        """Return the bytes of the tokens: a capacity that doubles ends at the budget."""
-        return figures.kv.held_bytes
+    def figures(self, workload: Workload) -> MemoryFigures:
+        figures = super().figures(workload)
+        # Of the tokens alone: a capacity that doubles ends at the budget.
+        return replace(figures, cache_budget_bytes=figures.kv.held_bytes)
 
     def memory_profile(self, workload: Workload, figures: MemoryFigures) -> RuntimeMemoryProfile:
         """Return the profile with shared buffers in host memory."""
-        plain, shared = TokenCacheModel.memory_profile(self, workload, figures), self.runtime.shared
+        plain, shared = super().memory_profile(workload, figures), self.runtime.shared
         if "intermediates" in shared:
             work = plain.fixed_device_local_bytes - plain.gpu_ssm_bytes
             plain = replace(
@@ -146,9 +143,9 @@ class Foundry(TokenCacheModel, frozen=True):
         token = self.figures(workload).kv.bytes_per_token
         return within(foundry_context(self.runtime.budget.of_device(device), token, most), longest)
 
-    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield that the workload is beyond the limit that was set, and what others yield."""
-        yield from TokenCacheModel.notes(self, workload, figures, units)
+        yield from super()._notes(workload, figures)
         most = self.runtime.max_context
         if most is not None and workload.total_tokens > most:
             text = f"METALLIC_MAX_CONTEXT_LEN: Foundry stops at {most} tokens"

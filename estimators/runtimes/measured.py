@@ -6,19 +6,31 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.results.terms import Basis, Phase
+from memfit.estimators.runtimes.facets import (
+    Commands,
+    Images,
+    LoadedWeights,
+    OwnWeights,
+    PerMachine,
+    decoding_rows,
+    formula_of,
+    is_grouped,
+    loaded_weights,
+)
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.runtimes.mlx_lm import MlxLm
-from memfit.estimators.workspace.peak import PeakMoment, with_load
+from memfit.estimators.runtimes.source import Measured, Source
 
 
-class Measured(MlxLm, frozen=True):
+class MeasuredModel(MlxLm, Images, OwnWeights, PerMachine, frozen=True):
     """The figures of a measurement for its own workload, of ``inner`` for every other.
 
     Figures are medians over the repeats; of a peak, the warm-up's where that is above all.
@@ -27,31 +39,25 @@ class Measured(MlxLm, frozen=True):
     inner: RuntimeModel
     measurement: Measurement
 
-    method = "measure"
-    takes_images = True
-    workspace_basis: ClassVar[tuple[Basis, int]] = ("measured", 0)
+    _workspace_basis: ClassVar[tuple[Basis, int]] = ("measured", 0)
 
     @property
-    def classes(self) -> str:
-        return self.inner.classes
-
-    @property
-    def unloaded_bytes(self) -> int:
-        return self.inner.unloaded_bytes
+    def source(self) -> Source:
+        return Measured()
 
     def commands(
         self, workload: Workload, model: str, server: ServerSettings | None
     ) -> tuple[str, ...]:
-        return self.inner.commands(workload, model, server)
+        inner = self.inner.facet(Commands)
+        return inner.commands(workload, model, server) if inner else ()
 
-    @property
     def resident_bytes(self) -> int:
-        """What MLX held after loading."""
+        """Return what MLX held after loading."""
         return self.measurement.loaded.active_bytes
 
-    @property
-    def loaded_bytes(self) -> int:
-        return self.measurement.loaded.weights_bytes
+    def loaded_weights(self) -> LoadedWeights:
+        unloaded_bytes = loaded_weights(self.inner).unloaded_bytes
+        return LoadedWeights(self.measurement.loaded.weights_bytes, unloaded_bytes)
 
     def figures(self, workload: Workload) -> MemoryFigures:
         estimated = self.inner.figures(workload)
@@ -64,62 +70,59 @@ class Measured(MlxLm, frozen=True):
         return workload == self.measurement.workload and not self.is_grouped(workload)
 
     def is_grouped(self, workload: Workload) -> bool:
-        return self.inner.is_grouped(workload)
+        return is_grouped(self.inner, workload)
 
     def decoding_rows(self, workload: Workload) -> int:
-        return self.inner.decoding_rows(workload)
+        return decoding_rows(self.inner, workload)
 
     def least_bytes(self, workload: Workload) -> int:
         """Return nothing: a run may have taken less than what is computed."""
         return 0
 
-    def is_alike_on(self, device: Device | None) -> bool:
-        """Whether it is the machine that was measured."""
-        return device == self.subject.device
-
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
         if figure == "workspace" and not self._is_of(workload):
             return self.inner.basis(figure, workload)
-        return self.workspace_basis
+        return self._workspace_basis
 
-    def formula_view(self) -> RuntimeModel:
+    def formula(self) -> RuntimeModel:
         """Return what answers many workloads quickly: nothing else was measured."""
-        return self.inner.formula_view()
+        return formula_of(self.inner)
 
-    def comparing(self, *_: Workload) -> RuntimeModel:
+    def comparing(self, *workloads: Workload) -> RuntimeModel:
         """Return the estimate: one workload was measured."""
         return self.inner
 
-    def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
+    def _assumptions(self, workload: Workload) -> Iterator[str]:
         """Yield how it was measured, and what an estimate assumes."""
         taken = self.measurement
         peaks = [run.peak_bytes for run in taken.runs]
-        spread = format_bytes(max(peaks) - min(peaks), units)
+        spread = open_size(max(peaks) - min(peaks))
         runs = f"the median of {len(peaks)} runs, {spread} apart" if len(peaks) > 1 else "one run"
         yield (
             f"measured on {taken.measured_at[:10]} on {taken.device} with mlx {taken.mlx_version}"
-            f" and {self.name} {taken.mlx_vlm_version or taken.mlx_lm_version}: {runs}"
+            f" and {self.runtime.name} {taken.mlx_vlm_version or taken.mlx_lm_version}: {runs}"
             f" ({taken.id}); --method formula ignores it"
         )
-        yield from MlxLm.assumptions(self, workload, units)
+        yield from super()._assumptions(workload)
 
-    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield a note for each figure that a run contradicts by more than the stated error.
 
         Weights, caches and states are stated to the byte, the peak within its workspace's error.
         """
-        how, percent = self.inner.method, self.inner.workspace_basis[1]
+        how, percent = self.inner.source.method, self.inner._workspace_basis[1]
         estimated = self.inner.figures(workload)
         error_bytes = estimated.moment.workspace_bytes * percent // 100
-        for name, here, there, allowed in (
-            ("loaded weights", self.loaded_bytes, self.inner.loaded_bytes, 0),
+        here, there = self.loaded_weights(), loaded_weights(self.inner)
+        for name, measured, computed, allowed in (
+            ("loaded weights", here.loaded_bytes, there.loaded_bytes, 0),
             ("KV cache", figures.kv.nbytes, estimated.kv.nbytes, 0),
             ("recurrent state", figures.ssm_bytes, estimated.ssm_bytes, 0),
             ("peak", figures.moment.nbytes, estimated.moment.nbytes, error_bytes),
         ):
-            if abs(here - there) > allowed:
+            if abs(measured - computed) > allowed:
                 stated = f", stated within {allowed}" if allowed else ""
-                text = f"{name}: measured {here} bytes, {how} {there}{stated}"
+                text = f"{name}: measured {measured} bytes, {how} {computed}{stated}"
                 text += "; the measured is shown"
                 yield Note("warning", "methods-differ", text)
 
@@ -136,7 +139,7 @@ class Measured(MlxLm, frozen=True):
             for name in ("peak_bytes", "prefill_peak_bytes", "decode_peak_bytes")
         )
         phase: Phase = "prefill" if prefill >= decode else "decode"
-        kept = self.resident_bytes + kv.nbytes + ssm_bytes
+        kept = self.resident_bytes() + kv.nbytes + ssm_bytes
         peaks = ", ".join(str(run.peak_bytes) for run in runs)
         is_first = peak_bytes > max(run.peak_bytes for run in runs)
         source = "the warm-up's, above" if is_first else "the median of"
@@ -152,7 +155,7 @@ class Measured(MlxLm, frozen=True):
         )
         # A run is measured from after the load on.
         load = estimated.moment.nbytes if estimated.moment.phase == "load" else 0
-        return MemoryFigures(kv, ssm_bytes, with_load(moment, load))
+        return MemoryFigures(kv, ssm_bytes, moment.with_load(load))
 
 
 def _peak(taken: Measurement, name: str) -> int:

@@ -1,18 +1,20 @@
-"""mlx-lm: caches grow with the tokens, the workspace follows MLX's scheduler."""
+"""mlx-lm: caches grow with the tokens, the workspace follows MLX's scheduler.
+
+What other runtimes on its classes share is `MlxModel`; `MlxLm` adds what its own programs do.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.ranks import chosen_parallel, share_of
 from memfit.estimators.arch.registry import class_row
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC
@@ -28,8 +30,24 @@ from memfit.estimators.mlx.kv_cache import (
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, format_version
 from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.results.terms import Basis
-from memfit.estimators.runtimes.interface import DraftFigures, Figure, MemoryFigures, RuntimeModel
+from memfit.estimators.runtimes.facets import (
+    Batching,
+    Cache,
+    Drafting,
+    MlxLmPrograms,
+    Sharding,
+    Views,
+)
+from memfit.estimators.runtimes.interface import (
+    DraftFigures,
+    Figure,
+    MemoryFigures,
+    MlxRuntimeModel,
+    RuntimeModel,
+    Subject,
+)
 from memfit.estimators.runtimes.mlx_lm_commands import (
     STDIN,
     generate_command,
@@ -37,17 +55,13 @@ from memfit.estimators.runtimes.mlx_lm_commands import (
     server_command,
 )
 from memfit.estimators.runtimes.runtime import Budget, Runtime
+from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.weights.ranks import rank_footprint
 from memfit.estimators.workspace.load import CutLoad, cut_load, first_load, load_extra
-from memfit.estimators.workspace.peak import (
-    ERROR_PERCENT,
-    PeakMoment,
-    peak,
-    prepared_model,
-    with_load,
-)
+from memfit.estimators.workspace.peak import ERROR_PERCENT, peak, prepared_model
 
 if TYPE_CHECKING:
+    from memfit.estimators.runtimes.mlx_lm_trace import MlxLmTrace
     from memfit.estimators.runtimes.token_cost import TokenCost
 
 MLX_LM = Runtime(
@@ -59,7 +73,6 @@ MLX_LM = Runtime(
     kv_step=256,  # mlx_lm/models/cache.py, KVCache.step
     kv_group_size=64,  # mlx_lm/generate.py, generate_step
     quantized_kv_start=5000,  # mlx_lm/generate.py, DEFAULT_QUANTIZED_KV_START
-    rotating_keep=4,  # mlx_lm/models/cache.py, make_prompt_cache
     growth="steps",
     charges="its own caches",
     budget=Budget("working_set", 90),  # mlx_lm/generate.py, wired_limit warns above it
@@ -73,16 +86,10 @@ MLX_LM = Runtime(
 RING_BYTES = 2 * 2 * (8 << 20)
 
 
-class MlxLm(RuntimeModel, frozen=True):
-    """mlx-lm by formula; what runs on its classes inherits its rules."""
+class MlxModel(MlxRuntimeModel, Views, Cache, frozen=True):
+    """A model by the formula of mlx-lm's classes; what runs on its classes inherits its rules."""
 
-    defaults = MLX_LM
-    on_mlx = True
-    is_mlx_lm = True
-    reply_tokens = 100  # mlx_lm/generate.py, DEFAULT_MAX_TOKENS
-    sanitizes: ClassVar[bool] = True
-    """Whether it makes of a checkpoint's arrays what mlx-lm makes of them, while it loads them."""
-    workspace_basis: ClassVar[tuple[Basis, int]] = ("derived", ERROR_PERCENT)
+    _workspace_basis: ClassVar[tuple[Basis, int]] = ("derived", ERROR_PERCENT)
 
     @classmethod
     def loads(cls, checkpoint: Checkpoint) -> None:
@@ -94,13 +101,11 @@ class MlxLm(RuntimeModel, frozen=True):
                 f" {printable(kind)}, and mlx-vlm has one; leave the runtime out"
             )
 
-    @classmethod
-    def token_costs(
-        cls, model: Model, runtime: Runtime, workload: Workload
-    ) -> tuple["TokenCost", ...]:
+    def token_costs(self, workload: Workload) -> tuple["TokenCost", ...]:
         """Return what mlx-lm's caches keep, e.g. no KV bits on a rotating one."""
         from memfit.estimators.runtimes.token_cost import TokenCost
 
+        model = self.subject.model
         return tuple(
             TokenCost(
                 layers,
@@ -112,40 +117,18 @@ class MlxLm(RuntimeModel, frozen=True):
         )
 
     def figures(self, workload: Workload) -> MemoryFigures:
-        """Return what a workload takes; a batch is prefilled in groups."""
-        if not self.is_grouped(workload):
-            return self.together(workload)
-        from memfit.estimators.runtimes.batch_groups import grouped_figures
-
-        return grouped_figures(self, workload)
-
-    def is_grouped(self, workload: Workload) -> bool:
-        """Whether mlx-lm's batch generator runs the batch, and prefills it in groups."""
-        is_larger = self.is_mlx_lm and workload.batch > workload.prefill_batch
-        return is_larger and workload.kv_bits is None and merges_caches(self.subject.model)
-
-    def decoding_rows(self, workload: Workload) -> int:
-        """Return the most sequences that decode together."""
-        if not self.is_grouped(workload):
-            return workload.batch
-        return grouped_batch(self.subject.model, workload).rows
-
-    def phases_view(self, phases: frozenset[CallPhase]) -> "MlxLm":
-        """Return the same without the calls after a prompt, where none is among the phases."""
-        return replace(self, subject=replace(self.subject, has_decode=not phases <= CHUNKS))
+        return self.together(workload)
 
     def together(self, workload: Workload) -> MemoryFigures:
         """Return what sequences take that are prefilled and decoded as one batch."""
         subject = self.subject
-        if self.is_mlx_lm:
-            require_batch(subject.model, workload.batch)
-        kv, states = MlxLm.caches(self, workload)
-        if subject.traced:
-            kept, versions = self.resident_bytes + kv.nbytes + states, self.runtime.versions
-            moment = subject.traced.peak(workload, subject.device, versions, kept)
+        kv, states = MlxModel.caches(self, workload)
+        if isinstance(subject.source, Interpolated):
+            kept, versions = self.resident_bytes() + kv.nbytes + states, self.runtime.versions
+            moment = subject.source.workspace.peak(workload, subject.device, versions, kept)
         else:
             moment = self._moment(workload)
-        return MemoryFigures(kv, states, with_load(moment, self.load_bytes))
+        return MemoryFigures(kv, states, moment.with_load(self.load_bytes()))
 
     def caches(self, workload: Workload) -> tuple[KVCache, int]:
         """Return keys and values, and the bytes of states, of sequences that decode together.
@@ -161,7 +144,7 @@ class MlxLm(RuntimeModel, frozen=True):
         return peak(
             subject.model,
             workload,
-            resident_bytes=self.resident_bytes,
+            resident_bytes=self.resident_bytes(),
             plan=subject.footprint.plan,
             device=subject.device,
             versions=self.runtime.versions,
@@ -174,56 +157,46 @@ class MlxLm(RuntimeModel, frozen=True):
         if figure == "workspace" and self.subject.backend == "cuda":
             return "bound", 0
         # Between traced ones it is as good as a formula's.
-        if figure == "workspace" and self.subject.traced and self.method == "formula":
+        if figure == "workspace" and isinstance(self.source, Interpolated):
             return "traced", ERROR_PERCENT
         return RuntimeModel.basis(self, figure, workload)
 
-    @property
     def load_bytes(self) -> int:
         footprint, backend = self.subject.footprint, self.subject.backend
-        made = footprint.conversions if self.sanitizes else ()
-        loaded = max(self.resident_bytes, self._cut_load.expected)
-        loaded += load_extra(made, backend=backend)
-        first = footprint.first if self.sanitizes else ()
-        return max(loaded, *(first_load(each, loaded) for each in first), 0)
+        loaded = max(self.resident_bytes(), self._cut_load.expected)
+        if not self._sanitizes():
+            return loaded
+        loaded += load_extra(footprint.conversions, backend=backend)
+        return max(loaded, *(first_load(each, loaded) for each in footprint.first), 0)
 
-    @property
+    def _sanitizes(self) -> bool:
+        """Whether it converts a checkpoint's arrays as mlx-lm does, while it loads them."""
+        return True
+
     def most_load_bytes(self) -> int:
-        """The most that the load of a rank that reads whole arrays takes, 0 for all others."""
+        """Return the most that the load of a rank takes that reads whole arrays, else 0."""
         load = self._cut_load
-        return self.load_bytes + load.most - load.expected if load.most else 0
+        return self.load_bytes() + load.most - load.expected if load.most else 0
 
     @property
     def _cut_load(self) -> CutLoad:
         cut = self.subject.footprint.cut
         return cut_load(cut, self.subject.device or ANY_MAC) if cut else CutLoad(0, 0)
 
-    def parallel(self, asked: Parallel | None) -> Parallel:
-        """Return how mlx-lm's sharded_load runs the class."""
-        if not self.is_mlx_lm:
-            return RuntimeModel.parallel(self, asked)
-        return chosen_parallel(self.subject.model.model_type, asked)
+    def formula(self) -> RuntimeModel:
+        return self
 
-    def of_rank(self, rank: Rank) -> "MlxLm":
-        """Return the part of one rank, by the rules of its class."""
-        subject = self.subject
-        share = share_of(subject.model, rank)
-        footprint = rank_footprint(subject.footprint, subject.model, share, rank)
-        return replace(self, subject=replace(subject, model=share, footprint=footprint, rank=rank))
+    def comparing(self, *workloads: Workload) -> RuntimeModel:
+        return self
 
-    @property
-    def communication_bytes(self) -> int:
-        """What MLX's ring keeps to receive in (mlx distributed/ring/ring.cpp, RingGroup)."""
-        return RING_BYTES if self.subject.rank else 0
+    def for_phases(self, phases: frozenset[CallPhase]) -> "MlxModel":
+        """Return the same without the calls after a prompt, where none is among the phases."""
+        return replace(self, subject=replace(self.subject, has_decode=not phases <= CHUNKS))
 
     def least_bytes(self, workload: Workload) -> int:
         """Return weights, states and the tokens in the caches, which the last step reads."""
-        model = self.subject.model
-        if self.is_grouped(workload):
-            # Others may have ended before the last group is prefilled.
-            workload = replace(workload, batch=workload.prefill_batch)
-        kept = kv_cache(model, workload).held_bytes + state_bytes(model, workload.batch)
-        return self.resident_bytes + kept
+        kv, states = MlxModel.caches(self, workload)
+        return self.resident_bytes() + kv.held_bytes + states
 
     def runs_kv_bits(self, workload: Workload) -> bool:
         """Whether it is one sequence, and KV bits reach a cache of the model.
@@ -232,13 +205,99 @@ class MlxLm(RuntimeModel, frozen=True):
         """
         return workload.batch == 1 and kv_bits_apply(self.subject.model, workload.max_kv_size)
 
+    def _assumptions(self, workload: Workload) -> Iterator[str]:
+        runtime = self.runtime
+        mlx = format_version(runtime.versions.mlx)
+        yield f"by the rules of {runtime.name} {runtime.version} and MLX {mlx}"
+        yield from super()._assumptions(workload)
+
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
+        from memfit.estimators.runtimes.version_notes import version_notes
+
+        yield from super()._notes(workload, figures)
+        if self.subject.backend == "cuda":
+            yield Note("info", "cuda-bound", self._bound_of_cuda(workload))
+        yield from version_notes(self, workload, figures)
+
+    def _bound_of_cuda(self, workload: Workload) -> str:
+        text = (
+            "on CUDA the workspace is an upper bound, without what cuBLAS and cuDNN add: how many"
+            " of the graphs under way have run depends on the speed of GPU and CPU"
+        )
+        if isinstance(self.subject.source, Interpolated):
+            return text
+        least = self._moment(workload, keeps_up=True).nbytes
+        return f"{text}; the peak is about {open_size(least)} where the GPU keeps up"
+
+    def _explanation(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
+        from memfit.estimators.runtimes.cache_lines import cache_lines, state_lines
+
+        yield from super()._explanation(workload, figures)
+        yield from cache_lines(self.subject.model, workload, figures.kv.nbytes)
+        yield from state_lines(self.subject.model, workload)
+
+
+class MlxLm(MlxModel, MlxLmPrograms, Batching, Sharding, Drafting, frozen=True):
+    """mlx-lm by formula, as its own programs run it."""
+
+    defaults = MLX_LM
+    reply_tokens = 100  # mlx_lm/generate.py, DEFAULT_MAX_TOKENS
+
+    @classmethod
+    def traced(cls) -> "type[MlxLmTrace]":
+        """Return what runs mlx-lm's class of a model."""
+        from memfit.estimators.runtimes.mlx_lm_trace import MlxLmTrace
+
+        return MlxLmTrace
+
+    def figures(self, workload: Workload) -> MemoryFigures:
+        """Return what a workload takes; a batch is prefilled in groups."""
+        if not self.is_grouped(workload):
+            return self.together(workload)
+        from memfit.estimators.runtimes.batch_groups import grouped_figures
+
+        return grouped_figures(self, workload)
+
+    def together(self, workload: Workload) -> MemoryFigures:
+        require_batch(self.subject.model, workload.batch)
+        return super().together(workload)
+
+    def is_grouped(self, workload: Workload) -> bool:
+        """Whether mlx-lm's batch generator runs the batch, and prefills it in groups."""
+        is_larger = workload.batch > workload.prefill_batch
+        return is_larger and workload.kv_bits is None and merges_caches(self.subject.model)
+
+    def decoding_rows(self, workload: Workload) -> int:
+        if not self.is_grouped(workload):
+            return workload.batch
+        return grouped_batch(self.subject.model, workload).rows
+
+    def least_bytes(self, workload: Workload) -> int:
+        if self.is_grouped(workload):
+            # Others may have ended before the last group is prefilled.
+            workload = replace(workload, batch=workload.prefill_batch)
+        return super().least_bytes(workload)
+
+    def parallel(self, requested: Parallel | None) -> Parallel:
+        """Return how mlx-lm's sharded_load runs the class."""
+        return chosen_parallel(self.subject.model.model_type, requested)
+
+    def for_rank(self, rank: Rank) -> "MlxLm":
+        """Return the part of one rank, by the rules of its class."""
+        subject = self.subject
+        share = share_of(subject.model, rank)
+        footprint = rank_footprint(subject.footprint, subject.model, share, rank)
+        return replace(self, subject=replace(subject, model=share, footprint=footprint, rank=rank))
+
+    def communication_bytes(self) -> int:
+        """Return what MLX's ring keeps to receive in (mlx distributed/ring/ring.cpp, RingGroup)."""
+        return RING_BYTES if self.subject.rank else 0
+
     def commands(
         self, workload: Workload, model: str, server: ServerSettings | None
     ) -> tuple[str, ...]:
         """Return the command of the server where it fits, else of one run."""
         rank = self.subject.rank
-        if not self.is_mlx_lm:
-            return ()
         if rank and rank.split:
             return ()  # it splits the layers evenly
         if server:
@@ -247,6 +306,11 @@ class MlxLm(RuntimeModel, frozen=True):
             return ()  # mlx_lm.generate runs one prompt on one rank
         return (generate_command(model, workload, STDIN),)
 
+    def require_draft(self, draft: Subject) -> None:
+        from memfit.estimators.runtimes.drafting import require_same_vocabulary
+
+        require_same_vocabulary(self.subject, draft)
+
     def drafted(self, workload: Workload, draft: RuntimeModel, tokens: int) -> DraftFigures:
         """Return what both models take by generate.py, speculative_generate_step, above this one.
 
@@ -254,12 +318,13 @@ class MlxLm(RuntimeModel, frozen=True):
             UnsupportedError: when mlx-lm rejects or ignores what is asked.
         """
         model = self.subject.model
-        is_described = not (self.subject.traced or draft.subject.traced)
-        if not (self.is_mlx_lm and is_described and isinstance(draft, MlxLm)):
-            return RuntimeModel.drafted(self, workload, draft, tokens)
-        require_drafting(model, workload)
+        interpolated = (isinstance(one.subject.source, Interpolated) for one in (self, draft))
+        if any(interpolated) or not isinstance(draft, MlxLm):
+            return DraftFigures(draft.figures(workload).moment.nbytes, "bound")
+        from memfit.estimators.runtimes.drafting import require_drafting
         from memfit.estimators.workspace.speculation import LoadedModel, speculative_moments
 
+        require_drafting(model, workload)
         target, other_model = (
             LoadedModel(
                 prepared_model(
@@ -268,7 +333,7 @@ class MlxLm(RuntimeModel, frozen=True):
                     self.subject.device,
                     self.runtime.versions,
                 ),
-                one.resident_bytes,
+                one.resident_bytes(),
             )
             for one in (self, draft)
         )
@@ -287,53 +352,29 @@ class MlxLm(RuntimeModel, frozen=True):
         self, both: DraftFigures, draft: "MlxLm", alone: MemoryFigures
     ) -> DraftFigures:
         """Return what a peak of both models is above this one's; they are loaded one by one."""
-        loading = self.resident_bytes + draft.load_bytes
+        loading = self.resident_bytes() + draft.load_bytes()
         if loading > both.nbytes:
             both = DraftFigures(loading, both.basis, "load", "the draft model is loaded second")
         # The load of this model alone is in its own peak.
         return replace(both, nbytes=max(0, both.nbytes - alone.moment.nbytes))
 
-    def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
-        """Yield the versions with the rules that are followed, and what an estimate assumes."""
-        runtime = self.runtime
-        mlx = format_version(runtime.versions.mlx)
-        yield f"by the rules of {self.name} {runtime.version} and MLX {mlx}"
-        yield from RuntimeModel.assumptions(self, workload, units)
+    def _allocation(self) -> Iterator[str]:
+        return iter(())
 
-    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
-        """Yield where another version of MLX needs another amount, or rules are missing."""
-        from memfit.estimators.runtimes.version_notes import version_notes
-
-        yield from RuntimeModel.notes(self, workload, figures, units)
-        if self.subject.backend == "cuda":
-            yield Note("info", "cuda-bound", self._bound_of_cuda(workload, units))
-        yield from version_notes(self, workload, figures, units)
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
+        yield from super()._notes(workload, figures)
         model = self.subject.model
-        if self.is_mlx_lm and workload.batch > 1 and not merges_caches(model):
+        if workload.batch > 1 and not merges_caches(model):
             text = (
                 f"mlx-lm batches no caches of {model.model_type}: mlx_lm.server answers one request"
                 " at a time"
             )
             yield Note("warning", "no-batch", text)
 
-    def _bound_of_cuda(self, workload: Workload, units: Units) -> str:
-        text = (
-            "on CUDA the workspace is an upper bound, without what cuBLAS and cuDNN add: how many"
-            " of the graphs under way have run depends on the speed of GPU and CPU"
+    def _explanation(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
+        yield from super()._explanation(
+            replace(workload, batch=self.decoding_rows(workload)), figures
         )
-        if self.subject.traced:
-            return text
-        least = self._moment(workload, keeps_up=True).nbytes
-        return f"{text}; the peak is about {format_bytes(least, units)} where the GPU keeps up"
-
-    def explain(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
-        """Yield the lines that derive resident weights, caches and states."""
-        from memfit.estimators.runtimes.cache_lines import cache_lines, state_lines
-
-        yield from RuntimeModel.explain(self, workload, figures)
-        workload = replace(workload, batch=self.decoding_rows(workload))
-        yield from cache_lines(self.subject.model, workload, figures.kv.nbytes)
-        yield from state_lines(self.subject.model, workload)
 
 
 def _is_of_mlx_vlm(model_type: str) -> bool:
@@ -343,20 +384,3 @@ def _is_of_mlx_vlm(model_type: str) -> bool:
     from memfit.estimators.trace.libraries import only_mlx_vlm_has
 
     return only_mlx_vlm_has(model_type)
-
-
-def require_drafting(model: Model, workload: Workload) -> None:
-    """Check that mlx-lm's loop takes a draft model for a target and a workload.
-
-    Raises:
-        UnsupportedError: when it rejects or ignores what is asked.
-    """
-    if any(True for _ in model.states()):
-        raise UnsupportedError(
-            f"{model.model_type}: mlx-lm rejects a draft model for it, because recurrent states"
-            " cannot be trimmed after a rejected draft"
-        )
-    if workload.batch > 1:
-        raise UnsupportedError("with a draft model mlx-lm generates one sequence: leave out batch")
-    if workload.max_kv_size is not None:
-        raise UnsupportedError("with a draft model mlx-lm ignores max_kv_size: leave it out")

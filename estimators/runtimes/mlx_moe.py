@@ -1,6 +1,6 @@
 """mlx-moe: mlx-lm with as many experts in memory as fit its share of the working set."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec.structs import replace
@@ -9,9 +9,8 @@ from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantities import Positive
 from memfit.estimators.base.reading.values import number_or_text
-from memfit.estimators.base.units import Units, format_bytes, parse_count
+from memfit.estimators.base.units import open_size, parse_count
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.expert_capacity import (
     BUDGET,
@@ -19,8 +18,9 @@ from memfit.estimators.runtimes.expert_capacity import (
     expert_capacity,
     whole_slots,
 )
+from memfit.estimators.runtimes.facets import LoadedWeights, OwnWeights, PerMachine
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel, Subject
-from memfit.estimators.runtimes.mlx_lm import MlxLm
+from memfit.estimators.runtimes.mlx_lm import MlxModel
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.weights.expert_slots import (
     LOOKUP_BYTES,
@@ -61,7 +61,7 @@ MLX_MOE = MlxMoeRuntime(
 )
 
 
-class MlxMoe(MlxLm, frozen=True):
+class MlxMoe(MlxModel, OwnWeights, PerMachine, frozen=True):
     """mlx-moe, for a model with the same number of experts in every layer that has them."""
 
     runtime: MlxMoeRuntime
@@ -72,8 +72,6 @@ class MlxMoe(MlxLm, frozen=True):
     """Those with experts."""
 
     defaults = MLX_MOE
-    is_mlx_lm = False
-    sanitizes = False
 
     @classmethod
     def bound(cls, runtime: Runtime, subject: Subject) -> RuntimeModel:
@@ -92,50 +90,43 @@ class MlxMoe(MlxLm, frozen=True):
             require_capacity(runtime.capacity, counts[0], top_k)
         return cls(runtime, subject, counts[0], len(counts))
 
-    @property
-    def kept_experts(self) -> ExpertCapacity:
-        """The experts of each layer in memory."""
-        kept, _ = self._capacities()
-        return ExpertCapacity(kept, self.experts, self._bytes_of(kept))
-
-    @property
     def resident_bytes(self) -> int:
-        """Bytes of the weights with the experts that are kept, and the table that finds them."""
+        """Return the weights with the experts that are kept, and the table that finds them."""
         return self.subject.allocated_bytes - self._expert_bytes + self._kept_bytes
 
-    @property
-    def loaded_bytes(self) -> int:
-        """The same, before its allocator rounds them."""
-        return self.subject.footprint.loaded_bytes - self._expert_bytes + self._kept_bytes
+    def loaded_weights(self) -> LoadedWeights:
+        """Return the same, before its allocator rounds them.
 
-    @property
-    def kept_by_part(self) -> Mapping[str, int] | None:
-        """Bytes that it keeps of each part; the table that finds experts counts to them."""
-        parts = {part.value: self.subject.footprint.kept(part) for part in Part}
+        By part, the table that finds experts counts to them.
+        """
+        footprint, (kept, _) = self.subject.footprint, self._capacities()
+        loaded = footprint.loaded_bytes - self._expert_bytes + self._kept_bytes
+        parts = {part.value: footprint.kept(part) for part in Part}
         parts[Part.EXPERTS.value] = self._kept_bytes
         # What the load makes of other weights is not known by part.
-        return parts if sum(parts.values()) == self.loaded_bytes else None
+        is_known = sum(parts.values()) == loaded
+        return LoadedWeights(
+            loaded_bytes=loaded,
+            unloaded_bytes=footprint.unloaded_bytes,
+            by_part=parts if is_known else None,
+            experts=ExpertCapacity(kept, self.experts, self._bytes_of(kept)),
+        )
 
-    @property
     def load_bytes(self) -> int:
-        """The start-up: the kept experts are copied out of whole files."""
+        """Return the start-up: the kept experts are copied out of whole files."""
         kept, _ = self._capacities()
         subject = self.subject
         experts = inventory(subject.model, subject.checkpoint.tensors, subject.footprint)
         return startup_bytes(experts, [kept] * self.layers) + experts.lookup_bytes
 
-    def is_alike_on(self, device: Device | None) -> bool:
-        """Whether it is the same machine: the experts that are kept depend on its memory."""
-        return device == self.subject.device
-
-    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield the capacity, and mlx-moe's own where it is another."""
         right, its_own = self._capacities()
-        size = format_bytes(self._bytes_of(right), units)
+        size = open_size(self._bytes_of(right))
         text = f"mlx-moe keeps {right} of {self.experts} experts a layer: {size}"
         yield Note("info", "expert-capacity", text)
         if its_own != right:
-            size = format_bytes(self._bytes_of(its_own - right), units)
+            size = open_size(self._bytes_of(its_own - right))
             text = (
                 f"mlx-moe's own capacity is {its_own}, {size} more than 71 % of the working set"
                 " allows: it divides decimal megabytes by 1024"

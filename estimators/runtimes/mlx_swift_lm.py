@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from memfit.estimators.arch.specs import GatedDelta
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.interface import MemoryFigures
-from memfit.estimators.runtimes.mlx_lm import MlxLm
+from memfit.estimators.runtimes.mlx_lm import MlxModel
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 
 MLX_SWIFT_LM = Runtime(
@@ -38,22 +38,25 @@ MLX_SWIFT_LM = Runtime(
 )
 
 
-class MlxSwiftLm(MlxLm, frozen=True):
+class MlxSwiftLm(MlxModel, frozen=True):
     """mlx-swift-lm; its notes compare the formulas of its guide with the bytes it allocates."""
 
     defaults = MLX_SWIFT_LM
-    is_mlx_lm = False
-    by_mlx_lm = False  # MLXLMCommon/Load.swift, loadWeights
-    sanitizes = False
 
-    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _refused_files(self) -> str:
+        return ""  # MLXLMCommon/Load.swift, loadWeights, loads them
+
+    def _sanitizes(self) -> bool:
+        return False
+
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield where its guide to wired memory is wrong."""
         if workload.kv_bits:
             guide = self._cache_bytes(replace(workload, kv_bits=None)) * workload.kv_bits // 16
             text = (
-                f"mlx-swift-lm's guide states {format_bytes(guide, units)} of cache at"
+                f"mlx-swift-lm's guide states {open_size(guide)} of cache at"
                 f" {workload.kv_bits} bits; with scales and biases it is"
-                f" {format_bytes(self._cache_bytes(workload), units)}"
+                f" {open_size(self._cache_bytes(workload))}"
             )
             yield Note("warning", "runtime-fault", text)
         model = self.subject.model
@@ -61,11 +64,11 @@ class MlxSwiftLm(MlxLm, frozen=True):
         if deltas:
             guide = 2 * sum(state.elements for mixer in deltas for state in mixer.states())
             text = (
-                f"mlx-swift-lm's guide states {format_bytes(guide, units)} of recurrent states; in"
-                f" float32 they are {format_bytes(state_bytes(model, 1), units)}"
+                f"mlx-swift-lm's guide states {open_size(guide)} of recurrent states; in"
+                f" float32 they are {open_size(state_bytes(model, 1))}"
             )
             yield Note("warning", "runtime-fault", text)
 
     def _cache_bytes(self, workload: Workload) -> int:
-        costs = self.token_costs(self.subject.model, self.runtime, workload)
+        costs = self.token_costs(workload)
         return sum(c.allocated_bytes(c.needed_tokens(workload.total_tokens)) for c in costs)

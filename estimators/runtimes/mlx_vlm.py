@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -11,7 +12,7 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.setting_names import setting
-from memfit.estimators.base.units import Units, ceil_div, format_bytes
+from memfit.estimators.base.units import ceil_div, open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.processor import has_tower, image_plan
@@ -19,17 +20,23 @@ from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.results.terms import Basis
+from memfit.estimators.runtimes.facets import Commands, Images, LoadedWeights, OwnWeights
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
-from memfit.estimators.runtimes.mlx_lm import MlxLm
+from memfit.estimators.runtimes.mlx_lm import MlxModel
 from memfit.estimators.runtimes.mlx_lm_commands import option, settings_flags
 from memfit.estimators.runtimes.runtime import Budget, Runtime
+from memfit.estimators.runtimes.source import Formula, Interpolated
 from memfit.estimators.weights.conversion import cast_to, conversion_type
 from memfit.estimators.weights.derived import tensor_bytes
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.tensor_groups import tensor_groups
-from memfit.estimators.workspace.peak import ERROR_PERCENT, PeakMoment
+from memfit.estimators.workspace.peak import ERROR_PERCENT
 from memfit.estimators.workspace.vision import VisionWork, embedded_bytes, has_formula, vision_work
+
+if TYPE_CHECKING:
+    from memfit.estimators.runtimes.mlx_vlm_trace import MlxVlmTrace
 
 MLX_VLM = Runtime(
     name="mlx-vlm",
@@ -39,7 +46,6 @@ MLX_VLM = Runtime(
     kv_step=256,  # mlx_vlm/models/cache.py takes KVCache from mlx-lm
     kv_group_size=64,  # mlx_vlm/generate/common.py, DEFAULT_KV_GROUP_SIZE
     quantized_kv_start=5000,  # mlx_vlm/generate/common.py, DEFAULT_QUANTIZED_KV_START
-    rotating_keep=4,  # mlx_vlm/models/cache.py, make_prompt_cache
     growth="steps",
     charges="its own caches",
     budget=Budget("working_set", 90),  # mlx_vlm/generate/common.py, wired_limit warns above it
@@ -64,44 +70,55 @@ def as_cached(checkpoint: Checkpoint, model: Model, workload: Workload) -> Model
     return replace(model, dtype="F32") if is_wide else model
 
 
-class MlxVlm(MlxLm, frozen=True):
+class MlxVlm(MlxModel, Commands, Images, OwnWeights, frozen=True):
     """mlx-vlm by formula: with images an upper bound, and exact tokens."""
 
     tower_sizes: tuple[int, ...] = ()
     """Bytes of each array of the towers, which mlx-lm does not load; none for a text model."""
 
     defaults = MLX_VLM
-    is_mlx_lm = False
-    by_mlx_lm = False  # mlx_vlm/utils.py, load_model
-    takes_images = True
     converter = "mlx_vlm.convert"
     reply_tokens = 2048  # mlx_vlm/generate, DEFAULT_MAX_TOKENS
 
     @classmethod
     def loads(cls, checkpoint: Checkpoint) -> None:
         # Not by mlx-lm's rule: mlx-vlm has more classes.
-        super(MlxLm, cls).loads(checkpoint)
+        super(MlxModel, cls).loads(checkpoint)
 
     @classmethod
     def bound(cls, runtime: Runtime, subject: Subject) -> RuntimeModel:
-        """Return the model under mlx-vlm; mlx_vlm.convert leaves its towers as they are.
+        """Return the model under mlx-vlm, by trace where that is set or no formula has its tower.
 
         Raises:
             UnsupportedError: when mlx-vlm cannot load it.
         """
-        cls.loads(subject.checkpoint)
-        return cls(runtime, subject, tuple(_tower_sizes(subject)))
+        needs_trace = subject.method == "auto" and lacks_formula(subject)
+        if needs_trace or subject.method == "trace":
+            return cls.traced().by_trace(runtime, subject)
+        return cls.by_formula(runtime, subject)
 
     @classmethod
-    def needs_trace(cls, subject: Subject) -> bool:
-        """Whether no formula has the tower of the model."""
-        described = has_formula(subject.checkpoint, subject.model) and not subject.traced
-        adapted = any(module.low_rank for _, module in subject.model.all_modules())
-        return has_tower(subject.checkpoint) and not described and not adapted
+    def by_formula(cls, runtime: Runtime, subject: Subject) -> "MlxVlm":
+        """Return the model by formula; mlx_vlm.convert leaves its towers as they are.
 
-    @property
-    def classes(self) -> str:
-        return self.name if self.subject.traced else "mlx-lm"
+        Raises:
+            UnsupportedError: when mlx-vlm cannot load it.
+        """
+        MlxVlm.loads(subject.checkpoint)
+        return MlxVlm(runtime, subject, tuple(_tower_sizes(subject)))
+
+    @classmethod
+    def traced(cls) -> "type[MlxVlmTrace]":
+        """Return what runs mlx-vlm's class of a model."""
+        from memfit.estimators.runtimes.mlx_vlm_trace import MlxVlmTrace
+
+        return MlxVlmTrace
+
+    def _refused_files(self) -> str:
+        return ""  # mlx_vlm/utils.py, load_model, loads them
+
+    def _library(self) -> str:
+        return self.runtime.name if isinstance(self.subject.source, Interpolated) else "mlx-lm"
 
     def require_tower(self) -> None:
         """Check that the model has a tower.
@@ -135,10 +152,10 @@ class MlxVlm(MlxLm, frozen=True):
                 "no formula has the quantised caches of mlx-vlm's batches: leave out KV bits, or"
                 f" take {setting('method')} trace with mlx-vlm installed"
             )
-        figures, subject = MlxLm.figures(self, workload), self.subject
+        figures, subject = MlxModel.figures(self, workload), self.subject
         if workload.images:
             self.require_tower()
-        if subject.traced:  # of mlx-vlm's own class, with the images
+        if isinstance(subject.source, Interpolated):  # of mlx-vlm's own class, with the images
             return figures
         if not workload.images:
             return replace(figures, moment=_with_embeddings(figures.moment, subject, workload))
@@ -154,7 +171,7 @@ class MlxVlm(MlxLm, frozen=True):
             is_packed=subject.footprint.plan is not None,
         )
         held = figures.kv.nbytes + figures.ssm_bytes
-        moment = _with_images(figures.moment, work, self.resident_bytes, held)
+        moment = _with_images(figures.moment, work, self.resident_bytes(), held)
         return replace(figures, moment=moment)
 
     def _as_cached(self, figures: MemoryFigures, workload: Workload) -> MemoryFigures:
@@ -170,9 +187,10 @@ class MlxVlm(MlxLm, frozen=True):
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
         """Return what a figure rests on; with images the workspace is a bound."""
-        if figure == "workspace" and workload.images and not self.subject.traced:
+        is_formula = isinstance(self.subject.source, Formula)
+        if figure == "workspace" and workload.images and is_formula:
             return "bound", 0
-        return MlxLm.basis(self, figure, workload)
+        return MlxModel.basis(self, figure, workload)
 
     def commands(
         self, workload: Workload, model: str, server: ServerSettings | None
@@ -189,13 +207,13 @@ class MlxVlm(MlxLm, frozen=True):
             command += ["--max-kv-size", str(workload.max_kv_size)]
         return (shlex.join([*command, *settings_flags(workload)]),)
 
-    def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
+    def _assumptions(self, workload: Workload) -> Iterator[str]:
         """Yield what images become, and where their processor's settings are from."""
-        yield from MlxLm.assumptions(self, workload, units)
-        if workload.prompt_tokens <= workload.prefill_step and self.method == "formula":
+        yield from super()._assumptions(workload)
+        if workload.prompt_tokens <= workload.prefill_step and self.source.method == "formula":
             # https://github.com/Blaizzy/mlx-vlm/pull/1750
             numbers = workload.batch * workload.prompt_tokens * self.subject.model.vocab_size
-            logits = format_bytes(dtypes.nbytes(numbers, self.subject.model.dtype), units)
+            logits = open_size(dtypes.nbytes(numbers, self.subject.model.dtype))
             yield (
                 "mlx-vlm up to 0.6.9 also made the logits of all tokens of a prompt within one"
                 f" prefill step: {logits} more"
@@ -209,38 +227,32 @@ class MlxVlm(MlxLm, frozen=True):
         if plan.tokens_are_bound:
             yield "tags in text around images or frames count a token a letter, which is a bound"
 
-    @property
     def resident_bytes(self) -> int:
-        """Bytes of text model and towers, each array rounded as MLX's allocator rounds it."""
+        """Return the bytes of text model and towers, as MLX's allocator rounds each array."""
         backend = self.subject.backend
         towers = sum(allocated(nbytes, backend) for nbytes in self.tower_sizes)
         return self.subject.allocated_bytes + towers
 
-    @property
-    def loaded_bytes(self) -> int:
-        """Bytes of the tensors of text model and towers."""
-        return self.subject.footprint.loaded_bytes + sum(self.tower_sizes)
+    def loaded_weights(self) -> LoadedWeights:
+        """Return the bytes of text model and towers, and of what is neither: rotary tables."""
+        footprint, towers = self.subject.footprint, sum(self.tower_sizes)
+        unloaded_bytes = max(0, footprint.unloaded_bytes - towers)
+        return LoadedWeights(footprint.loaded_bytes + towers, unloaded_bytes)
 
-    @property
-    def unloaded_bytes(self) -> int:
-        """Bytes of the tensors that belong to neither, such as rotary tables."""
-        return max(0, self.subject.footprint.unloaded_bytes - sum(self.tower_sizes))
-
-    def explain(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
+    def _explanation(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
         """Yield the lines of the text model, and one for the towers."""
-        text = MlxLm(self.runtime, self.subject)
-        yield from text.explain(workload, figures)
+        yield from MlxModel(self.runtime, self.subject)._explanation(workload, figures)
         yield (
             f"with towers of {sum(self.tower_sizes)} bytes in {len(self.tower_sizes)} arrays,"
-            f" rounded in the same way = {self.resident_bytes} bytes"
+            f" rounded in the same way = {self.resident_bytes()} bytes"
         )
 
-    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield what the figures leave out, or that they are a bound."""
         if not self.tower_sizes:
             return
         if workload.images:
-            if not self.subject.traced:
+            if isinstance(self.subject.source, Formula):
                 text = "the work of the vision tower is an upper bound by formula"
                 yield Note("info", "image-bound", text)
             return
@@ -249,6 +261,14 @@ class MlxVlm(MlxLm, frozen=True):
             " --image 1024x768"
         )
         yield Note("warning", "image", text)
+
+
+def lacks_formula(subject: Subject) -> bool:
+    """Whether no formula has the tower of a model, which a trace can have."""
+    is_formula = isinstance(subject.source, Formula)
+    described = is_formula and has_formula(subject.checkpoint, subject.model)
+    adapted = any(module.low_rank for _, module in subject.model.all_modules())
+    return has_tower(subject.checkpoint) and not described and not adapted
 
 
 # Classes with a head that ``sanitize`` makes of the embedding (mlx_vlm/models/gemma3/language.py).

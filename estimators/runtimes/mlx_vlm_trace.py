@@ -1,9 +1,9 @@
 """mlx-vlm by trace: a prompt, with images or without, is run lazily through mlx-vlm's own class."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, field
 from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import config_fields
@@ -12,59 +12,64 @@ from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.registry import context_limit
 from memfit.estimators.base.errors import MachineError, UnsupportedError
 from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.plan import ImagePlan
 from memfit.estimators.images.processor import image_plan
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device
-from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes, capacity_at, kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.results.terms import Basis
-from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT, described_by_class
-from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
-from memfit.estimators.runtimes.mlx_vlm import MlxVlm, as_cached, reject_batch_windows
+from memfit.estimators.runtimes.by_class import (
+    TRACE_ERROR_PERCENT,
+    ModelTrace,
+    described_by_class,
+    peak_lines,
+    trace_target,
+)
+from memfit.estimators.runtimes.interface import Figure, MemoryFigures, Subject
+from memfit.estimators.runtimes.mlx_vlm import (
+    MlxVlm,
+    as_cached,
+    lacks_formula,
+    reject_batch_windows,
+)
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.source import Source, Traced
 from memfit.estimators.weights.conversion import conversion_type
 from memfit.estimators.weights.parts import part_of
-from memfit.estimators.workspace.peak import PeakMoment, with_load
 
 # The trace is imported where it runs, as that of mlx-lm is.
 if TYPE_CHECKING:
-    from memfit.estimators.checkpoint.adapters import Adapter
     from memfit.estimators.trace.peak import RunPeak
     from memfit.estimators.trace.vision_model import TracedVisionModel
     from memfit.estimators.trace.vision_peak import VisionPart
 
-_NAMED_ALIVE = 8
 _NO_IMAGES = ImagePlan((), ())
 
 
-class TracedRun(NamedTuple):
+class VisionTracedRun(NamedTuple):
     """The largest moment of a workload, or why there is none."""
 
     peak: "RunPeak[VisionPart] | None"
     failure: str = ""
 
 
-class VisionTrace(Struct, frozen=True, eq=False):
-    """mlx-vlm's class of a model, built once for a backend and run lazily."""
+class VisionTrace(ModelTrace, frozen=True, eq=False):
+    """mlx-vlm's class of a model; it runs on one machine."""
 
-    checkpoint: Checkpoint
-    dtype: str
-    quantize: Quantization | None = None
-    rank: None = None
-    """mlx-vlm runs on one machine."""
-    _built: dict[Backend, "TracedVisionModel"] = {}
-    _runs: dict[tuple[Workload, ImagePlan, object, MlxVersions], TracedRun] = {}
+    _unconverted_load = None
+    _runs: dict[tuple[Workload, ImagePlan, object, MlxVersions], VisionTracedRun] = field(
+        default_factory=dict
+    )
     """By workload, what its images become, `Device.gpu` and versions."""
-    _described: dict[Backend, Model] = {}
-    _loads: dict[tuple[Device, MlxVersions], int | None] = {}
+    _described: dict[Backend, Model] = field(default_factory=dict)
 
-    def run(self, workload: Workload, device: Device | None, versions: MlxVersions) -> TracedRun:
+    def run(
+        self, workload: Workload, device: Device | None, versions: MlxVersions
+    ) -> VisionTracedRun:
         """Return the largest moments of a prompt, or why it cannot be traced."""
         machine = device or ANY_MAC
         plan = image_plan(self.checkpoint, workload.images) if workload.images else _NO_IMAGES
@@ -72,15 +77,14 @@ class VisionTrace(Struct, frozen=True, eq=False):
         key = replace(workload, images=UNSET, max_tokens=0), plan, machine.gpu, versions
         if key not in self._runs:
             try:
-                self._runs[key] = TracedRun(self._followed(workload, plan, machine, versions))
+                self._runs[key] = VisionTracedRun(self._followed(workload, plan, machine, versions))
             except (MachineError, UnsupportedError) as error:
-                self._runs[key] = TracedRun(None, str(error))
+                self._runs[key] = VisionTracedRun(None, str(error))
         return self._runs[key]
 
     def moment(
         self, workload: Workload, device: Device | None, versions: MlxVersions
     ) -> PeakMoment | None:
-        """Return the largest moment of a workload, None where it cannot be traced."""
         peak = self.run(workload, device, versions).peak
         if peak is None:
             return None
@@ -88,70 +92,31 @@ class VisionTrace(Struct, frozen=True, eq=False):
         kept = kv_cache(model, workload).nbytes + state_bytes(model, workload.batch)
         return moment_of(peak, peak.weight_bytes, kept, _last_decode(peak, model, workload))
 
-    def failure(self, workload: Workload, device: Device | None, versions: MlxVersions) -> str:
-        """Return why a workload has no moment, nothing where it has one."""
-        return self.run(workload, device, versions).failure
-
     def _followed(
         self, workload: Workload, plan: ImagePlan, machine: Device, versions: MlxVersions
     ) -> "RunPeak[VisionPart]":
-        from memfit.estimators.trace.kernel_stubs import TraceTarget
         from memfit.estimators.trace.vision_peak import vision_peak
 
         reject_batch_windows(workload)
-        target = TraceTarget(
-            backend=machine.backend,
-            nax=has_nax(machine),
-            compute_capability=machine.generation if machine.backend == "cuda" else None,
-            versions=versions,
-        )
         built = self.built(machine.backend)
-        run = built.record(plan, workload, target)
+        run = built.record(plan, workload, trace_target(machine, versions))
         return vision_peak(run, built.weights, machine, versions.mlx)
 
     def converted(self, quantize: Quantization) -> "VisionTrace":
-        """Return the trace of the class with its weights converted."""
         dtype = conversion_type(self.checkpoint.config) or self.dtype
-        return VisionTrace(self.checkpoint, dtype, quantize)
+        return VisionTrace(self.checkpoint, quantize, dtype)
 
-    def load_bytes(self, machine: Device, versions: MlxVersions) -> int | None:
-        """Return the peak of the load, None where it is not known."""
-        from memfit.estimators.trace.kernel_stubs import TraceTarget
-        from memfit.estimators.trace.peak import load_peak
-
-        asked = machine, versions
-        if asked not in self._loads:
-            target = TraceTarget(backend=machine.backend, versions=versions)
-            try:
-                call = self.built(machine.backend).load(target)
-                self._loads[asked] = load_peak(call, machine, versions.mlx) if call else None
-            except (MachineError, UnsupportedError):
-                self._loads[asked] = None
-        return self._loads[asked]
-
-    def built(self, backend: Backend) -> "TracedVisionModel":
-        """Return the class as it is built on a backend's machine."""
+    def _build(self, backend: Backend) -> "TracedVisionModel":
         from memfit.estimators.trace.vision_model import TracedVisionModel
 
-        if backend not in self._built:
-            checkpoint = self.checkpoint
-            self._built[backend] = TracedVisionModel(
-                checkpoint.config,
-                backend,
-                name=checkpoint.config_name,
-                dtype=self.dtype,
-                tensors=checkpoint.tensors,
-                quantize=self.quantize,
-            )
-        return self._built[backend]
-
-    def weights(self, device: Device | None) -> Mapping[str, int]:
-        """Return the bytes of each parameter by path."""
-        return self.built((device or ANY_MAC).backend).weights
-
-    def unread_format(self, device: Device | None) -> str | None:
-        """Return the declared quantisation method where the weights are not sized in it."""
-        return self.built((device or ANY_MAC).backend).unread_format
+        return TracedVisionModel(
+            self.checkpoint.config,
+            backend,
+            name=self.checkpoint.config_name,
+            dtype=self.dtype,
+            tensors=self.checkpoint.tensors,
+            quantize=self.quantize,
+        )
 
     def versions(self) -> str:
         """Return the versions of what was run."""
@@ -159,11 +124,6 @@ class VisionTrace(Struct, frozen=True, eq=False):
         return ", ".join(f"{name} {version}" for name, version in built.versions.items())
 
     def description(self, device: Device | None) -> Model:
-        """Return what formulas and plans need of the model, from the class itself.
-
-        Raises:
-            UnsupportedError: for a cache or a list of experts that is not described.
-        """
         from memfit.estimators.trace.declared_format import unquantised
         from memfit.estimators.trace.vision_model import TracedVisionModel
 
@@ -181,22 +141,25 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
 
     trace: VisionTrace
 
-    method = "trace"
-    workspace_basis: ClassVar[tuple[Basis, int]] = ("traced", TRACE_ERROR_PERCENT)
+    class_trace: ClassVar[type[ModelTrace]] = VisionTrace
+    _workspace_basis: ClassVar[tuple[Basis, int]] = ("traced", TRACE_ERROR_PERCENT)
+
+    @property
+    def source(self) -> Source:
+        return Traced()
 
     @classmethod
-    def bound(cls, runtime: Runtime, subject: Subject) -> RuntimeModel:
+    def by_trace(cls, runtime: Runtime, subject: Subject) -> MlxVlm:
         """Return the model under mlx-vlm.
 
         Raises:
             UnsupportedError: as for `MlxVlm`.
         """
-        formula = MlxVlm.bound(runtime, subject)
-        assert isinstance(formula, MlxVlm)
+        formula = MlxVlm.by_formula(runtime, subject)
         plan = subject.footprint.plan
         quantize = plan.default if plan and plan.converting else None
-        trace = VisionTrace(subject.checkpoint, subject.model.dtype, quantize)
-        if cls.needs_trace(subject):
+        trace = VisionTrace(subject.checkpoint, quantize, subject.model.dtype)
+        if lacks_formula(subject):
             try:
                 return cls.of_class(runtime, described_by_class(trace, subject.device), trace)
             except (MachineError, UnsupportedError):
@@ -204,41 +167,21 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
         return cls(runtime, subject, formula.tower_sizes, trace=trace)
 
     @classmethod
-    def class_trace(
-        cls,
-        checkpoint: Checkpoint,
-        quantize: Quantization | None,
-        dtype: str,
-        adapter: "Adapter | None",
-    ) -> VisionTrace:
-        """Return the trace of a model that no family describes.
-
-        Raises:
-            UnsupportedError: with an adapter.
-        """
-        if adapter:
-            raise UnsupportedError(f"{checkpoint.id}: adapters of mlx-vlm are not described")
-        return VisionTrace(checkpoint, dtype, quantize)
-
-    @classmethod
-    def of_class(cls, runtime: Runtime, subject: Subject, trace: VisionTrace) -> RuntimeModel:
+    def of_class(cls, runtime: Runtime, subject: Subject, trace: VisionTrace) -> MlxVlm:
         weights = trace.weights(subject.device)
         towers = tuple(size for path, size in weights.items() if part_of(path) is Part.VISION)
         return cls(runtime, subject, towers, trace=trace)
 
-    @property
-    def classes(self) -> str:
-        """The library with the class of the model."""
-        return self.name
+    def _library(self) -> str:
+        return self.runtime.name
 
-    def _run(self, workload: Workload) -> TracedRun:
+    def _run(self, workload: Workload) -> VisionTracedRun:
         return self.trace.run(workload, self.subject.device, self.runtime.versions)
 
-    @property
     def load_bytes(self) -> int:
-        """The peak of the load; by formula where its graph cannot be recorded."""
+        """Return the peak of the load; by formula where its graph cannot be recorded."""
         traced = self.trace.load_bytes(self.subject.device or ANY_MAC, self.runtime.versions)
-        return super().load_bytes if traced is None else max(traced, self.resident_bytes)
+        return super().load_bytes() if traced is None else max(traced, self.resident_bytes())
 
     def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes; by formula where it cannot be traced.
@@ -259,37 +202,37 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
         model = as_cached(self.subject.checkpoint, self.subject.model, workload)
         kv, states = kv_cache(model, workload), state_bytes(self.subject.model, workload.batch)
         last = _last_decode(peak, model, workload)
-        moment = moment_of(peak, self.resident_bytes, kv.nbytes + states, last)
-        return MemoryFigures(kv, states, with_load(moment, self.load_bytes))
+        moment = moment_of(peak, self.resident_bytes(), kv.nbytes + states, last)
+        return MemoryFigures(kv, states, moment.with_load(self.load_bytes()))
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
         if figure == "workspace" and self._run(workload).peak:
-            return self.workspace_basis
+            return self._workspace_basis
         return MlxVlm.basis(self, figure, workload)
 
-    def formula_view(self) -> MlxVlm:
+    def formula(self) -> MlxVlm:
         """Return mlx-vlm by formula, or between traced prompts where there is none."""
         return MlxVlm(self.runtime, self.subject, self.tower_sizes)
 
-    def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
+    def _assumptions(self, workload: Workload) -> Iterator[str]:
         """Yield the versions of what was run, and what an estimate assumes."""
         if self._run(workload).peak:
             yield f"traced with {self.trace.versions()}"
-        yield from MlxVlm.assumptions(self, workload, units)
+        yield from super()._assumptions(workload)
 
-    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield what the figures rest on where they are no trace."""
         peak, failure = self._run(workload)
         if peak is None:
-            yield from MlxVlm.notes(self, workload, figures, units)
+            yield from super()._notes(workload, figures)
             yield Note("warning", "not-traced", f"not traced: {failure}")
             return
         if not workload.images:
-            yield from MlxVlm.notes(self, workload, figures, units)
-        if peak.weight_bytes != self.resident_bytes:
+            yield from super()._notes(workload, figures)
+        if peak.weight_bytes != self.resident_bytes():
             text = (
                 f"weights: mlx-vlm's class holds {peak.weight_bytes} bytes, the headers and"
-                f" formulas say {self.resident_bytes}"
+                f" formulas say {self.resident_bytes()}"
             )
             yield Note("warning", "methods-differ", text)
 
@@ -307,17 +250,13 @@ def moment_of(
     decode = max(parts["decode"], last_decode + more)
     prefill = max(nbytes for part, nbytes in parts.items() if part != "decode")
     nbytes = max(prefill, decode)
-    alive = ", ".join(f"{name} {size}" for name, size in peak.alive[:_NAMED_ALIVE])
     return PeakMoment(
         phase=peak.top.part if nbytes == peak.nbytes + more else "decode",
         nbytes=nbytes,
         workspace_bytes=max(0, nbytes - resident_bytes - kept_bytes),
         largest_buffer_bytes=peak.largest_buffer_bytes,
         largest_buffer=peak.top.operation,
-        explanation=(
-            f"peak by trace = {peak.nbytes} bytes in {peak.top.part}, at {peak.top.operation}",
-            f"  alive then: {alive}",
-        ),
+        explanation=peak_lines(peak),
         prefill_bytes=prefill,
         decode_bytes=decode,
     )

@@ -9,17 +9,15 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.nearest import nearest
-from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.mlx.versions import Version, format_version, installed_version
 from memfit.estimators.results.estimate import RuntimeSummary
+from memfit.estimators.runtimes.facets import Images, MlxLmPrograms, OnMlx
 from memfit.estimators.runtimes.runtime import Runtime
 
 # The command line imports what sizes a model while the Hub answers.
 if TYPE_CHECKING:
-    from memfit.estimators.arch.model import Model
     from memfit.estimators.runtimes.interface import RuntimeModel, Subject
-    from memfit.estimators.runtimes.token_cost import TokenCost
 
 _CLASSES: dict[str, tuple[str, str]] = {
     "mlx-lm": ("mlx_lm", "MlxLm"),
@@ -32,10 +30,6 @@ _CLASSES: dict[str, tuple[str, str]] = {
     "llama.cpp": ("llama_cpp.runtime", "LlamaCpp"),
     "vllm": ("vllm.runtime", "Vllm"),
 }
-# Those that a model which is sized by trace is put under.
-_BY_TRACE: dict[str, tuple[str, str]] = {"mlx-vlm": ("mlx_vlm_trace", "MlxVlmTrace")}
-# Those that describe a model by its own class.
-_BY_CLASS = {**_BY_TRACE, "mlx-lm": ("mlx_lm_trace", "MlxLmTrace")}
 DEFAULT_RUNTIME = "mlx-lm"
 # Where a checkpoint is sized for no other runtime: the first that loads it.
 _NATIVE = (DEFAULT_RUNTIME, "mlx-vlm", "llama.cpp")
@@ -60,7 +54,7 @@ def get_runtime(name: str, environ: Mapping[str, str] | None = None) -> Runtime:
         near = nearest(name, _CLASSES)
         known = f"nearest: {near}" if near else f"there is {', '.join(_CLASSES)}"
         raise InputError(f"no runtime is called {name[:60]!r}; {known} (memfit runtimes)")
-    return _class(name).configured(environ or {})
+    return _class(name).defaults.configured(environ or {})
 
 
 def list_runtimes() -> tuple[Runtime, ...]:
@@ -85,15 +79,14 @@ def runtime_for_images(native: Runtime) -> Runtime:
 
     It is on the same MLX; a runtime that does not run on MLX stays.
     """
-    kind = _class(native.name)
-    if kind.takes_images or not kind.on_mlx:
+    if offers(native, Images) or not offers(native, OnMlx):
         return native
     return with_versions(get_runtime(_FOR_IMAGES), mlx=native.versions.mlx)
 
 
 def runtime_summary(runtime: Runtime) -> RuntimeSummary:
     """Return what a result says of a runtime."""
-    mlx = format_version(runtime.versions.mlx) if _class(runtime.name).on_mlx else UNSET
+    mlx = format_version(runtime.versions.mlx) if offers(runtime, OnMlx) else UNSET
     return RuntimeSummary(runtime.name, runtime.version, mlx)
 
 
@@ -111,13 +104,13 @@ def with_versions(
     Raises:
         InputError: when there is such a version.
     """
-    kind = _class(runtime.name)
-    for name, version, runs in (("MLX", mlx, kind.on_mlx), ("mlx-lm", mlx_lm, kind.is_mlx_lm)):
+    on_mlx, by_mlx_lm = offers(runtime, OnMlx), offers(runtime, MlxLmPrograms)
+    for name, version, runs in (("MLX", mlx, on_mlx), ("mlx-lm", mlx_lm, by_mlx_lm)):
         if strict and version and not runs:
             raise InputError(f"{runtime.name} is not run by {name}: it has no version of it")
-    if mlx and kind.on_mlx:
+    if mlx and on_mlx:
         runtime = replace(runtime, mlx_version=mlx)
-    if mlx_lm and kind.is_mlx_lm:
+    if mlx_lm and by_mlx_lm:
         runtime = replace(runtime, version=format_version(mlx_lm), mlx_lm_version=mlx_lm)
     return runtime
 
@@ -134,31 +127,23 @@ def bind(runtime: Runtime, subject: "Subject") -> "RuntimeModel":
     Raises:
         UnsupportedError: when the runtime cannot load or run it.
     """
-    kind, by_trace = _class(runtime.name), subject.by_trace
-    if by_trace or (by_trace is None and kind.needs_trace(subject)):
-        kind = _imported(*_BY_TRACE.get(runtime.name, _CLASSES[runtime.name]))
-    return kind.bound(runtime, subject)
+    return _class(runtime.name).bound(runtime, subject)
 
 
 def class_of(runtime: Runtime) -> type[Any]:
     """Return what describes a model by its own class for a runtime."""
-    return _imported(*_BY_CLASS[runtime.name])
+    kind: Any = _class(runtime.name)
+    traced: type[Any] = kind.traced()
+    return traced
 
 
-def token_costs(model: "Model", runtime: Runtime, workload: Workload) -> "tuple[TokenCost, ...]":
-    """Return what a runtime caches for every token, equal layers together.
-
-    Raises:
-        UnsupportedError: when it has no such cache.
-    """
-    return _class(runtime.name).token_costs(model, runtime, workload)
+def offers(runtime: Runtime, facet: type) -> bool:
+    """Whether a runtime has a facet, for any model."""
+    return issubclass(_class(runtime.name), facet)
 
 
 def _class(name: str) -> "type[RuntimeModel]":
-    return _imported(*_CLASSES[name])
-
-
-def _imported(module: str, class_name: str) -> "type[RuntimeModel]":
+    module, class_name = _CLASSES[name]
     found: type[RuntimeModel] = getattr(
         import_module(f"memfit.estimators.runtimes.{module}"), class_name
     )

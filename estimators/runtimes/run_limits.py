@@ -12,7 +12,9 @@ from memfit.estimators.mlx.kv_cache import buffer_counts
 from memfit.estimators.mlx.versions import format_version
 from memfit.estimators.results.estimate import Limit, Note
 from memfit.estimators.results.terms import Verdict
+from memfit.estimators.runtimes.facets import MlxLmPrograms, OnMlx
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
+from memfit.estimators.runtimes.source import Measured
 
 
 def run_limits(
@@ -23,8 +25,8 @@ def run_limits(
     One run does not meet what ends only a batch, as mlx_lm.server makes of every request: it is
     ``serving`` then. None applies to a run that was measured: it went through.
     """
-    is_on_metal = runtime_model.on_mlx and runtime_model.subject.backend == "metal"
-    if not is_on_metal or runtime_model.method == "measure":
+    is_on_metal = runtime_model.facet(OnMlx) and runtime_model.subject.backend == "metal"
+    if not is_on_metal or isinstance(runtime_model.source, Measured):
         return ()
     in_batches = serving or workload.batch > 1
     return (
@@ -126,10 +128,8 @@ def server_generates(runtime_model: RuntimeModel, workload: Workload) -> int | N
     leaking = _leaking_layers(subject.model)
     # KV bits switch batching off (server.py, _is_batchable), and the server rotates no cache.
     batches = workload.kv_bits is None and workload.max_kv_size is None
-    is_leaking = (
-        runtime_model.is_mlx_lm and runtime_model.runtime.versions.mlx_lm <= row["last_mlx_lm"]
-    )
-    if not (is_leaking and batches and leaking > 0):
+    is_leaking = runtime_model.runtime.versions.mlx_lm <= row["last_mlx_lm"] and leaking > 0
+    if not (is_leaking and batches and runtime_model.facet(MlxLmPrograms)):
         return None
     return (2 * int(row["buffers"]) + leaking) // (2 * leaking)
 

@@ -1,5 +1,6 @@
 """What is known of a runtime: its defaults, its budget and where its rules were read."""
 
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -94,7 +95,6 @@ class Runtime(Struct, frozen=True, kw_only=True):
     """Empty for a runtime without MLX, and where it is not known."""
     mlx_lm_version: tuple[Count, ...] = ()
     """Of the classes that it runs; empty where it is not known."""
-    rotating_keep: Count = 0
     batch: Count = 0
     """Tokens of a batch, which has several micro-batches; 0 where there is no such thing."""
     kv_bits: Positive | None = None
@@ -106,14 +106,20 @@ class Runtime(Struct, frozen=True, kw_only=True):
     least_prefill_step: Count = 0
     context_step: Count = 1
     """What the context that it chooses by itself is a multiple of."""
-    floor_tokens: Tokens = 0
-    """The shortest context that it chooses by itself."""
     shares_prefix: bool = False
     """Whether sessions with the same beginning share its full pages."""
     max_context: Positive | None = None
     """A limit that the runtime was set to."""
     faults: tuple[str, ...] = ()
     """What is wrong in its own answers; memfit shows its answer and the right one."""
+
+    def configured(self, environ: Mapping[str, str]) -> "Runtime":
+        """Return the runtime with the settings it takes from an environment.
+
+        Raises:
+            InputError: when it cannot read a variable.
+        """
+        return self
 
     def on(self, device: Device | None) -> "Runtime":
         """Return the runtime with the defaults that it has on a device."""
@@ -139,7 +145,7 @@ class Runtime(Struct, frozen=True, kw_only=True):
         return MlxVersions(self.mlx_version or MLX_VERSION, self.mlx_lm_version or MLX_LM_VERSION)
 
 
-class RuntimeTable(Result, frozen=True, kw_only=True, tag="memfit.runtimes/1"):
+class RuntimeTable(Result, frozen=True, kw_only=True, tag="memfit.runtimes/2"):
     """The answer of ``memfit runtimes``."""
 
     runtimes: NonEmpty[Runtime]

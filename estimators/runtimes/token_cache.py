@@ -5,22 +5,25 @@ from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from memfit.estimators.arch.caches import KVBuffer
-from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.activation_bound import activation_bound
+from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile, plain_profile
+from memfit.estimators.runtimes.facets import Cache, OwnContext, context_limit
 from memfit.estimators.runtimes.growth import last_growth, rule_of
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
-from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.token_cost import TokenCost, attention_buffers
-from memfit.estimators.workspace.peak import PeakMoment
 
 
-class TokenCacheModel(RuntimeModel, frozen=True):
-    """The rules that such runtimes share; a runtime overrides where it differs."""
+class TokenCacheModel(RuntimeModel, OwnContext, Cache, frozen=True):
+    """The rules that such runtimes share; a runtime overrides where it differs.
+
+    Each has a context of its own, and loads GGUF files only where it does not say otherwise.
+    """
 
     kv_bits: ClassVar[tuple[int, ...]] = ()
     """The bits that it can quantise its cache to."""
@@ -29,59 +32,55 @@ class TokenCacheModel(RuntimeModel, frozen=True):
     activation_dtype: ClassVar[str | None] = None
     """The element type it computes with; None for the model's."""
 
-    @classmethod
-    def token_costs(
-        cls, model: Model, runtime: Runtime, workload: Workload
-    ) -> tuple[TokenCost, ...]:
-        cls._require_cache(workload)
+    def token_costs(self, workload: Workload) -> tuple[TokenCost, ...]:
+        self._require_cache(workload)
         return tuple(
             TokenCost(
                 layers,
-                cls.token_bytes(model, runtime, workload, buffer),
+                self.token_bytes(workload, buffer),
                 buffer.limit,
-                cls.window_capacity(runtime, workload, buffer.limit) if buffer.limit else None,
+                self.window_capacity(workload, buffer.limit) if buffer.limit else None,
             )
-            for buffer, layers in Counter(cls.buffers(model)).items()
+            for buffer, layers in Counter(self.buffers()).items()
         )
 
-    @classmethod
-    def _require_cache(cls, workload: Workload) -> None:
-        name = cls.defaults.name
-        if workload.kv_bits not in (None, *cls.kv_bits):
-            possible = ", ".join(map(str, cls.kv_bits)) or "none"
+    def _require_cache(self, workload: Workload) -> None:
+        name = self.runtime.name
+        if workload.kv_bits not in (None, *self.kv_bits):
+            possible = ", ".join(map(str, self.kv_bits)) or "none"
             raise UnsupportedError(
                 f"KV bits {workload.kv_bits}: {name} quantises its cache to these: {possible}"
             )
         if workload.max_kv_size is not None:
             raise UnsupportedError(f"{name} has no rotating cache: leave out max_kv_size")
 
-    @classmethod
-    def buffers(cls, model: Model) -> Iterable[KVBuffer]:
+    def buffers(self) -> Iterable[KVBuffer]:
         """Return the buffers of all layers that it keeps a cache for."""
-        return attention_buffers(model.mixers())
+        return attention_buffers(self.subject.model.mixers())
 
-    @classmethod
-    def token_bytes(
-        cls, model: Model, runtime: Runtime, workload: Workload, buffer: KVBuffer
-    ) -> int:
-        return dtypes.nbytes(buffer.elements_per_token, runtime.cache_dtype or model.dtype)
+    def token_bytes(self, workload: Workload, buffer: KVBuffer) -> int:
+        """Return the bytes of a token in one buffer."""
+        dtype = self.runtime.cache_dtype or self.subject.model.dtype
+        return dtypes.nbytes(buffer.elements_per_token, dtype)
 
-    @classmethod
-    def window_capacity(cls, runtime: Runtime, workload: Workload, window: int) -> int | None:
+    def window_capacity(self, workload: Workload, window: int) -> int | None:
         """Return the largest capacity of a layer with a window; None when it keeps every token."""
         return None
 
+    def memory_profile(self, workload: Workload, figures: MemoryFigures) -> RuntimeMemoryProfile:
+        return plain_profile(workload, figures)
+
     def figures(self, workload: Workload) -> MemoryFigures:
-        model, sizes = self.subject.model, self.subject.footprint.sizes
-        costs = self.token_costs(model, self.runtime, workload)
-        limit = self.context_limit
+        sizes = self.subject.footprint.sizes
+        costs = self.token_costs(workload)
+        limit = context_limit(self)
         last = last_growth(rule_of(self.runtime, most=limit), workload.total_tokens)
         kv = self.cache(costs, last.after, workload)
         states = self.states(workload)
         # While a cache grows, the old one is still there.
         growing = sum(cost.allocated_bytes(last.alive - last.after) for cost in costs)
         work = self.workspace(workload) + growing * workload.batch
-        total = self.resident_bytes + kv.nbytes + states + work
+        total = self.resident_bytes() + kv.nbytes + states + work
         # Keys and values are separate: the largest buffer is half a layer's.
         half = max((-(-cost.token_bytes // 2) for cost in costs), default=0)
         moment = PeakMoment(
@@ -122,6 +121,13 @@ class TokenCacheModel(RuntimeModel, frozen=True):
     def logit_rows(self, workload: Workload, rows: int) -> int:
         """Return the tokens that it keeps logits of, where ``rows`` are computed at once."""
         return rows
+
+    def _allocation(self) -> Iterator[str]:
+        yield from super()._allocation()
+        yield "the workspace is a bound by the widest layer, without what kernels add to it"
+        if self.subject.checkpoint.source != "gguf":
+            name = self.runtime.name
+            yield f"{name} loads GGUF files: a conversion's weights will have other sizes"
 
     def _explained(
         self,

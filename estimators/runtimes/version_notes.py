@@ -13,12 +13,13 @@ from memfit.estimators.arch.specs import (
     TracedMixer,
 )
 from memfit.estimators.base.dispatch import assert_never
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import ANY_MAC, Device
 from memfit.estimators.mlx.kernels import fused_changes
 from memfit.estimators.mlx.versions import OLDEST_MLX, MlxVersions, Version, format_version
 from memfit.estimators.results.estimate import Note
+from memfit.estimators.runtimes.facets import formula_of
 from memfit.estimators.runtimes.interface import Bound, MemoryFigures, RuntimeModel
 
 # Two peaks that differ by more than one part of this many are different answers.
@@ -26,7 +27,7 @@ _ONE_PART_OF = 20
 
 
 def version_notes(
-    runtime_model: RuntimeModel, workload: Workload, figures: MemoryFigures, units: Units
+    runtime_model: RuntimeModel, workload: Workload, figures: MemoryFigures
 ) -> Iterator[Note]:
     """Yield notes on the versions of MLX and mlx-lm that figures are for."""
     names = ("MLX", "mlx-lm")
@@ -39,11 +40,11 @@ def version_notes(
                 f" {format_version(newest)}"
             )
             yield Note("warning", "newer-version", text)
-    yield from _other_mlx(runtime_model, workload, figures, units)
+    yield from _other_mlx(runtime_model, workload, figures)
 
 
 def _other_mlx(
-    runtime_model: RuntimeModel, workload: Workload, figures: MemoryFigures, units: Units
+    runtime_model: RuntimeModel, workload: Workload, figures: MemoryFigures
 ) -> Iterator[Note]:
     """Yield the peak on a supported MLX that fuses other attention, where it differs much.
 
@@ -54,7 +55,7 @@ def _other_mlx(
     versions = sorted({max(version, OLDEST_MLX) for version in changes} | {min(mlx, OLDEST_MLX)})
     own = max(version for version in versions if version <= mlx)
     # The formula says at once whether a version matters; a trace takes seconds.
-    view = runtime_model.formula_view()
+    view = formula_of(runtime_model)
     here = view.figures(workload) if len(versions) > 1 else figures
 
     def matters(one: MemoryFigures, other: MemoryFigures) -> bool:
@@ -75,7 +76,7 @@ def _other_mlx(
         if newer:
             span = f"before {format_version(newer[0])}"
             span = f"from {format_version(since)} and {span}" if older else span
-        peak = format_bytes(there.moment.nbytes, units)
+        peak = open_size(there.moment.nbytes)
         text = f"the peak is for MLX {span}; {peak} on {format_version(other)}"
         is_higher = there.moment.nbytes > figures.moment.nbytes
         yield Note("warning" if is_higher else "info", "mlx-version", text)

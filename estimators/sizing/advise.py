@@ -26,7 +26,9 @@ from memfit.estimators.results.advice import (
 )
 from memfit.estimators.results.result import both_units
 from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.facets import Commands, MlxLmPrograms, NvidiaOnly, OnMlx
 from memfit.estimators.runtimes.mlx_lm_commands import convert_command, draft_flags
+from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.grid import (
     NO_GRID,
     NO_MACS,
@@ -36,6 +38,7 @@ from memfit.estimators.sizing.grid import (
     with_traces,
 )
 from memfit.estimators.sizing.joint import JointSearch, Longest, RequestSettings, macs, smallest_mac
+from memfit.estimators.sizing.opening import weight_bits_of
 from memfit.estimators.sizing.recommend import recommend, with_changes
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
@@ -44,7 +47,7 @@ from memfit.estimators.sizing.search import (
     longest_prompt,
 )
 from memfit.estimators.sizing.serving import Serving, not_served, served_here
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, is_loadable
 
 
 class Advised(Struct, frozen=True):
@@ -101,7 +104,7 @@ def advise(sized: SizedModel, workload: Workload) -> Advised:
     if search.formula and solution.settings and not solution.settings[-1].weight_bits:
         shown = replace(shown, weight_bits=())
     grid = _grid(shown, ladder)
-    if shown.sized.is_between_traces and sized.device:
+    if isinstance(shown.sized.runtime_model.source, Interpolated) and sized.device:
         grid = with_traces(grid, search, advice.context_tokens.value or 0)
     every = actions(search, solution)
     best = best_action(every)
@@ -116,8 +119,8 @@ def advise(sized: SizedModel, workload: Workload) -> Advised:
 def memory_advice(search: JointSearch, solution: Solution) -> Advice:
     """Return the memory that a machine must have."""
     device = search.sized.device
-    runs = search.sized.runtime_model.runs_on_macs
-    if not runs or (device and device.backend != "metal"):
+    is_off_macs = search.sized.runtime_model.facet(NvidiaOnly)
+    if is_off_macs or (device and device.backend != "metal"):
         return not_applicable("only Macs are looked through")
     if device and solution.settings:
         assumes = solution.settings[-1].changes(search.requested)
@@ -144,14 +147,15 @@ def _partial_experts(search: JointSearch) -> PartialExperts | None:
 
 def search_of(sized: SizedModel, workload: Workload) -> JointSearch:
     """Return the search for settings of a workload."""
-    formula = sized.formula_view() if sized.runtime_model.method == "trace" else None
-    return JointSearch(sized, workload, sized.weight_bits(), formula)
+    formula = sized.formula_view() if sized.runtime_model.source.method == "trace" else None
+    return JointSearch(sized, workload, weight_bits_of(sized), formula)
 
 
 def _grid(search: JointSearch, ladder: Callable[[], Sequence[JointSearch]]) -> Grid:
     if search.sized.device:
         return prompt_grid(search)
-    return mac_grid(search, ladder()) if search.sized.runtime_model.runs_on_macs else NO_MACS
+    is_off_macs = search.sized.runtime_model.facet(NvidiaOnly)
+    return NO_MACS if is_off_macs else mac_grid(search, ladder())
 
 
 def recommended(
@@ -193,7 +197,7 @@ def _of_server(sized: SizedModel, server: ServerRun, workload: Workload) -> Reco
 def _recommended(sized: SizedModel, tokens: int | None, needed_bytes: int | None) -> Recommended:
     """The longest prompt, and what follows from it."""
     device, counts = sized.device, {moe.experts for moe in sized.model.experts().values()}
-    is_wired = device and device.backend == "metal" and sized.runtime_model.on_mlx
+    is_wired = device and device.backend == "metal" and sized.runtime_model.facet(OnMlx)
     return Recommended(
         context_tokens=tokens,
         wired_limit_bytes=(
@@ -288,7 +292,8 @@ def _action(
     need = search.need(settings)
     longest = search.longest_with(settings) if context_tokens is None else context_tokens
     # The longest prompts are those of one run: a server has no room for them.
-    is_request = goal == "request" and search.sized.runtime_model.is_mlx_lm
+    programs = search.sized.runtime_model.facet(MlxLmPrograms)
+    is_request = goal == "request" and programs is not None
     no_server = not_served(search) if is_request else ""
     server = None
     if is_request and not no_server:
@@ -327,7 +332,8 @@ def _commands(
         return iter(())
 
     def run(model: str) -> Iterable[str]:
-        commands = sized.runtime_model.commands(workload, model, server)
+        program = sized.runtime_model.facet(Commands)
+        commands = program.commands(workload, model, server) if program else ()
         if sized.draft is None:
             return commands
         return converting(
@@ -345,11 +351,13 @@ def _runs_alone(search: JointSearch, settings: RequestSettings, prompt_tokens: i
     """
     workload = search.workload_with(settings, prompt_tokens)
     view = search.model(settings.weight_bits).formula_view()
-    if workload.batch > 1 and view.runtime_model.is_mlx_lm:
+    programs = view.runtime_model.facet(MlxLmPrograms)
+    if workload.batch > 1 and programs:
         return False  # mlx_lm.generate runs one prompt
-    reply_tokens = workload.max_tokens or view.runtime_model.reply_tokens
+    program = view.runtime_model.facet(Commands)
+    reply_tokens = workload.max_tokens or (program.reply_tokens if program else 0)
     # Between traces each reply would be a trace of its own.
-    if view.is_between_traces:
+    if isinstance(view.runtime_model.source, Interpolated):
         return True
     # The longest prompts are searched without a reply.
     stated = workload.prompt_only(prompt_tokens) if prompt_tokens else workload
@@ -366,12 +374,13 @@ def converting(sized: SizedModel, run: Callable[[str], Iterable[str]]) -> Iterat
     There are none for a checkpoint that mlx-lm can neither load nor convert.
     """
     # Nor for an assumed type, of which the library has no class or another one.
-    if not sized.is_loadable or sized.checkpoint.assumed_from:
+    if not is_loadable(sized) or sized.checkpoint.assumed_from:
         return
     model, plan = sized.checkpoint.to_load, sized.footprint.plan
     # No other runtime loads what is made.
-    if plan and plan.converting and sized.runtime_model.on_mlx:
+    mlx = sized.runtime_model.facet(OnMlx)
+    if plan and plan.converting and mlx:
         directory = f"{os.path.basename(model.rstrip('/'))}-{plan.default.bits}bit"
-        yield convert_command(model, directory, plan.default, sized.runtime_model.converter)
+        yield convert_command(model, directory, plan.default, mlx.converter)
         model = directory
     yield from run(model)

@@ -14,9 +14,10 @@ from memfit.estimators.checkpoint.opening import HUB, has_prefix, open_checkpoin
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.questions.model import Draft
-from memfit.estimators.questions.runtime import MARGIN_BYTES, Method
+from memfit.estimators.questions.runtime import MARGIN_BYTES
 from memfit.estimators.runtimes.registry import native_runtime, runtime_for_images, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.source import MethodSetting, Traced
 
 # Imported where it is used: a checkpoint on the Hub is fetched while the library is imported.
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Catalog:
         quantize: Quantization | None = None,
         device: Device | None = None,
         runtime: Runtime | None = None,
-        method: Method = "auto",
+        method: MethodSetting = "auto",
         adapter: Path | None = None,
         draft: Draft | None = None,
         margin_bytes: int = MARGIN_BYTES,
@@ -93,13 +94,31 @@ class Catalog:
         """
         if runtime is None:
             runtime = self.native_runtime(reference)
-        settings = (reference, quantize, method, adapter, draft, margin_bytes, as_type)
-        conversion = (*settings, runtime.versions)
-        base = self._once(conversion, lambda: self._size(device, *conversion))
+        from memfit.estimators.sizing.opening import size
+        from memfit.estimators.sizing.sized_model import with_runtime
+
+        versions = runtime.versions
+        settings = (quantize, method, adapter, draft, margin_bytes, as_type)
+        conversion = (reference, *settings, versions)
+
+        def make() -> "SizedModel":
+            alone = size(
+                self.checkpoint(reference),
+                device=device,
+                margin_bytes=margin_bytes,
+                quantize=quantize,
+                adapter=self.adapter(adapter) if adapter else None,
+                method=method,
+                as_type=as_type,
+                versions=versions,
+            )
+            return self._with_draft(alone, draft, method, versions) if draft else alone
+
+        base = self._once(conversion, make)
         placed = self._once(
             (conversion, device), lambda: base if base.device == device else base.on(device)
         )
-        return self._once((conversion, device, runtime), lambda: placed.with_runtime(runtime))
+        return self._once((conversion, device, runtime), lambda: with_runtime(placed, runtime))
 
     def resolve(
         self,
@@ -151,42 +170,21 @@ class Catalog:
             as_type=question.as_type,
         )
 
-    def _size(
-        self,
-        device: Device | None,
-        reference: str,
-        quantize: Quantization | None,
-        method: Method,
-        adapter: Path | None,
-        draft: Draft | None,
-        margin_bytes: int,
-        as_type: str | None,
-        versions: MlxVersions,
+    def _with_draft(
+        self, alone: "SizedModel", draft: Draft, method: MethodSetting, versions: MlxVersions
     ) -> "SizedModel":
-        from memfit.estimators.sizing.sized_model import size
+        from memfit.estimators.sizing.sized_model import with_draft
 
-        alone = size(
-            self.checkpoint(reference),
-            device=device,
-            margin_bytes=margin_bytes,
-            quantize=quantize,
-            adapter=self.adapter(adapter) if adapter else None,
-            method=method,
-            as_type=as_type,
-            versions=versions,
-        )
-        if draft is None:
-            return alone
         native = native_runtime(self.checkpoint(draft.reference))
         other = self.sized(
             draft.reference,
             quantize=draft.quantize,
-            device=device,
+            device=alone.device,
             runtime=with_versions(native, mlx=versions.mlx, mlx_lm=versions.mlx_lm, strict=False),
             # The calls of both follow one another, so that both are traced or neither is.
-            method="trace" if alone.runtime_model.method == "trace" else method,
+            method="trace" if isinstance(alone.runtime_model.source, Traced) else method,
         )
-        return alone.drafting(other, draft.tokens)
+        return with_draft(alone, other, draft.tokens)
 
     def adapter(self, directory: Path) -> "Adapter":
         """Return an adapter.

@@ -17,6 +17,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.apple import chips
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import DecodeSpeed
+from memfit.estimators.runtimes.facets import MlxLmPrograms, SplitMemory, decoding_rows
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.weights.footprint import WeightFootprint
 
@@ -56,11 +57,12 @@ def decode_speed(sized: SizedModel, workload: Workload) -> DecodeSpeed | None:
         return None
     figures = sized.figures_for(workload)
     # The cache when the prompt is done: the smallest of the run.
-    rows = sized.runtime_model.decoding_rows(workload)
+    rows = decoding_rows(sized.runtime_model, workload)
     generated = workload.max_tokens * rows * figures.kv.bytes_per_token
     cached = max(0, figures.kv.held_bytes - generated) + figures.ssm_bytes
     read = weight_bytes_read(sized.footprint, sized.model) + cached
-    host = sized.runtime_model.host_reads(workload)
+    split = sized.runtime_model.facet(SplitMemory)
+    host = split.host_reads(workload) if split else None
     # What is on the host is read by its processor, before or after what is on the GPU.
     on_host = min(read, host.nbytes) if host else 0
     seconds = Fraction(read - on_host, bandwidth)
@@ -70,7 +72,11 @@ def decode_speed(sized: SizedModel, workload: Workload) -> DecodeSpeed | None:
     group = kind(sized.model)
     is_measured = sized.device is not None and _is_measured(sized.device)
     reached: tuple[int, ...] = ()
-    if sized.runtime_model.is_mlx_lm and sized.device and sized.device.backend == "metal":
+    if (
+        sized.runtime_model.facet(MlxLmPrograms)
+        and sized.device
+        and sized.device.backend == "metal"
+    ):
         reached = REACHED_PERCENT[group] if is_measured else OTHER_CHIPS_PERCENT[group]
     shares = tuple(most * percent // 100 / 10 for percent in reached)
     return DecodeSpeed(

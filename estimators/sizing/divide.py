@@ -9,11 +9,12 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.advice import Action
 from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.facets import Commands, SplitMemory
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.joint import JointSearch
 from memfit.estimators.sizing.search import first_fitting, longest_context, longest_prompt
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, with_runtime
 
 _DIVIDES = "llama.cpp"
 """The runtime that keeps a part of a model on the host."""
@@ -48,7 +49,8 @@ def divided(search: JointSearch) -> Iterator[Action]:
     if verdict == "exceeds" or need.host is None:
         return
     most, is_known = longest_prompt(sized), verdict != "unknown"
-    commands = sized.runtime_model.commands(workload, sized.checkpoint.to_load, None)
+    program = sized.runtime_model.facet(Commands)
+    commands = program.commands(workload, sized.checkpoint.to_load, None) if program else ()
     yield Action(
         goal="request",
         settings=found.settings,
@@ -70,22 +72,23 @@ def _under(sized: SizedModel, workload: Workload) -> tuple[SizedModel, Workload]
         return sized, workload
     runtime = get_runtime(_DIVIDES)
     if workload.prefill_step != sized.runtime_model.runtime.prefill_step:
-        return sized.with_runtime(runtime), workload
+        return with_runtime(sized, runtime), workload
     step = runtime.prefill_step
-    return sized.with_runtime(runtime), replace(workload, prefill_step=step)
+    return with_runtime(sized, runtime), replace(workload, prefill_step=step)
 
 
 def _most_on_gpu(sized: SizedModel, workload: Workload) -> _Divided | None:
     """The first division that fits the GPU."""
 
     def under(runtime: Runtime) -> SizedModel:
-        return sized.with_runtime(runtime)
+        return with_runtime(sized, runtime)
 
     def fits(division: tuple[dict[str, int], Runtime]) -> bool:
         need = replace(under(division[1]).requirement(workload), host=None)
         return judge(need, sized.device)[0] == "fits"
 
-    for ladder in sized.runtime_model.divisions():
+    split = sized.runtime_model.facet(SplitMemory)
+    for ladder in split.divisions() if split else ():
         if found := first_fitting(ladder, fits, monotone=True):
             return _Divided(under(found[1]), workload, found[0])
     return None

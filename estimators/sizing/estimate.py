@@ -6,7 +6,7 @@ from msgspec import UNSET, convert
 from msgspec.structs import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import OPEN, open_size
+from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import by_macos
@@ -21,6 +21,7 @@ from memfit.estimators.results.estimate import (
     FileChoice,
     MacosWorkingSet,
     MemoryPool,
+    MemoryShare,
     ModelSummary,
     Note,
     Refusal,
@@ -30,6 +31,15 @@ from memfit.estimators.results.estimate import (
 from memfit.estimators.results.result import both_units
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.facets import (
+    SplitMemory,
+    Views,
+    decoding_rows,
+    is_grouped,
+    loaded_weights,
+    pool,
+    runs_kv_bits,
+)
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.run_limits import (
@@ -38,10 +48,20 @@ from memfit.estimators.runtimes.run_limits import (
     run_limits,
     tightened,
 )
+from memfit.estimators.runtimes.source import Formula, Interpolated
 from memfit.estimators.sizing.advise import NO_ADVICE, advise
 from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.search import longest_prompt
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import (
+    SizedModel,
+    draft_bytes_of,
+    draft_figures,
+    error_bytes_of,
+    refusal_of,
+    runtimes_that_load,
+    verdict_of,
+    workspace_error_of,
+)
 
 SHORTEST_PLOTTED = 1024
 
@@ -57,11 +77,11 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
     figures, runtime_model = sized.figures_for(workload), sized.runtime_model
     need = sized.requirement(workload)
     limits = (*largest_buffer(sized.device, figures), *run_limits(runtime_model, workload))
-    verdict, exceeded = sized.verdict(workload)
-    peak_bytes = figures.moment.nbytes + sized.draft_bytes(workload)
-    advises = advises and not sized.refusal
+    verdict, exceeded = verdict_of(sized, workload)
+    peak_bytes = figures.moment.nbytes + draft_bytes_of(sized, workload)
+    advises = advises and not refusal_of(sized)
     advice = advise(sized, workload) if advises else NO_ADVICE
-    drafted = sized.drafted(workload)
+    drafted = draft_figures(sized, workload)
     return Estimate(
         model=model_summary(sized),
         workload=workload,
@@ -77,11 +97,13 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
         assumptions=both_units(tuple(_assumptions(sized, workload))),
         notes=both_units(tuple(_notes(sized, workload))),
         limits=limits,
-        method=runtime_model.method,
-        refusal=Refusal(sized.refusal, sized.loaded_by()) if sized.refusal else UNSET,
+        method=runtime_model.source.method,
+        refusal=Refusal(refusal_of(sized), runtimes_that_load(sized))
+        if refusal_of(sized)
+        else UNSET,
         decode_speed=decode_speed(sized, workload),
         pool=_pool(sized, workload) or UNSET,
-        memories=runtime_model.memories(workload) or UNSET,
+        memories=_memories(sized, workload) or UNSET,
         files=tuple(_files(sized, workload, need)) or UNSET,
         images=(_image_advice(sized, workload) if advises else None) or UNSET,
         **asdict(advice),
@@ -90,7 +112,12 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
 
 def _pool(sized: SizedModel, workload: Workload) -> MemoryPool | None:
     draft_bytes = sized.draft.resident_bytes if sized.draft else 0
-    return sized.runtime_model.pool(workload, draft_bytes=draft_bytes)
+    return pool(sized.runtime_model, workload, draft_bytes=draft_bytes)
+
+
+def _memories(sized: SizedModel, workload: Workload) -> tuple[MemoryShare, ...]:
+    split = sized.runtime_model.facet(SplitMemory)
+    return split.memories(workload) if split else ()
 
 
 def _image_advice(sized: SizedModel, workload: Workload) -> ImageAdvice | None:
@@ -105,24 +132,25 @@ def _image_advice(sized: SizedModel, workload: Workload) -> ImageAdvice | None:
 def _peak_range(
     sized: SizedModel, workload: Workload, figures: MemoryFigures, peak_bytes: int
 ) -> tuple[int, int]:
-    if sized.workspace_basis(workload)[0] == "bound":
+    if sized.runtime_model.basis("workspace", workload)[0] == "bound":
         return peak_bytes - figures.moment.workspace_bytes, peak_bytes
-    lowest, moment = peak_bytes - sized.workspace_error_bytes(workload), figures.moment
+    lowest, moment = peak_bytes - workspace_error_of(sized, workload), figures.moment
     if moment.phase == "load":
         # With a fast device the arrays that others are made from are gone sooner.
         lowest = min(lowest, max(moment.prefill_bytes or 0, moment.decode_bytes or 0))
-    return lowest, peak_bytes + sized.error_bytes(workload)
+    return lowest, peak_bytes + error_bytes_of(sized, workload)
 
 
 def with_plots(result: Estimate, sized: SizedModel) -> Estimate:
     """Add memory against context, and over the operations of the run where it is traced."""
     workload, runtime_model = result.workload, sized.runtime_model
-    points = curve(sized, workload)
-    is_by_formula = runtime_model.method != "formula" and not runtime_model.subject.traced
+    points, views = curve(sized, workload), runtime_model.facet(Views)
+    is_computed = isinstance(runtime_model.source, Formula | Interpolated)
+    is_by_formula = not is_computed and isinstance(runtime_model.subject.source, Formula)
     return replace(
         result,
         curve=points or UNSET,
-        run=runtime_model.run_calls(workload) or UNSET,
+        run=(views.run_calls(workload) if views else ()) or UNSET,
         curve_method="formula" if points and is_by_formula else UNSET,
     )
 
@@ -181,21 +209,21 @@ def device_summary(device: Device) -> DeviceSummary:
 
 def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -> Components:
     footprint, kv, runtime_model = sized.footprint, figures.kv, sized.runtime_model
-    drafted = sized.drafted(workload)
+    drafted = draft_figures(sized, workload)
     weights, _ = runtime_model.basis("weights", workload)
     # What a runtime refuses to load is still counted in the files.
-    if sized.refusal and footprint.loaded_bytes + footprint.unloaded_bytes == footprint.nbytes:
+    if refusal_of(sized) and footprint.loaded_bytes + footprint.unloaded_bytes == footprint.nbytes:
         weights = "exact" if sized.checkpoint.tensors is not None else weights
     cached = _basis(sized, runtime_model.basis("cache", workload)[0])
-    workspace, error_percent = sized.workspace_basis(workload)
+    workspace, error_percent = sized.runtime_model.basis("workspace", workload)
     return Components(
         weights=Weights(
             bytes=footprint.nbytes,
             basis=weights if weights == "exact" else _basis(sized, weights),
             by_part=footprint.by_part,
-            loaded_bytes=runtime_model.loaded_bytes,
+            loaded_bytes=loaded_weights(runtime_model).loaded_bytes,
             resident_bytes=sized.resident_bytes,
-            kept_by_part=dict(runtime_model.kept_by_part or ()) or UNSET,
+            kept_by_part=dict(loaded_weights(runtime_model).by_part or ()) or UNSET,
         ),
         kv=KV(
             bytes=kv.nbytes,
@@ -217,7 +245,7 @@ def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -
 def _files(sized: SizedModel, workload: Workload, need: Need) -> Iterator[FileChoice]:
     """The models of the repository; all but their weights is that of the one that was opened."""
     rest = need.peak_bytes - sized.resident_bytes
-    is_divided = bool(sized.runtime_model.memories(workload))
+    is_divided = bool(_memories(sized, workload))
     for choice in sized.checkpoint.choices:
         is_this = choice.reference == sized.checkpoint.id
         needed = replace(need, peak_bytes=rest + choice.nbytes)
@@ -238,9 +266,10 @@ def _basis(sized: SizedModel, basis: Basis) -> Basis:
 
 
 def _assumptions(sized: SizedModel, workload: Workload) -> Iterator[str]:
-    yield from sized.runtime_model.assumptions(workload, OPEN)
+    figures = sized.figures_for(workload)
+    yield from sized.runtime_model.statements(workload, figures).assumptions
     yield from _batch(sized, workload)
-    if drafted := sized.drafted(workload):
+    if drafted := draft_figures(sized, workload):
         yield (
             f"the draft model proposes {sized.draft_tokens} tokens in each step"
             if drafted.basis != "bound"
@@ -249,8 +278,8 @@ def _assumptions(sized: SizedModel, workload: Workload) -> Iterator[str]:
 
 
 def _batch(sized: SizedModel, workload: Workload) -> Iterator[str]:
-    rows = sized.runtime_model.decoding_rows(workload)
-    if sized.runtime_model.is_grouped(workload):
+    rows = decoding_rows(sized.runtime_model, workload)
+    if is_grouped(sized.runtime_model, workload):
         yield (
             f"{workload.batch} sequences of equal length: {workload.prefill_batch} are prefilled"
             f" together, at most {rows} decode together"
@@ -271,8 +300,8 @@ def _notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
         yield Note("info", "left-out", text)
     for text in model.notes:
         yield Note("info", "model", text)
-    if sized.runtime_model.unloaded_bytes:
-        size = open_size(sized.runtime_model.unloaded_bytes)
+    if loaded_weights(sized.runtime_model).unloaded_bytes:
+        size = open_size(loaded_weights(sized.runtime_model).unloaded_bytes)
         text = f"{size} of the checkpoint are not loaded by {sized.runtime}"
         yield Note("info", "not-loaded", text)
     yield from workload_notes(sized, workload)
@@ -283,7 +312,7 @@ def _notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
         )
         yield Note("warning", "draft-pool", text)
     figures = sized.figures_for(workload)
-    yield from sized.runtime_model.notes(workload, figures, OPEN)
+    yield from sized.runtime_model.statements(workload, figures).notes
     yield from ending_notes(run_limits(sized.runtime_model, workload))
     if sized.device:
         yield from _device_notes(sized.device, figures)
@@ -318,7 +347,7 @@ def notes_on_versions(sized: SizedModel, workload: Workload, *, of: str) -> tupl
 
     ``of`` says what the workload is of a plan.
     """
-    found = sized.runtime_model.notes(workload, sized.figures_for(workload), OPEN)
+    found = sized.runtime_model.statements(workload, sized.figures_for(workload)).notes
     codes = ("mlx-version", "mlx-verdict", "newer-version")
     notes = (replace(note, message=of + note.message) for note in found if note.code in codes)
     ending = ending_notes(run_limits(sized.runtime_model, workload), of=of)
@@ -342,7 +371,7 @@ def workload_notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
     if workload.max_kv_size and model.makes_own_cache:
         text = f"mlx-lm ignores max_kv_size for {model.model_type}: the class makes its own cache"
         yield Note("warning", "max-kv-size", text)
-    if workload.kv_bits and not sized.runtime_model.runs_kv_bits(workload):
+    if workload.kv_bits and not runs_kv_bits(sized.runtime_model, workload):
         if workload.batch > 1:
             text = (
                 f"{sized.runtime} quantises no cache of a batch: mlx_lm.server with --kv-bits"

@@ -8,23 +8,25 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.result import both_units
 from memfit.estimators.runtimes.budget import comfortable_bytes
 from memfit.estimators.runtimes.expert_capacity import capacity_of
+from memfit.estimators.runtimes.facets import decoding_rows
 from memfit.estimators.sizing.decode_speed import decode_speed
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, draft_bytes_of, draft_figures
 
 
 def explain(sized: SizedModel, workload: Workload) -> tuple[str, ...]:
     """Return the lines that derive each figure of an estimate."""
     figures = sized.figures_for(workload)
-    return (
+    lines = (
         *_weights(sized),
-        *sized.runtime_model.explain(workload, figures),
+        *sized.runtime_model.statements(workload, figures).explanation,
         *figures.moment.explanation,
         *_draft(sized, workload),
         _workspace(sized, workload),
-        *both_units(tuple(_verdict(sized, workload))),
+        *_verdict(sized, workload),
         *_capacity(sized),
         *_decode_speed(sized, workload),
     )
+    return both_units(lines)
 
 
 def _weights(sized: SizedModel) -> Iterator[str]:
@@ -57,7 +59,7 @@ def _workspace(sized: SizedModel, workload: Workload) -> str:
 
 
 def _draft(sized: SizedModel, workload: Workload) -> Iterator[str]:
-    if drafted := sized.drafted(workload):
+    if drafted := draft_figures(sized, workload):
         yield f"with the draft model: {drafted.explanation}"
 
 
@@ -65,7 +67,7 @@ def _verdict(sized: SizedModel, workload: Workload) -> Iterator[str]:
     need = sized.requirement(workload)
     yield (
         f"need = peak {sized.figures_for(workload).moment.nbytes}"
-        f" + draft {sized.draft_bytes(workload)} + margin {sized.margin_bytes}"
+        f" + draft {draft_bytes_of(sized, workload)} + margin {sized.margin_bytes}"
         f" = {need.peak_bytes} bytes"
     )
     if sized.device:
@@ -93,7 +95,7 @@ def _capacity(sized: SizedModel) -> Iterator[str]:
 
 
 def _decode_speed(sized: SizedModel, workload: Workload) -> Iterator[str]:
-    rows = sized.runtime_model.decoding_rows(workload)
+    rows = decoding_rows(sized.runtime_model, workload)
     if speed := decode_speed(sized, workload):
         yield (
             f"decode speed <= bandwidth {speed.bandwidth_bytes_per_second} x batch {rows}"

@@ -12,8 +12,9 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.terms import Method, Verdict
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
+from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.search import KV_BITS, UNBOUNDED_CONTEXT, longest_prompt, with_kv_bits
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, refusal_of
 
 _PROMPTS = tuple(2048 << power for power in range(8))
 _BATCHES = (1, 2, 4, 8)
@@ -49,7 +50,7 @@ def explore(sized: SizedModel, workload: Workload) -> Explored:
     """
     view = sized.formula_view()
     values = _values(view, workload)
-    is_tried = not (view.is_between_traces or view.refusal)
+    is_tried = not (isinstance(view.runtime_model.source, Interpolated) or refusal_of(view))
     requested = _workloads(workload, values) if is_tried else ()
     points = tuple(_point(view, each) for each in requested)
     return Explored(
@@ -57,7 +58,7 @@ def explore(sized: SizedModel, workload: Workload) -> Explored:
         requested={name: getattr(workload, name) for name in values},
         weights_bytes=view.resident_bytes,
         points=points,
-        method=view.runtime_model.method,
+        method=view.runtime_model.source.method,
     )
 
 

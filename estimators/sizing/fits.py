@@ -20,7 +20,7 @@ from memfit.estimators.sizing.grid import weights_label
 from memfit.estimators.sizing.image_advice import image_advice
 from memfit.estimators.sizing.joint import JointSearch, Longest, RequestSettings, macs, smallest_mac
 from memfit.estimators.sizing.resolved import resolved
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, require_loaded
 
 _ORDER = ("fits", "tight", "exceeds")
 
@@ -53,7 +53,7 @@ def fits(
             if question.has_images and not takes_images(catalog.checkpoint(each.reference)):
                 without_images.append(each.name)
                 continue
-            sized = catalog.sized(each.reference, device=device, adapter=adapter).loaded()
+            sized = require_loaded(catalog.sized(each.reference, device=device, adapter=adapter))
             found.append(_fit(sized, each, question))
         except OtherModelError:
             of_other_adapters.append(each.name)

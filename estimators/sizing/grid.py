@@ -11,6 +11,7 @@ from memfit.estimators.results.advice import Action, Cell, Grid, GridRow, LeftOu
 from memfit.estimators.results.terms import Method
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
+from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.joint import MAC_SIZES, JointSearch, Longest, RequestSettings
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT, longest_prompt
 from memfit.estimators.sizing.serving import Serving
@@ -115,7 +116,11 @@ def mac_grid(search: JointSearch, ladder: Sequence[JointSearch]) -> Grid:
 
 def _method(search: JointSearch) -> Method:
     """Between traces it is a trace that gives the figures, as far as it goes."""
-    return "trace" if search.sized.is_between_traces else search.sized.runtime_model.method
+    return (
+        "trace"
+        if isinstance(search.sized.runtime_model.source, Interpolated)
+        else search.sized.runtime_model.source.method
+    )
 
 
 def prompts_of(search: JointSearch) -> tuple[int, ...]:

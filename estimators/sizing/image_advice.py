@@ -9,6 +9,7 @@ from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.processor import with_image_tokens
 from memfit.estimators.results.advice import ImageAdvice, SmallerImages
+from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.search import first_fitting, fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -44,7 +45,7 @@ def image_advice(sized: SizedModel, workload: Workload) -> ImageAdvice | None:
 
     longest = most(LONGEST_SIDE // SIDE_STEP, lambda steps: _one(first, steps))
     searched = MOST_IMAGES
-    if sized.is_between_traces:
+    if isinstance(sized.runtime_model.source, Interpolated):
         each = max(1, workload.image_tokens // len(workload.images.each_image()))
         searched = max(1, min(_MOST_TRACED, _MOST_TRACED_TOKENS // each))
     return ImageAdvice(

@@ -18,7 +18,10 @@ from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.results.terms import Cost, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.facets import NvidiaOnly, least_bytes, runs_kv_bits
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
+from memfit.estimators.runtimes.source import Interpolated
+from memfit.estimators.sizing.opening import with_weight_bits
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
     KV_BITS,
@@ -31,7 +34,7 @@ from memfit.estimators.sizing.search import (
     longest_prompt,
     with_kv_bits,
 )
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, comparing, for_phases, is_known
 
 if TYPE_CHECKING:
     from memfit.estimators.sizing.server_bound import ServerBound
@@ -91,19 +94,23 @@ class JointSearch(Struct, eq=False):
 
     def _formula_of(self, settings: RequestSettings) -> SizedModel | None:
         """The model by formula, where figures are by trace and a formula describes it."""
-        if settings.weight_bits or (self.formula and self.formula.is_between_traces):
+        if settings.weight_bits or (
+            self.formula and isinstance(self.formula.runtime_model.source, Interpolated)
+        ):
             return None
         return self.formula
 
     @property
     def searches_prompts(self) -> bool:
         """Whether prompts are searched for several settings; by trace it would take too long."""
-        return self.sized.runtime_model.method != "trace"
+        return self.sized.runtime_model.source.method != "trace"
 
     def steps(self) -> tuple[int, ...]:
         """Return the prefill step of the request, then the smaller ones."""
         usual = self.workload.prefill_step
-        if self.sized.is_between_traces:  # every other step takes traces of its own
+        if isinstance(
+            self.sized.runtime_model.source, Interpolated
+        ):  # every other step takes traces of its own
             return (usual,)
         least = self.sized.runtime_model.runtime.least_prefill_step
         return (usual, *(step for step in PREFILL_STEPS if least <= step < usual))
@@ -111,8 +118,8 @@ class JointSearch(Struct, eq=False):
     def kv_bits(self) -> tuple[int | None, ...]:
         """Return the KV bits of the request, then the fewer ones that the runtime may run."""
         usual = self.workload.kv_bits
-        runs = self.sized.runtime_model.runs_kv_bits(self.workload)
-        if self.sized.is_between_traces or not runs:
+        runs = runs_kv_bits(self.sized.runtime_model, self.workload)
+        if isinstance(self.sized.runtime_model.source, Interpolated) or not runs:
             return (usual,)
         return (usual, *(bits for bits in KV_BITS if bits and bits < (usual or 16)))
 
@@ -133,7 +140,7 @@ class JointSearch(Struct, eq=False):
             return self.sized
         if weight_bits not in self._variants:
             try:
-                self._variants[weight_bits] = self.sized.converted(weight_bits)
+                self._variants[weight_bits] = with_weight_bits(self.sized, weight_bits)
             except UnsupportedError as error:
                 self._variants[weight_bits] = error
         found = self._variants[weight_bits]
@@ -171,7 +178,7 @@ class JointSearch(Struct, eq=False):
             return model
         key = settings.weight_bits, self.workload_with(settings, prompt_tokens)
         if key not in self._views:
-            from memfit.estimators.sizing.trace_view import peak_view
+            from memfit.estimators.sizing.trace_search import peak_view
 
             self._views[key] = peak_view(model, formula, key[1])
         return self._views[key]
@@ -230,19 +237,19 @@ class JointSearch(Struct, eq=False):
         by_formula = replace(formula.requirement(workload), error_bytes=0)
         if judge(by_formula, self.sized.device)[0] == "fits":
             return
-        from memfit.estimators.sizing.trace_view import call_over
+        from memfit.estimators.sizing.trace_search import call_over
 
         def is_over(peak_bytes: int) -> bool:
             need = replace(by_formula, peak_bytes=peak_bytes + self._beyond(formula, workload))
             return judge(need, self.sized.device)[0] in refused
 
         if call := call_over(formula, workload, is_over):
-            yield model.phases_view(frozenset({call})).requirement(workload)
+            yield for_phases(model, frozenset({call})).requirement(workload)
 
     def _beyond(self, formula: SizedModel, workload: Workload) -> int:
         """About how much more the trace finds than the formula: as for what was traced last."""
         for (_, traced), view in reversed(self._views.items()):
-            if view.is_known(traced):
+            if is_known(view, traced):
                 derived = formula.figures_for(traced).moment
                 beyond = view.figures_for(traced).moment.nbytes - derived.nbytes
                 workspace = formula.figures_for(workload).moment.workspace_bytes
@@ -254,7 +261,7 @@ class JointSearch(Struct, eq=False):
         workload = self.workload_with(settings, prompt_tokens)
         if (formula := self._formula_of(settings)) is None:
             model = self.model(settings.weight_bits)
-            return model.runtime_model.least_bytes(workload) + model.margin_bytes
+            return least_bytes(model.runtime_model, workload) + model.margin_bytes
         need = formula.requirement(workload)
         return need.peak_bytes - need.error_bytes
 
@@ -302,11 +309,11 @@ class JointSearch(Struct, eq=False):
         workload = self.workload_with(settings, prompt_tokens)
         model = self.model(settings.weight_bits)
         # A view that is not there yet knows nothing, and to make it may take a trace.
-        return self._views.get((settings.weight_bits, workload), model).is_known(workload)
+        return is_known(self._views.get((settings.weight_bits, workload), model), workload)
 
     def _is_dearer(self, settings: RequestSettings) -> bool:
         pair = [self.workload_with(each) for each in (self.requested, settings)]
-        model = self.sized.comparing(*pair)
+        model = comparing(self.sized, *pair)
         if model is self.sized:
             usual, other = map(self.need, (self.requested, settings))
         else:
@@ -356,7 +363,9 @@ class JointSearch(Struct, eq=False):
         if self.formula is None:
             return self
         # Each prompt of other weights would take traces of its own.
-        bits = () if self.formula.is_between_traces else self.weight_bits
+        bits = (
+            () if isinstance(self.formula.runtime_model.source, Interpolated) else self.weight_bits
+        )
         return replace(self, sized=self.formula, formula=None, weight_bits=bits)
 
     def on(self, device: Device) -> "JointSearch":
@@ -378,7 +387,7 @@ def macs(search: JointSearch) -> list[JointSearch]:
     No Mac is larger than a machine that is none. Figures are computed once for all of them.
     """
     own = search.sized.device
-    if (own and own.backend != "metal") or not search.sized.runtime_model.runs_on_macs:
+    if (own and own.backend != "metal") or search.sized.runtime_model.facet(NvidiaOnly):
         return []
     least = own.memory_bytes if own else 0
     larger = []

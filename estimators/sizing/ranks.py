@@ -23,9 +23,16 @@ from memfit.estimators.results.estimate import (
 )
 from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.facets import (
+    Sharding,
+    communication_bytes,
+    load_bytes,
+    loaded_weights,
+)
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
+from memfit.estimators.runtimes.source import Formula
 from memfit.estimators.sizing.search import fits_comfortably
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, for_rank, verdict_of
 
 
 class RankedModel(Struct, frozen=True):
@@ -45,25 +52,24 @@ class RankedModel(Struct, frozen=True):
 
     def tightest(self, workload: Workload) -> SizedModel:
         """Return the rank with the least room, which decides whether the workload fits."""
-        distinct = list({id(sized): sized for sized in self.ranks}.values())
-        if len(distinct) == 1:
-            return distinct[0]
-        return min(distinct, key=lambda sized: room(sized, workload))
+        return self._first(lambda sized: (room(sized, workload),))
 
     def full_first(self, workload: Workload) -> SizedModel:
         """Return the rank that is full first as prompts get longer; by room where none is full."""
-        distinct = list({id(sized): sized for sized in self.ranks}.values())
-        if len(distinct) == 1:
-            return distinct[0]
 
-        # The search for settings, which one rank does not need.
-        from memfit.estimators.sizing.recommend import recommended_context
+        def longest(sized: SizedModel) -> tuple[int, ...]:
+            # The search for settings, which one rank does not need.
+            from memfit.estimators.sizing.recommend import recommended_context
 
-        def longest(sized: SizedModel) -> tuple[int, int]:
             tokens = recommended_context(sized.formula_view(), workload)
             return tokens or 0, room(sized, workload)
 
-        return min(distinct, key=longest)
+        return self._first(longest)
+
+    def _first(self, key: Callable[[SizedModel], tuple[int, ...]]) -> SizedModel:
+        """The rank with the smallest key, which is not computed where all ranks are equal."""
+        distinct = list({id(sized): sized for sized in self.ranks}.values())
+        return distinct[0] if len(distinct) == 1 else min(distinct, key=key)
 
     def added(self, estimate: Estimate) -> Estimate:
         """Return an estimate of the tightest rank with the figures of all, if there are ranks."""
@@ -161,10 +167,15 @@ def ranked(sized: SizedModel, ranks: Ranks | None) -> RankedModel:
     """
     if ranks is None:
         return RankedModel(None, (sized,), None)
-    if sized.draft or sized.adapter:
+    if sized.draft or sized.runtime_model.subject.adapter:
         what = "draft model" if sized.draft else "adapter"
         raise UnsupportedError(f"mlx_lm.server loads no {what} on several ranks: leave it out")
-    parallel = sized.runtime_model.parallel(ranks.parallel)
+    sharding = sized.runtime_model.facet(Sharding)
+    if sharding is None:
+        raise UnsupportedError(
+            f"{sized.runtime}: several ranks are described for mlx-lm, which mlx.launch starts"
+        )
+    parallel = sharding.parallel(ranks.parallel)
     if ranks.split and parallel == "tensor":
         raise InputError(
             f"{setting('split')} is of the layers of a pipeline: add {setting('parallel')} pipeline"
@@ -172,7 +183,7 @@ def ranked(sized: SizedModel, ranks: Ranks | None) -> RankedModel:
     if ranks.size == 1:
         return RankedModel(parallel, (sized.on(ranks.device(0, sized.device)),), None)
     if parallel == "tensor":
-        share = sized.of_rank(Rank(0, ranks.size, parallel))
+        share = for_rank(sized, Rank(0, ranks.size, parallel))
         # Equal in bytes: `shard` cuts every matrix into equal parts.
         placed = _placing(share)
         devices = (ranks.device(index, sized.device) for index in range(ranks.size))
@@ -243,12 +254,12 @@ class _Parts:
         # A part of an uneven split is one that mlx-lm's programs do not make.
         key = own, rank.receives, rank.sends, device, chosen is None
         if key not in self._kept:
-            self._kept[key] = self._sized.on(device).of_rank(rank)
+            self._kept[key] = for_rank(self._sized.on(device), rank)
         return self._kept[key]
 
     @property
     def _is_described(self) -> bool:
-        return self._sized.runtime_model.subject.traced is None
+        return isinstance(self._sized.runtime_model.subject.source, Formula)
 
     def widest(self, workload: Workload) -> tuple[int, ...]:
         """Return the split that leaves the rank with the least room the most."""
@@ -312,7 +323,7 @@ def _all_figures(
 
 def _figures(sized: SizedModel, workload: Workload) -> RankFigures:
     figures, need = sized.figures_for(workload), sized.requirement(workload)
-    verdict, exceeded = sized.verdict(workload)
+    verdict, exceeded = verdict_of(sized, workload)
     runtime_model, moment = sized.runtime_model, figures.moment
     return RankFigures(
         rank=0,
@@ -320,13 +331,13 @@ def _figures(sized: SizedModel, workload: Workload) -> RankFigures:
         working_set_bytes=sized.device.working_set_bytes if sized.device else None,
         first_layer=sized.model.first_layer,
         layers=len(sized.model.layers),
-        weights_bytes=runtime_model.loaded_bytes,
+        weights_bytes=loaded_weights(runtime_model).loaded_bytes,
         resident_bytes=sized.resident_bytes,
         kv_bytes=figures.kv.nbytes,
         state_bytes=figures.ssm_bytes,
         workspace_bytes=moment.workspace_bytes,
-        communication_bytes=runtime_model.communication_bytes,
-        load_bytes=max(runtime_model.load_bytes, sized.resident_bytes),
+        communication_bytes=communication_bytes(runtime_model),
+        load_bytes=max(load_bytes(runtime_model), sized.resident_bytes),
         prefill_bytes=moment.prefill_bytes,
         decode_bytes=moment.decode_bytes,
         peak_bytes=moment.nbytes,

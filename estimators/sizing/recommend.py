@@ -20,8 +20,10 @@ from memfit.estimators.results.advice import (
 )
 from memfit.estimators.results.result import both_units
 from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, comfortable_bytes, judge
+from memfit.estimators.runtimes.facets import OnMlx, SplitMemory, runs_kv_bits
 from memfit.estimators.runtimes.run_limits import run_limits
 from memfit.estimators.sizing.joint import JointSearch, RequestSettings
+from memfit.estimators.sizing.opening import weight_bits_of
 from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context, longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -39,7 +41,8 @@ def recommend(
     Without a device nothing but the ``memory`` of the machine is known; nothing is known where a
     part of the model is on a host of unknown size.
     """
-    device, host = search.sized.device, search.sized.runtime_model.host_need(0)
+    device, split = search.sized.device, search.sized.runtime_model.facet(SplitMemory)
+    host = split.host_need(0) if split else None
     if device is None:
         return no_recommendation("no device is named", memory)
     if host and host.is_undecided:
@@ -104,7 +107,7 @@ class DirectSearch(Struct):
 
 def recommend_here(sized: SizedModel, workload: Workload) -> Recommendation:
     """Return what to do with each setting on the model's device, without other weights."""
-    formula = sized.formula_view() if sized.runtime_model.method == "trace" else None
+    formula = sized.formula_view() if sized.runtime_model.source.method == "trace" else None
     search = JointSearch(sized, workload, formula=formula)
     return recommend(search, search.cheapest() if sized.device else ())
 
@@ -117,7 +120,7 @@ def recommended_context(sized: SizedModel, workload: Workload) -> int | None:
 
 def _context_search(sized: SizedModel, workload: Workload) -> "DirectSearch | TraceSearch":
     formula = sized.formula_view()
-    if sized.runtime_model.method != "trace":
+    if sized.runtime_model.source.method != "trace":
         return DirectSearch(formula, workload)
     # The formulas alone need none of it.
     from memfit.estimators.sizing.trace_search import TraceSearch
@@ -198,7 +201,7 @@ class _Recommender:
 
     def kv_bits(self) -> Advice:
         """The most bits of the cache in the cheapest settings."""
-        if not self._sized.runtime_model.runs_kv_bits(self._workload):
+        if not runs_kv_bits(self._sized.runtime_model, self._workload):
             return not_applicable(
                 f"{self._sized.runtime} does not quantise the cache of this workload"
             )
@@ -217,9 +220,9 @@ class _Recommender:
         choices = self._joint.weight_bits
         if not choices:
             why = "the weights are quantised already, or mlx_lm.convert does not make them"
-            if not self._sized.runtime_model.on_mlx:
+            if not self._sized.runtime_model.facet(OnMlx):
                 why = f"{self._sized.runtime} converts no weights"
-            elif fewer := self._sized.weight_bits():
+            elif fewer := weight_bits_of(self._sized):
                 why = f"fewer are not searched here: memfit estimate --quantize {fewer[0]}"
             return not_applicable(why)
         plan = self._sized.footprint.plan
@@ -236,7 +239,7 @@ class _Recommender:
 
     def wired_limit(self, context: int | None) -> Advice:
         """The wired limit for the recommended context, else for the workload."""
-        if not self._sized.runtime_model.on_mlx:
+        if not self._sized.runtime_model.facet(OnMlx):
             return not_applicable(f"{self._sized.runtime} sets no wired limit")
         if self._device.backend != "metal":
             return not_applicable("MLX has a wired limit on Macs only")

@@ -11,12 +11,18 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import Version
 from memfit.estimators.questions.machine import Ranks
 from memfit.estimators.questions.model import Draft
-from memfit.estimators.questions.runtime import MARGIN_BYTES, Method
+from memfit.estimators.questions.runtime import MARGIN_BYTES
 from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.runtimes.registry import runtime_for_images
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.ranks import RankedModel, ranked
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import (
+    SizedModel,
+    require_images,
+    settled_for,
+    with_runtime,
+)
 
 
 class TargetQuestion(Struct, frozen=True, kw_only=True):
@@ -44,7 +50,7 @@ class TargetQuestion(Struct, frozen=True, kw_only=True):
     as_type: str | None = None
     """The model type to assume in place of the config's own."""
     draft: Draft | None = None
-    method: Method = "auto"
+    method: MethodSetting = "auto"
 
 
 class ResolvedTarget(Struct, frozen=True):
@@ -82,15 +88,15 @@ def resolved(
             mlx-lm does not run the model over such ranks.
     """
     if requested.has_images and not keeps_runtime:
-        sized = sized.with_runtime(runtime_for_images(sized.runtime_model.runtime))
-    sized.require_images(requested.under(None))
+        sized = with_runtime(sized, runtime_for_images(sized.runtime_model.runtime))
+    require_images(sized, requested.under(None))
     workload = requested.under(sized.runtime_model.runtime)
     if workload.images:
         # The rules of all image processors, which other prompts need not.
         from memfit.estimators.images.processor import with_image_tokens
 
         workload = with_image_tokens(sized.checkpoint, workload)
-    sized = sized.settled(workload)
+    sized = settled_for(sized, workload)
     if measured:
         sized = measured(sized, workload)
     shared = ranked(sized, ranks)

@@ -21,7 +21,12 @@ from memfit.estimators.mlx.batch_groups import buffer_bytes, prefilled_alone
 from memfit.estimators.mlx.call_plan import CHUNKS
 from memfit.estimators.results.server import ServerMoment
 from memfit.estimators.runtimes.budget import Need
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import (
+    SizedModel,
+    draft_bytes_of,
+    error_bytes_of,
+    for_phases,
+)
 
 
 def need_of(moment: ServerMoment) -> Need:
@@ -47,7 +52,7 @@ class ServerMemory:
     def __init__(self, sized: SizedModel, workload: Workload) -> None:
         """Take a model and the format of its caches; lengths and steps come with each question."""
         self.sized, self._workload = sized, workload
-        self._chunks = sized.phases_view(CHUNKS)
+        self._chunks = for_phases(sized, CHUNKS)
         counts = sized.model.kv_buffer_counts
         self.windows = frozenset(buffer.limit for buffer in counts if buffer.limit)
         self.has_states = any(sized.model.states())
@@ -90,7 +95,7 @@ class ServerMemory:
         workload = replace(prefilled_alone(self._workload, rows, tokens), prefill_step=step)
         moment = self._chunks.figures_for(workload).moment
         most = moment.nbytes if moment.prefill_bytes is None else moment.prefill_bytes
-        return most - self.sized.resident_bytes, self._chunks.error_bytes(workload)
+        return most - self.sized.resident_bytes, error_bytes_of(self._chunks, workload)
 
     def answer(
         self,
@@ -134,8 +139,8 @@ class ServerMemory:
         sized, figures = self.sized, self.sized.figures_for(workload)
         cached = [figures, *([sized.draft.figures_for(workload)] if sized.draft else [])]
         kept_bytes = stored * sum(each.kv.nbytes + each.ssm_bytes for each in cached)
-        run = figures.moment.nbytes + sized.draft_bytes(workload) - sized.resident_bytes
-        error = sized.error_bytes(workload)
+        run = figures.moment.nbytes + draft_bytes_of(sized, workload) - sized.resident_bytes
+        error = error_bytes_of(sized, workload)
         return self.answer(kept_bytes, prefill=(run, error), prompts=1, decoding=0, stored=stored)
 
 

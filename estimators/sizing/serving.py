@@ -11,8 +11,10 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.advice import Cell, ServerRun
 from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.facets import MlxLmPrograms
 from memfit.estimators.runtimes.mlx_lm_commands import SERVER_KEEPS, together
 from memfit.estimators.runtimes.run_limits import run_limits, server_generates, tightened
+from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.joint import JointSearch, RequestSettings
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
@@ -159,13 +161,13 @@ def not_served(search: JointSearch) -> str:
     """Return what keeps mlx_lm.server from being judged for the workload; empty: nothing."""
     workload, sized = search.workload, search.sized
     most = server_generates(sized.runtime_model, workload)
-    if not sized.runtime_model.is_mlx_lm or workload.images:
+    if not sized.runtime_model.facet(MlxLmPrograms) or workload.images:
         return "takes no images" if workload.images else f"is not {sized.runtime}'s"
     if workload.max_kv_size is not None:
         return "rotates no cache"
     if most is not None and workload.max_tokens > most:
         return f"ends after about {most} generated tokens"
-    if sized.formula_view().is_between_traces:
+    if isinstance(sized.formula_view().runtime_model.source, Interpolated):
         return "is judged by memfit plan server, with traces of its own"
     if sized.device is None or sized.device.backend == "cuda":
         # Its graphs are followed through all layers: a bound would take a minute.

@@ -11,6 +11,8 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.facets import OnMlx, is_grouped
+from memfit.estimators.runtimes.source import Formula
 from memfit.estimators.sizing.sized_model import SizedModel
 
 # Between two places where a layer less is under way the workspace grows with the tokens of a chunk
@@ -24,13 +26,12 @@ def can_take_more(sized: SizedModel) -> bool:
     The bounds of other GPUs grow with the workload, and the CPU counts operations alone.
     """
     runtime_model = sized.runtime_model
-    return runtime_model.on_mlx and runtime_model.subject.backend == "metal"
+    return bool(runtime_model.facet(OnMlx)) and runtime_model.subject.backend == "metal"
 
 
 def are_compared(sized: SizedModel) -> bool:
     """Whether they are computed quickly: a trace takes seconds for each."""
-    runtime_model = sized.runtime_model
-    return runtime_model.method == "formula" and runtime_model.subject.traced is None
+    return isinstance(sized.runtime_model.source, Formula)
 
 
 def largest_workload(sized: SizedModel, workload: Workload) -> Workload:
@@ -52,7 +53,7 @@ def largest_workload(sized: SizedModel, workload: Workload) -> Workload:
                 raise
             return 0  # a class may run this number of sequences and fail on fewer (gemma2)
 
-    rows = batches(workload, is_grouped=sized.runtime_model.is_grouped(workload))
+    rows = batches(workload, is_grouped=is_grouped(sized.runtime_model, workload))
     # Of equal peaks the first counts, which is the workload's own.
     by_batch = max((replace(workload, batch=batch) for batch in rows), key=peak_bytes)
     return max(

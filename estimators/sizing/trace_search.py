@@ -1,15 +1,25 @@
 """Settings searched by trace: the formulas search, and a few traces confirm."""
 
+from collections.abc import Callable
+
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import ceil_div, round_down
-from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.call_plan import CHUNKS, planned_calls
+from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
+from memfit.estimators.mlx.call_plan import CHUNKS, PREFILL, planned_calls
 from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.facets import least_bytes
+from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.search import CONTEXT_STEP, is_accepted, longest_context
-from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.estimators.sizing.trace_view import lower_calls, peak_view
+from memfit.estimators.sizing.sized_model import (
+    SizedModel,
+    draft_bytes_of,
+    error_bytes_of,
+    for_phases,
+    is_known,
+)
 
 # A trace of a long prompt takes 0.2 s (Qwen3-4B) to 1.1 s (DeepSeek-V3); one is mostly enough.
 MAX_TRACES = 6
@@ -68,14 +78,18 @@ class TraceSearch(Struct):
             self.too_long = self._longest_by_formula(top) + CONTEXT_STEP
         return found or None
 
+    @property
+    def _is_interpolated(self) -> bool:
+        return isinstance(self.formula.runtime_model.source, Interpolated)
+
     def caveat(self, workload: Workload) -> str:
         """Return how `requirement` of a workload was found, empty when by trace."""
         traced = self._traced.get(workload)
-        if traced and traced.workspace_basis(workload)[0] == "traced":
+        if traced and traced.runtime_model.basis("workspace", workload)[0] == "traced":
             return ""
-        if self.formula.is_between_traces:
+        if self._is_interpolated:
             return self.by
-        _, percent = self.formula.workspace_basis(self.workload)
+        _, percent = self.formula.runtime_model.basis("workspace", self.workload)
         return f"{self.by}, with its workspace raised by its error of {percent} %"
 
     def requirement(self, workload: Workload) -> Need:
@@ -93,7 +107,7 @@ class TraceSearch(Struct):
     def _candidate(self, found: int, top: int, attempt: int) -> int:
         """The prompt to trace next, at most ``found`` when there is none."""
         most = top if self.too_long is None else self.too_long - CONTEXT_STEP
-        if self.formula.is_between_traces:
+        if self._is_interpolated:
             # The line between traced prompts needs this trace too.
             if attempt == 1 and is_accepted(self._leaves_room, self.workload.prompt_only(most)):
                 return most
@@ -121,14 +135,12 @@ class TraceSearch(Struct):
     def _ends_low(self, tokens: int) -> bool:
         """Whether the last chunk of a prompt is not its peak."""
         prompt = self.workload.prompt_only(tokens)
-        return not self.formula.is_between_traces and (
-            "last_chunk" in lower_calls(self.formula, prompt)
-        )
+        return not self._is_interpolated and ("last_chunk" in lower_calls(self.formula, prompt))
 
     def _asked(self, top: int) -> int:
         """Scale the formula to what is asked for; return its prompt if that is found to fit."""
         asked, tokens = self.workload, self.workload.prompt_tokens
-        if self.formula.is_between_traces and not self.sized.is_known(asked):
+        if self._is_interpolated and not is_known(self.sized, asked):
             return 0
         fits = is_accepted(self._confirm, asked)
         if asked != asked.prompt_only(tokens) or tokens % CONTEXT_STEP or tokens > top:
@@ -149,7 +161,7 @@ class TraceSearch(Struct):
         traced = self._traced[workload] = peak_view(self.sized, self.formula, workload)
         need = traced.requirement(workload)
         if self._workspace(workload):
-            _, self._percent = traced.workspace_basis(workload)
+            _, self._percent = traced.runtime_model.basis("workspace", workload)
         if not self.sized.draft:
             self._keep_chunks(traced, workload, need)
         self._keep_scale(workload, need.peak_bytes)
@@ -175,21 +187,21 @@ class TraceSearch(Struct):
 
     def _leaves_room(self, workload: Workload) -> bool:
         """Whether a workload may fit, with the formula's error: a trace takes long."""
-        if self.formula.is_between_traces:
-            least = self.sized.runtime_model.least_bytes(workload)
+        if self._is_interpolated:
+            least = least_bytes(self.sized.runtime_model, workload)
             return self._judged(
-                Need(least + self.sized.draft_bytes(workload) + self.formula.margin_bytes, 0)
+                Need(least + draft_bytes_of(self.sized, workload) + self.formula.margin_bytes, 0)
             )
         need = self._scaled_need(workload)
-        _, percent = self.formula.workspace_basis(workload)
+        _, percent = self.formula.runtime_model.basis("workspace", workload)
         less = self._workspace(workload) * percent // 100
         return self._judged(replace(need, peak_bytes=need.peak_bytes - less, error_bytes=0))
 
     def _fits_by_far(self, tokens: int) -> bool:
         """Whether a prompt fits by the formula's largest, where trace and formula agree."""
-        if self.formula.is_between_traces:
+        if self._is_interpolated:
             return False
-        _, percent = self.formula.workspace_basis(self.workload)
+        _, percent = self.formula.runtime_model.basis("workspace", self.workload)
         view = peak_view(self.sized, self.formula, self.workload)
         moment, derived = view.figures_for(self.workload).moment, self._workspace(self.workload)
         apart = max(abs(moment.workspace_bytes - derived), moment.batch_bytes)
@@ -200,11 +212,11 @@ class TraceSearch(Struct):
     @property
     def by(self) -> str:
         """What gives a requirement where no trace was made, in words."""
-        return "between traced prompts" if self.formula.is_between_traces else "by formula"
+        return "between traced prompts" if self._is_interpolated else "by formula"
 
     def _largest_need(self, workload: Workload) -> Need:
         need = self.formula.requirement(workload)
-        _, percent = self.formula.workspace_basis(workload)
+        _, percent = self.formula.runtime_model.basis("workspace", workload)
         more = ceil_div(self._workspace(workload) * percent, 100)
         return replace(need, peak_bytes=need.peak_bytes + more, error_bytes=0)
 
@@ -230,3 +242,68 @@ class TraceSearch(Struct):
 def _is_one_chunk(workload: Workload) -> bool:
     """Whether a prompt is one chunk, but for its last token."""
     return workload.prompt_tokens <= workload.prefill_step + 1
+
+
+def peak_view(sized: SizedModel, formula: SizedModel, workload: Workload) -> SizedModel:
+    """Return what has the peak of a workload by trace, of as few calls as the formula allows.
+
+    A call is left out if, with the formula's error, it takes less than another.
+    """
+    if is_known(sized, workload) or sized.draft:
+        return sized
+    if formula.runtime_model.basis("workspace", workload)[0] != "derived":
+        return sized
+    low = lower_calls(formula, workload)
+    return _of_higher_chunks(sized, formula, workload, low) or for_phases(sized, ALL_PHASES - low)
+
+
+def _of_higher_chunks(
+    sized: SizedModel, formula: SizedModel, workload: Workload, low: frozenset[CallPhase]
+) -> SizedModel | None:
+    """What has the peak without a chunk that takes less than the others by trace, if one does."""
+    # The first is mostly kept from another run.
+    chunks = _below(formula, workload, errors=1) & CHUNKS - {"first_chunk"} - low
+    if not chunks:
+        return None
+    view = for_phases(sized, ALL_PHASES - low - chunks)
+    try:
+        traced = view.figures_for(workload).moment.nbytes
+    except UnsupportedError:
+        return None
+    call_bytes = formula.figures_for(workload).moment.call_bytes
+    most = max(call_bytes[call] for call in chunks) + error_bytes_of(formula, workload)
+    is_traced = view.runtime_model.basis("workspace", workload)[0] == "traced"
+    return view if is_traced and most < traced else None
+
+
+def lower_calls(formula: SizedModel, workload: Workload) -> frozenset[CallPhase]:
+    """Return the calls below the peak by more than the formula may be wrong for two of them."""
+    return _below(formula, workload, errors=2)
+
+
+def _below(formula: SizedModel, workload: Workload, *, errors: int) -> frozenset[CallPhase]:
+    moment = formula.figures_for(workload).moment
+    limit = moment.nbytes - errors * error_bytes_of(formula, workload)
+    lower = frozenset[CallPhase]()
+    if moment.decode_bytes is not None and moment.decode_bytes < limit:
+        lower |= ALL_PHASES - PREFILL
+    # Of prompts whose cache is quantised on the way the formula follows other chunks.
+    if workload.kv_bits is None or not workload.quantized_kv_start:
+        lower |= {call for call, nbytes in moment.call_bytes.items() if nbytes < limit}
+    return lower
+
+
+def call_over(
+    formula: SizedModel, workload: Workload, is_over: Callable[[int], bool]
+) -> CallPhase | None:
+    """Return a call of the prompt whose need alone ``is_over``, the quickest to trace."""
+    calls = formula.figures_for(workload).moment.call_bytes
+    over = [
+        call
+        for call, nbytes in calls.items()
+        if call in PREFILL and is_over(nbytes + formula.margin_bytes)
+    ]
+    # Where it can hold the peak, it is needed for the others too.
+    if "first_chunk" in over and "first_chunk" not in lower_calls(formula, workload):
+        return "first_chunk"
+    return over[-1] if over else None

@@ -47,10 +47,7 @@ from memfit.estimators.trace.model_builder import (
 )
 from memfit.estimators.trace.ranks import as_rank, parallel_of, share
 from memfit.estimators.trace.recording import GraphError, TooLargeError
-from memfit.estimators.trace.training_recorder import (
-    Training,
-    record_training,
-)
+from memfit.estimators.trace.training_recorder import Training, record_training
 
 FEW_TOKENS = Workload(prompt_tokens=64)
 # The smallest group: it divides most widths.

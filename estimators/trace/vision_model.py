@@ -14,15 +14,9 @@ from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
 from memfit.estimators.trace.libraries import vision_versions
 from memfit.estimators.trace.load_recorder import record_load
-from memfit.estimators.trace.model_builder import (
-    loaded,
-    settings_of,
-)
+from memfit.estimators.trace.model_builder import loaded, settings_of
 from memfit.estimators.trace.traced_model import FEW_TOKENS, BuiltClass
-from memfit.estimators.trace.vision_builder import (
-    build_vision,
-    mlx_vlm_class,
-)
+from memfit.estimators.trace.vision_builder import build_vision, mlx_vlm_class
 from memfit.estimators.trace.vision_recorder import VisionRun, record_vision
 
 _NO_IMAGES = ImagePlan((), ())

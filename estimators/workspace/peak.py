@@ -4,7 +4,7 @@ The transient is derived, not fitted: each layer's operations are written down a
 makes them, and follow MLX's scheduler. docs/accuracy.md compares it with measurements.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from msgspec import Struct
@@ -15,7 +15,7 @@ from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import ANY_MAC, Device
 from memfit.estimators.mlx.scheduler import BatchLimits
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.results.terms import Phase
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.workspace.call import BackendTraits
 from memfit.estimators.workspace.moments import RunMoment, RunMoments
@@ -24,47 +24,6 @@ from memfit.estimators.workspace.schedule import formula_limits
 
 ERROR_PERCENT = 25
 """How far the workspace may be off: docs/accuracy.md has the measurements."""
-
-
-class PeakMoment(Struct, frozen=True):
-    """The most memory in use at once during a run, with the phase it falls in."""
-
-    phase: Phase
-    nbytes: int
-    """Everything alive: weights, caches, states and the transient."""
-    workspace_bytes: int
-    """What of it is neither weights nor the caches and states as the workload leaves them."""
-    largest_buffer_bytes: int
-    """The largest single allocation of the run."""
-    largest_buffer: str
-    """What it holds."""
-    explanation: tuple[str, ...]
-    """The sum of the moment's parts, as a line of text."""
-    prefill_bytes: int | None = None
-    """The most in use before the last token of the prompt, None when it is not known by phase."""
-    decode_bytes: int | None = None
-    """The most in use after that."""
-    call_bytes: Mapping[CallPhase, int] = {}
-    """The most in use during each call, where it is known by call."""
-    batch_bytes: int = 0
-    """What a batch of work keeps in use, by trace: one more or less may be under way."""
-
-    def raised(self, more: int) -> "PeakMoment":
-        """Return the moment with ``more`` bytes, which are in use all the time."""
-        prefill, decode = self.prefill_bytes, self.decode_bytes
-        return replace(
-            self,
-            nbytes=self.nbytes + more,
-            prefill_bytes=None if prefill is None else prefill + more,
-            decode_bytes=None if decode is None else decode + more,
-            call_bytes={call: nbytes + more for call, nbytes in self.call_bytes.items()},
-        )
-
-    @property
-    def run_bytes(self) -> int:
-        """The most in use once the model is loaded."""
-        phases = [b for b in (self.prefill_bytes, self.decode_bytes) if b is not None]
-        return max(phases, default=self.nbytes)
 
 
 def peak(
@@ -118,20 +77,6 @@ def _of_calls(moments: Sequence[RunMoment]) -> dict[CallPhase, int]:
         if moment.call:
             found[moment.call] = max(moment.nbytes, found.get(moment.call, 0))
     return found
-
-
-def with_load(moment: PeakMoment, load_bytes: int) -> PeakMoment:
-    """Return the largest moment of a run and of the load before it, which took ``load_bytes``."""
-    if load_bytes <= moment.nbytes:
-        return moment
-    line = f"load = {load_bytes:,}: the weights, and the arrays of files that some are made from"
-    return replace(
-        moment,
-        phase="load",
-        nbytes=load_bytes,
-        workspace_bytes=moment.workspace_bytes + load_bytes - moment.nbytes,
-        explanation=(line, *moment.explanation),
-    )
 
 
 def prepared_model(

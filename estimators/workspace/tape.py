@@ -229,10 +229,16 @@ class Tape(Struct):
         self, run: list[_Operation], deferred: list[_Operation], kept: Set[int]
     ) -> tuple[list[Step], list[int]]:
         """Return a step for each operation, and the arrays of the layer that deferred ones read."""
+        operations = (*run, *deferred)
+        last = {array: step for step, each in enumerate(operations) for array in each.arrays}
+        freed: dict[int, int] = {}
+        for array, step in last.items():
+            if array not in kept:
+                freed[step] = freed.get(step, 0) + self.nbytes[array]
         # The layer's input is touched before its first operation.
         touched, awaited = {0: -1}, []
         steps = []
-        for step, operation in enumerate((*run, *deferred)):
+        for step, operation in enumerate(operations):
             elements, repeated, longest_ago = operation.weight, [], 0
             for array, size in zip(operation.arrays, operation.sizes, strict=True):
                 before = touched.get(array)
@@ -253,20 +259,13 @@ class Tape(Struct):
             steps.append(
                 Step(
                     operation.allocated + temporary,
-                    temporary,
+                    temporary + freed.get(step, 0),
                     operation.dispatches(self.backend),
                     elements,
                     tuple(repeated),
                     longest_ago,
                 )
             )
-        freed: dict[int, int] = {}
-        for array, step in touched.items():
-            # The layer's input has step -1 while no operation of the layer has read it.
-            if step >= 0 and array not in kept:
-                freed[step] = freed.get(step, 0) + self.nbytes[array]
-        for step, nbytes in freed.items():
-            steps[step] = steps[step]._replace(released=steps[step].released + nbytes)
         return steps, awaited
 
 

@@ -74,7 +74,7 @@ def plan_of(checkpoint: Checkpoint, device: Device, workload: Workload) -> Plan 
             figures=sized.figures_for(workload),
             copies=_copies(sized, device),
             model=f"{model.model_type}, {model.dtype}, {len(model.layers)} layers",
-            percent=sized.workspace_basis(workload)[1],
+            percent=sized.runtime_model.basis("workspace", workload)[1],
         )
     except MemfitError as error:
         return str(error)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import memfit
 from memfit.estimators.base.units import Units
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.results.terms import Verdict
+from memfit.estimators.runtimes.registry import runtime_names
 from tests.models import QWEN3_4B, plain_tensors, write_checkpoint
 
 SAMPLE = Path(__file__).parents[2] / "sample_configs" / "qwen3-4b-4bit.yaml"
@@ -70,6 +72,19 @@ def test_one_estimate_is_shown_in_both_units() -> None:
         assert result.to_dict() == json.loads(text)
     numbers = [re.sub(r"[0-9.]+ Gi?B", "", each.to_json()) for each in (decimal, binary)]
     assert numbers[0] == numbers[1]
+
+
+@pytest.mark.parametrize("device", ["m4-max-64", "rtx-4090"])
+def test_every_size_in_a_sentence_has_its_unit(device: str) -> None:
+    shown = 0
+    for runtime in runtime_names():
+        with suppress(memfit.UnsupportedError, memfit.InputError):
+            model = memfit.open(SAMPLE, runtime=runtime).on(device)
+            result = model.at("8k", explain=True)
+            for units in Units:
+                assert "\x1e" not in str(result.in_units(units).to_dict()), runtime
+            shown += 1
+    assert shown > 3
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.machine.device import ANY_MAC
 from memfit.estimators.mlx.kv_cache import kv_cache
+from memfit.estimators.runtimes.facets import loaded_weights
 from memfit.estimators.runtimes.mlx_vlm_trace import VisionTrace
 from memfit.estimators.runtimes.registry import get_runtime, native_runtime
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import with_runtime
 from memfit.estimators.weights.derived import derive
 from tests.trace.vision_cases import WIDE, Case
 
@@ -41,7 +43,7 @@ def built(request: pytest.FixtureRequest) -> Built:
     case = CASES[request.param]
     checkpoint = Checkpoint("model", "local", case.config, "config.json")
     model = build_model(case.config, "config.json")
-    return Built(case, model, VisionTrace(checkpoint, "BF16"))
+    return Built(case, model, VisionTrace(checkpoint, None, "BF16"))
 
 
 def test_parameters_are_those_of_the_class(built: Built) -> None:
@@ -71,7 +73,7 @@ def test_files_with_the_names_of_the_hub_are_loaded_whole(built: Built) -> None:
         "model", "local", built.case.config, "config.json", tensors=tuple(tensors)
     )
     sized = size(checkpoint, device=None, method="formula")
-    assert sized.runtime_model.loaded_bytes == sum(weights.values())
+    assert loaded_weights(sized.runtime_model).loaded_bytes == sum(weights.values())
 
 
 @pytest.mark.parametrize("kind", ONLY_MLX_VLM)
@@ -79,7 +81,7 @@ def test_mlx_lm_does_not_load_it(kind: str) -> None:
     checkpoint = Checkpoint("model", "local", CASES[kind].config, "config.json")
     assert native_runtime(checkpoint).name == "mlx-vlm"
     with pytest.raises(UnsupportedError, match=f"mlx-lm has no class for model_type {kind}"):
-        size(checkpoint, device=None).with_runtime(get_runtime("mlx-lm"))
+        with_runtime(size(checkpoint, device=None), get_runtime("mlx-lm"))
 
 
 def test_layers_that_the_class_cannot_load_are_refused() -> None:

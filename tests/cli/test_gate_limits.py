@@ -123,7 +123,7 @@ def test_growth_passes_at_its_limit_in_bytes_and_in_percent(
 
 
 @pytest.mark.exhaustive
-def test_a_recipe_is_held_to_the_peak_of_plan_train(memfit: Memfit, folder: Path) -> None:
+def test_the_peak_of_training_is_that_of_plan_train(memfit: Memfit, folder: Path) -> None:
     pytest.importorskip("mlx_lm")
     write_config(folder / "model", json.loads(CASE.read_text()))
     recipe = {"num_layers": 1, "batch_size": 1, "max_seq_length": 33, "grad_checkpoint": True}
@@ -144,7 +144,7 @@ def test_a_recipe_is_held_to_the_peak_of_plan_train(memfit: Memfit, folder: Path
 
 
 @pytest.mark.exhaustive
-def test_growth_of_the_training_peak_is_held_and_what_makes_it_pass_passes(
+def test_growth_of_the_training_peak_is_limited_and_its_remedies_pass(
     memfit: Memfit, folder: Path
 ) -> None:
     pytest.importorskip("mlx_lm")
@@ -334,7 +334,7 @@ def test_the_first_policy_accepts_the_bound_of_its_machine(memfit: Memfit, folde
 def test_a_remedy_is_named_only_where_the_whole_target_passes_with_it(
     memfit: Memfit, folder: Path
 ) -> None:
-    """Fewer bits mend the peak; a context that no setting reaches stays broken."""
+    """Fewer bits lower the peak; a context that no setting reaches stays broken."""
     keys: dict[str, Any] = {"working_set": "4GB", "workload": {"prompt_tokens": 4096}}
     alone = ask(memfit, folder, {"peak": "70%"}, **keys)[1]["checks"][0]
     assert "quantize" in {remedy["setting"] for remedy in alone["remedies"]}

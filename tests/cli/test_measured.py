@@ -16,7 +16,7 @@ from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.measurement_lookup import machine_name
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from memfit.probes.store import Store
 from tests.checkpoints import Checkpoints
 from tests.cli.running import Memfit

@@ -37,7 +37,7 @@ from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.resolved import resolved
 from memfit.estimators.sizing.server_bound import ServerBound
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, error_bytes_of
 from memfit.probes.training_data import read_training_data
 from tests.checkpoints import RECIPES, save_checkpoint
 from tests.generated.commands import read_back
@@ -158,7 +158,7 @@ def check(command: str, action: Action, question: Question, directory: Path) -> 
         run = structs.replace(run, prompt_tokens=longer or run.prompt_tokens)
         printed = model.requirement(run).peak_bytes
         assert longer or printed == action.needed_bytes
-        error = model.error_bytes(run)
+        error = error_bytes_of(model, run)
         peak = generated(command, run.prompt_tokens, run.max_tokens, directory)
     else:
         assert action.server
@@ -303,4 +303,4 @@ def test_a_prompt_with_an_image_takes_no_more_than_printed(
     command = command.replace("FILE", shlex.quote(str(image)))
     peak, output = measured(f"{command} --verbose --prompt {shlex.quote(written)}", tmp_path)
     assert f"Prompt: {run.prompt_tokens} tokens" in output
-    assert peak <= action.needed_bytes + asked.error_bytes(run)
+    assert peak <= action.needed_bytes + error_bytes_of(asked, run)

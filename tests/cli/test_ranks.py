@@ -288,3 +288,10 @@ def test_equal_machines_in_a_list_are_as_their_number(memfit: Memfit) -> None:
     counted = memfit(*model, "m4-max-36", "--json").json
     two = [choice for choice in counted["choices"] if choice["machines"] == 2]
     assert [{**choice, "on": []} for choice in listed["choices"][1:]] == two
+
+
+@pytest.mark.parametrize("given", ["--device=m4-max-64,m1-8", "--memory=64GB,32GB"])
+def test_a_command_of_one_machine_refuses_several(memfit: Memfit, given: str) -> None:
+    run = memfit("fits", given)
+    assert (run.code, run.out) == (2, "")
+    assert f"{given.partition('=')[0]}: give one machine" in run.err

@@ -15,7 +15,8 @@ from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.runtimes.runtime import Budget
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.explain import explain
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import SizedModel, with_runtime
 from tests.cli.running import Memfit
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
@@ -27,7 +28,7 @@ MAC = Device("a Mac", "metal", 32 * 2**30, 24 * 2**30, None, "flag")
 @pytest.fixture(scope="module")
 def on_vllm() -> SizedModel:
     device = find_device("rtx-4090", os_regime=DEFAULT_REGIME)
-    return size(open_checkpoint(str(LLAMA)), device=device).with_runtime(get_runtime("vllm"))
+    return with_runtime(size(open_checkpoint(str(LLAMA)), device=device), get_runtime("vllm"))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ import yaml
 from msgspec import Struct
 
 from memfit.cli.render.document import (
+    Annotation,
     Bar,
     BarChart,
+    Case,
     Chart,
     Column,
     Columns,
@@ -23,6 +25,7 @@ from memfit.cli.render.document import (
     HeatMap,
     Pair,
     Scatter,
+    Suite,
     Table,
     Text,
     Toned,
@@ -30,8 +33,6 @@ from memfit.cli.render.document import (
 )
 from memfit.cli.render.escape import visible
 from memfit.cli.render.output import Format, rendered
-from memfit.cli.render.writers.github import Annotation
-from memfit.cli.render.writers.junit import Case, Suite
 from memfit.estimators.base.units import Units
 
 HOSTILE = (

@@ -42,7 +42,7 @@ from memfit.estimators.plans.ranks.fleet import read_fleet
 from memfit.estimators.plans.train.recipe_file import read_recipe
 from memfit.estimators.plans.wired.scenario import read_scenario
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from memfit.estimators.trace.graph_format import Array, Call, Node, Trace, from_json, to_json
 from memfit.estimators.weights.expert_slots import ExpertLayer
 from memfit.probes.experts import prepacked

@@ -10,7 +10,8 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_sample
 from memfit.estimators.gate.figures import SmallerRun, figures_of
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.smaller_workloads import largest_workload
 from memfit.estimators.workspace.peak import ERROR_PERCENT
 

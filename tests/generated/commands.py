@@ -16,7 +16,7 @@ from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.server_bound import ServerBound, need_of
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, verdict_of, with_runtime
 from tests.generated.questions import Models, Question
 from tests.printed import Parsers
 
@@ -137,7 +137,7 @@ def _run_verdict(
     prompt = _prompt(question, action)
     printed = replace(read_back(question.workload, options), prompt_tokens=prompt)
     limits = run_limits(sized.runtime_model, printed)
-    return tightened(sized.verdict(printed)[0], limits)
+    return tightened(verdict_of(sized, printed)[0], limits)
 
 
 def _llama_verdict(
@@ -157,5 +157,5 @@ def _llama_verdict(
         batch=sequences,
         prefill_step=options["ubatch_size"],
     )
-    sized = sized.with_runtime(runtime)
-    return tightened(sized.verdict(run)[0], run_limits(sized.runtime_model, run))
+    sized = with_runtime(sized, runtime)
+    return tightened(verdict_of(sized, run)[0], run_limits(sized.runtime_model, run))

@@ -8,7 +8,7 @@ import pytest
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from tests.cli.running import Memfit
 from tests.gguf.writing import recorded, tensor, write
 

@@ -15,23 +15,24 @@ from memfit.estimators.runtimes.growth import align_capacity
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import SizedModel, with_runtime
 
 MAC = Device("a Mac", "metal", 32 * 2**30, 24 * 2**30, None, "flag")
 
 
 def _sized(runtime: Runtime, device: Device | None) -> SizedModel:
-    return size(open_sample("llama-3.2-3b"), device=device).with_runtime(runtime)
+    return with_runtime(size(open_sample("llama-3.2-3b"), device=device), runtime)
 
 
 def test_unset_variables_give_the_documented_defaults() -> None:
-    found = Foundry.configured({"PATH": "/bin"})
+    found = FOUNDRY.configured({"PATH": "/bin"})
     assert found == FOUNDRY == get_runtime("foundry")
     assert (found.prefill_step, found.decode_batch, found.shared) == (32, None, frozenset())
 
 
 def test_every_variable_is_used() -> None:
-    assert Foundry.configured(
+    assert FOUNDRY.configured(
         {
             "METALLIC_MAX_CONTEXT_LEN": "4096",
             "METALLIC_KV_MEMORY_BUDGET_MB": "512",
@@ -54,19 +55,19 @@ def test_every_variable_is_used() -> None:
 @pytest.mark.parametrize("value", ["", "0", "1", "yes"])
 def test_any_value_of_the_variable_enables_sharing(value: str) -> None:
     # Foundry, storage_mode_for: std::env::var("METALLIC_KV_CACHE_SHARED").is_ok().
-    assert Foundry.configured({"METALLIC_KV_CACHE_SHARED": value}).shared == {"kv_cache"}
+    assert FOUNDRY.configured({"METALLIC_KV_CACHE_SHARED": value}).shared == {"kv_cache"}
 
 
 @pytest.mark.parametrize(("written", "chunk"), [("0", 1), ("512", 512), ("100000", 512)])
 def test_chunk_sizes_are_limited_to_the_range(written: str, chunk: int) -> None:
     # Foundry, prefill_config: clamp(1, 512).
-    assert Foundry.configured({"METALLIC_PREFILL_CHUNK_SIZE": written}).prefill_step == chunk
+    assert FOUNDRY.configured({"METALLIC_PREFILL_CHUNK_SIZE": written}).prefill_step == chunk
 
 
 @pytest.mark.parametrize(("written", "batch"), [("0", 1), ("256", 256), ("100000", 256)])
 def test_decode_batches_are_limited_to_the_range(written: str, batch: int) -> None:
     # Foundry, decode_batch_size: clamp(1, MAX) with MAX = 256.
-    found = Foundry.configured({"METALLIC_FOUNDRY_DECODE_BATCH_SIZE": written})
+    found = FOUNDRY.configured({"METALLIC_FOUNDRY_DECODE_BATCH_SIZE": written})
     assert found.decode_batch == batch
 
 
@@ -98,7 +99,7 @@ def test_the_decode_batch_follows_the_type_of_the_output_matrix(
 def test_a_context_beyond_the_limit_does_not_fit_and_is_never_allocated(
     most: int, device: Device | None
 ) -> None:
-    runtime = Foundry.configured({"METALLIC_MAX_CONTEXT_LEN": str(most)})
+    runtime = FOUNDRY.configured({"METALLIC_MAX_CONTEXT_LEN": str(most)})
     sized = _sized(runtime, device)
     at_limit, beyond = (
         estimate(sized, Workload(prompt_tokens=most + more, prefill_step=32)) for more in (0, 1)
@@ -121,15 +122,15 @@ def test_a_context_beyond_the_limit_does_not_fit_and_is_never_allocated(
 )
 def test_an_unreadable_value_is_reported_with_its_variable(name: str, value: str) -> None:
     with pytest.raises(InputError, match=name):
-        Foundry.configured({name: value})
+        FOUNDRY.configured({name: value})
 
 
 def test_the_budget_is_half_the_working_set_unless_set() -> None:
     assert FOUNDRY.budget.of_device(MAC) == 12 * 2**30
-    smaller = Foundry.configured({"METALLIC_KV_MEMORY_BUDGET_MB": "100"})
+    smaller = FOUNDRY.configured({"METALLIC_KV_MEMORY_BUDGET_MB": "100"})
     assert smaller.budget.of_device(MAC) == 100 * 2**20
 
 
 @given(st.dictionaries(st.text(max_size=8), st.text(max_size=8)))
 def test_other_variables_are_ignored(environ: dict[str, str]) -> None:
-    assert Foundry.configured(environ) == FOUNDRY
+    assert FOUNDRY.configured(environ) == FOUNDRY

@@ -65,17 +65,6 @@ def test_caches_grow_by_the_step_of_their_class(cache: str) -> None:
     assert constants(named(source, cache))["step"] == get_runtime("mlx-lm").kv_step
 
 
-def test_rotating_caches_keep_the_tokens_make_prompt_cache_sets() -> None:
-    kept = [
-        keyword.value.value
-        for node in ast.walk(named(mlx_lm_source("models/cache.py"), "make_prompt_cache"))
-        if isinstance(node, ast.Call)
-        for keyword in node.keywords
-        if keyword.arg == "keep" and isinstance(keyword.value, ast.Constant)
-    ]
-    assert kept == [get_runtime("mlx-lm").rotating_keep]
-
-
 def test_workload_defaults_are_those_of_mlx_lm() -> None:
     runtime, workload = get_runtime("mlx-lm"), Workload(prompt_tokens=1)
     assert workload.prefill_step == runtime.prefill_step

@@ -12,11 +12,10 @@ from mlx_lm.generate import BatchGenerator
 
 from benchmarks.accuracy import HOST
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.questions.runtime import Method
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.runtimes.source import MethodSetting
+from memfit.estimators.sizing.opening import size
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.peak import peak
 from memfit.estimators.trace.traced_model import TracedModel
@@ -62,7 +61,7 @@ def generates(config: dict[str, Any], sequences: int) -> bool:
     ids=lambda value: value.get("model_type") if isinstance(value, dict) else "",
 )
 def test_a_batch_that_mlx_lm_does_not_run_is_rejected_or_noted(
-    config: dict[str, Any], methods: tuple[Method, ...], sequences: int
+    config: dict[str, Any], methods: tuple[MethodSetting, ...], sequences: int
 ) -> None:
     workload, found = Workload(prompt_tokens=40, batch=sequences), []
     for method in methods:
@@ -73,7 +72,7 @@ def test_a_batch_that_mlx_lm_does_not_run_is_rejected_or_noted(
         except UnsupportedError as error:
             found.append("mlx-lm's class fails on a batch" not in str(error))
         else:
-            notes = sized.runtime_model.notes(workload, figures, Units.GB)
+            notes = sized.runtime_model.statements(workload, figures).notes
             found.append("no-batch" not in [note.code for note in notes])
     assert found == [generates(config, sequences)] * len(methods)
 

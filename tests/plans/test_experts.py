@@ -22,8 +22,8 @@ from memfit.estimators.results.experts import ExpertsPlan, MeasuredCapacity
 from memfit.estimators.runtimes.expert_capacity import capacity_of_inventory
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.sizing.expert_rules import worth
+from memfit.estimators.sizing.opening import size
 from memfit.estimators.sizing.partial_experts import RunMemory
-from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.weights.expert_slots import Inventory, inventory, startup_bytes
 from tests.models import QWEN3_NEXT_80B, quantised_tensors, write_checkpoint, write_config
 from tests.selection import QUICK_SAMPLES, quick

@@ -19,9 +19,10 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.plans.server.images import CACHES_FEATURES, plan_image_server
-from memfit.estimators.questions.runtime import Method
 from memfit.estimators.runtimes.registry import get_runtime
+from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.opening import with_weight_bits
 from memfit.estimators.sizing.sized_model import SizedModel
 from tests.mlx_memory import settled_bytes
 from tests.trace.vision_cases import QWEN2_VL
@@ -32,7 +33,7 @@ IMAGE = Images(images=(ImageSize(448, 336),))
 
 
 def sized_for_images(
-    reference: str | Checkpoint, device: Device | None, method: Method = "formula"
+    reference: str | Checkpoint, device: Device | None, method: MethodSetting = "formula"
 ) -> SizedModel:
     catalog = Catalog()
     name = reference if isinstance(reference, str) else catalog.add(reference)
@@ -41,7 +42,7 @@ def sized_for_images(
 
 
 def test_a_smaller_step_fits_before_fewer_requests_do() -> None:
-    sized = sized_for_images(str(SAMPLE), find_device("m4-max-64")).converted(4)
+    sized = with_weight_bits(sized_for_images(str(SAMPLE), find_device("m4-max-64")), 4)
     run = Workload(prompt_tokens=8000, max_tokens=500, images=IMAGE)
     run = with_image_tokens(sized.checkpoint, run)
     plan = plan_image_server(sized, run, ServerSettings(), clients=40)

@@ -14,17 +14,13 @@ from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.checkpoint.local.sample import read_sample
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
-from memfit.estimators.runtimes.zinc import memory_plan, requests
 from memfit.estimators.runtimes.zinc.memory_plan import (
     ModelConfig,
-    apply_requested_context_limit,
     auto_context_floor_tokens,
     auto_context_tokens_for_device_budget,
-    effective_context_ceiling,
     fitting_context_tokens,
     model_config,
     profile,
-    requested_context_tokens,
 )
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
@@ -35,17 +31,6 @@ SMALL = RuntimeMemoryProfile(
     device_local_bytes_per_token=256,
     host_visible_bytes_per_token=4,
 )
-EXPORTS = """
-    RuntimeMemoryProfile effective_context_ceiling apply_requested_context_limit
-    requested_context_tokens remaining_context_tokens clamped_completion_tokens
-    request_context_target RequestBudget request_budget profile auto_context_floor_tokens
-    auto_context_tokens_for_device_budget
-""".split()
-METHODS = """
-    device_local_context_bytes host_visible_context_bytes runtime_device_local_bytes
-    runtime_host_visible_bytes runtime_unified_bytes total_device_local_bytes total_unified_bytes
-    max_context_tokens_for_device_local_budget max_context_tokens_for_unified_budget
-""".split()
 
 
 @pytest.fixture
@@ -70,16 +55,9 @@ def config() -> ModelConfig:
     )
 
 
-def test_every_zinc_export_has_a_counterpart() -> None:
-    found = {*vars(memory_plan), *vars(requests)}
-    assert [name for name in EXPORTS if name not in found] == []
-    assert [name for name in METHODS if not hasattr(RuntimeMemoryProfile, name)] == []
-
-
 def test_budgets_and_ceilings_limit_the_context() -> None:
     assert SMALL.max_context_tokens_for_device_local_budget(0, 8192, 32) == 8
     assert SMALL.max_context_tokens_for_device_local_budget(0, 16384, 16) == 16
-    assert SMALL.max_context_tokens_for_unified_budget(10240, 8192, 32) == 0
 
 
 def test_a_zero_ceiling_gives_no_context_and_zero_bytes_a_token_the_ceiling() -> None:
@@ -95,13 +73,8 @@ def test_a_zero_ceiling_gives_no_context_and_zero_bytes_a_token_the_ceiling() ->
 
 
 def test_totals_add_up() -> None:
-    assert SMALL.device_local_context_bytes(8) == 2048
-    assert SMALL.host_visible_context_bytes(8) == 32
-    assert SMALL.runtime_device_local_bytes(8) == 8192
     assert SMALL.runtime_host_visible_bytes(8) == 2080
-    assert SMALL.runtime_unified_bytes(8) == 10272
     assert SMALL.total_device_local_bytes(1, 8) == 8193
-    assert SMALL.total_unified_bytes(1, 8) == 10273
 
 
 def test_the_profile_of_a_hybrid_model_equals_zincs(config: ModelConfig) -> None:
@@ -127,16 +100,6 @@ def test_the_minimum_context_applies_even_where_it_does_not_fit(config: ModelCon
     assert auto_context_tokens_for_device_budget(found, 21 * GIB, 24 * GIB, 0) == 0
 
 
-def test_a_requested_context_is_limited_by_model_and_backend(config: ModelConfig) -> None:
-    assert effective_context_ceiling(config, 8192) == 8192
-    assert effective_context_ceiling(config, None) == 32768
-    assert requested_context_tokens(config, 8192, 4096) == 4096
-    apply_requested_context_limit(config, 65536)
-    assert config.context_length == 32768
-    apply_requested_context_limit(config, 1024)
-    assert config.context_length == 1024
-
-
 def test_the_zinc_config_comes_from_the_architecture(config: ModelConfig) -> None:
     sample = read_sample(SAMPLES / "qwen3.5-35b-a3b.yaml")
     config.context_length = 262144
@@ -149,15 +112,11 @@ def test_layers_that_zinc_does_not_know_are_rejected() -> None:
         model_config(build_model(sample.config, sample.name))
 
 
-@given(st.integers(0, 2**40), st.integers(0, 2**42), st.integers(0, 2**20), st.booleans())
+@given(st.integers(0, 2**40), st.integers(0, 2**42), st.integers(0, 2**20))
 def test_the_largest_context_fits_and_one_more_does_not(
-    weights: int, budget: int, ceiling: int, unified: bool
+    weights: int, budget: int, ceiling: int
 ) -> None:
-    ask, total = (
-        (SMALL.max_context_tokens_for_unified_budget, SMALL.total_unified_bytes)
-        if unified
-        else (SMALL.max_context_tokens_for_device_local_budget, SMALL.total_device_local_bytes)
-    )
+    ask, total = SMALL.max_context_tokens_for_device_local_budget, SMALL.total_device_local_bytes
     tokens = ask(weights, budget, ceiling)
     assert 0 <= tokens <= ceiling
     if tokens:

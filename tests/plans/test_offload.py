@@ -21,7 +21,7 @@ from memfit.estimators.plans.offload.session_cache import (
 )
 from memfit.estimators.results.estimate import RuntimeSummary
 from memfit.estimators.results.offload import OffloadPlan, Speeds
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 # The review of DeepSeek-Coder-V2-Lite in agent-memory takes 27 layers of 8 heads of 256.

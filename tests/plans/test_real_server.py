@@ -22,8 +22,8 @@ from memfit.estimators.machine.host import detect_host
 from memfit.estimators.mlx.arrivals import AtCalls, Request
 from memfit.estimators.plans.server.plan import plan_server
 from memfit.estimators.plans.server.simulation import simulated
-from memfit.estimators.questions.runtime import Method
 from memfit.estimators.results.server import ServerMoment, ServerPlan
+from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.server_bound import ServerBound, ServerMemory
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -265,7 +265,7 @@ def planned(
     settings: ServerSettings,
     requests: tuple[Request, ...],
     kv_bits: int | None,
-    method: Method = "formula",
+    method: MethodSetting = "formula",
 ) -> ServerPlan:
     host = detect_host(with_gpu=False)
     sized = Catalog().sized(str(model), device=host, method=method, margin_bytes=0)

@@ -5,31 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.runtimes.zinc.requests import (
-    RequestBudget,
-    clamped_completion_tokens,
-    plan_request,
-    remaining_context_tokens,
-    request_budget,
-    request_context_target,
-)
+from memfit.estimators.runtimes.zinc.requests import RequestBudget, plan_request
 
 tokens = st.integers(0, 2**40)
 
 
-def test_remaining_tokens_equal_zincs() -> None:
-    assert remaining_context_tokens(100, 4096) == 3996
-
-
-@pytest.mark.parametrize(("used", "completion"), [(32, 64), (4090, 6), (5000, 0)])
-def test_completions_equal_zincs(used: int, completion: int) -> None:
-    assert clamped_completion_tokens(used, 64, 4096) == completion
-
-
-@pytest.mark.parametrize(("used", "target"), [(32, 96), (4090, 4096)])
-def test_targets_equal_zincs(used: int, target: int) -> None:
-    assert request_context_target(used, 64, 4096) == target
-    assert request_budget(used, 64, 4096) == RequestBudget(target - used, target)
+@pytest.mark.parametrize(
+    ("used", "remaining", "completion", "target"),
+    [(100, 3996, 64, 164), (32, 4064, 64, 96), (4090, 6, 6, 4096), (5000, 0, 0, 4096)],
+)
+def test_budgets_of_requests_equal_zincs(
+    used: int, remaining: int, completion: int, target: int
+) -> None:
+    plan = plan_request(used, 64, 4096)
+    assert plan.remaining_tokens == remaining
+    assert plan.budget == RequestBudget(completion, target)
 
 
 @given(tokens, tokens, tokens)

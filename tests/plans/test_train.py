@@ -21,8 +21,8 @@ from memfit.estimators.plans.train.commands import train_commands
 from memfit.estimators.plans.train.plan import TrainQuestion, plan_train
 from memfit.estimators.plans.train.recipe_file import read_recipe
 from memfit.estimators.results.train import TrainPlan
+from memfit.estimators.sizing.opening import size
 from memfit.estimators.sizing.search import most_fitting
-from memfit.estimators.sizing.sized_model import size
 from memfit.estimators.sizing.training_steps import TracedSteps
 from memfit.estimators.trace.libraries import versions
 from memfit.probes.training_data import read_training_data

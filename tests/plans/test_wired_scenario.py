@@ -17,7 +17,7 @@ from memfit.estimators.plans.wired import scenario as wired_scenario
 from memfit.estimators.plans.wired.plan import plan_wired
 from memfit.estimators.plans.wired.scenario import read_scenario
 from memfit.estimators.results.wired import TicketPlan, WiredMoment, WiredPlan
-from memfit.estimators.sizing import sized_model
+from memfit.estimators.sizing import opening
 from tests.probes.measurements import LOADED, RUN, measurement
 
 ROOT = Path(__file__).parents[2]
@@ -317,7 +317,7 @@ def test_sizes_are_those_of_the_estimate(run_scenario: Any) -> None:
         "name: whole, policy: alone, weights: 1MB, kv: estimate(context=4k)",
         head=MODEL_HEAD,
     )
-    sized = sized_model.size(open_checkpoint(str(MODEL)), device=None)
+    sized = opening.size(open_checkpoint(str(MODEL)), device=None)
     figures = sized.figures_for(Workload(prompt_tokens=4096, max_tokens=0))
     assert ticket(plan, "weights").size_bytes == sized.resident_bytes
     assert ticket(plan, "chat").size_bytes == figures.kv.nbytes

@@ -18,8 +18,9 @@ from memfit.estimators.results.advice import Advice, Recommendation
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import together
 from memfit.estimators.sizing.advise import NO_ADVICE
+from memfit.estimators.sizing.opening import size
 from memfit.estimators.sizing.server_bound import ServerBound, need_of
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.command_lines import command_lines, recommended_workload
 from tests.models import QWEN3_4B_4BIT, write_config
 

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.difference_report import difference_report
 from memfit.probes.figures import estimated_figures, paired_figures
 from memfit.probes.result import Point

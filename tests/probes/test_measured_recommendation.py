@@ -10,8 +10,9 @@ from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.results.advice import Recommendation
 from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.sizing.opening import size
 from memfit.estimators.sizing.recommend import recommend_here
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.measured_recommendation import advise, by_measurement, line_of
 from memfit.probes.result import Point
 from tests.models import QWEN3_4B_4BIT, write_config

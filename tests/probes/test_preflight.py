@@ -10,7 +10,8 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device, free_bytes
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.preflight import RefusedError, obstacle, require_room
 from tests.checkpoints import Checkpoints
 from tests.models import QWEN3_4B, write_config

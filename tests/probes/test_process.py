@@ -19,7 +19,7 @@ from memfit.estimators.base.errors import MachineError, UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from memfit.probes.process import ModelProcess, ProbeStopped
 from tests.checkpoints import RECIPES, Checkpoints
 from tests.selection import quick

@@ -19,7 +19,7 @@ from memfit.estimators.plans.offload.cache_tiers import Tiers, simulate
 from memfit.estimators.plans.offload.session_cache import storage_of
 from memfit.estimators.results.offload import Speeds
 from memfit.estimators.runtimes.measurement import Way
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from memfit.probes.agreement import Agreement
 from memfit.probes.prompt_caches import stored
 from memfit.probes.prompt_caches.answer import Room, cache_answer

@@ -14,7 +14,8 @@ from memfit.estimators.machine.host import detect_host
 from memfit.estimators.results.offload import MeasuredStorage, Speeds
 from memfit.estimators.runtimes.measurement import MeasuredCache, MeasuredRestore, Measurement, Way
 from memfit.estimators.sizing.measurement_lookup import machine_name, recall
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.measurement_json import parse_measurement, to_text
 from memfit.probes.measurement_lookup import installed_versions
 from memfit.probes.prompt_caches.saved import saved_storage

@@ -9,7 +9,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.sizing.advise import NO_ADVICE
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from memfit.probes.process import ModelProcess
 from memfit.probes.result import Point
 from memfit.probes.session import MeasurementSession

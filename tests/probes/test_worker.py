@@ -11,7 +11,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.measurement import Measurement
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from memfit.probes.process import ModelProcess, ProbeStopped
 from memfit.probes.session import MeasurementSession
 from memfit.probes.worker import Worker

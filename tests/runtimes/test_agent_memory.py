@@ -8,9 +8,11 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.devices import find_device
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.agent_memory import AGENT_MEMORY
-from memfit.estimators.sizing.sized_model import size
-from memfit.estimators.workspace.peak import ERROR_PERCENT, PeakMoment
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import with_runtime
+from memfit.estimators.workspace.peak import ERROR_PERCENT
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 # As its entrypoints/api_server.py prints them: "peak_memory_mb" is mx.get_peak_memory() / 1024**2.
@@ -21,11 +23,14 @@ PUBLISHED = {1000: 9197 << 20, 16000: 10202 << 20}
 
 def moment(tokens: int, step: int = AGENT_MEMORY.prefill_step) -> PeakMoment:
     """Return the largest moment of DeepSeek-V2-Lite in 4 bits."""
-    sized = size(
-        open_checkpoint(str(SAMPLES / "deepseek-v2-lite.yaml")),
-        device=find_device("m4-max-64"),
-        quantize=Quantization(4, 64),
-    ).with_runtime(AGENT_MEMORY)
+    sized = with_runtime(
+        size(
+            open_checkpoint(str(SAMPLES / "deepseek-v2-lite.yaml")),
+            device=find_device("m4-max-64"),
+            quantize=Quantization(4, 64),
+        ),
+        AGENT_MEMORY,
+    )
     return sized.figures_for(
         Workload(prompt_tokens=tokens, prefill_step=step, kv_bits=4, quantized_kv_start=0)
     ).moment

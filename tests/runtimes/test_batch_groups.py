@@ -16,8 +16,10 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.batch_groups import grouped_batch
+from memfit.estimators.runtimes.facets import is_grouped
 from memfit.estimators.runtimes.mlx_lm_commands import together
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import SizedModel
 from tests.mlx_memory import settled_bytes
 from tests.oracle import Oracle
 
@@ -104,7 +106,7 @@ def test_a_batch_in_one_group_is_what_it_was(method: str) -> None:
     runtime_model = sized("qwen3", method).runtime_model
     workload = Workload(prompt_tokens=300, max_tokens=4, batch=8, prefill_step=128)
     assert runtime_model.figures(workload) == runtime_model.together(workload)  # type: ignore[attr-defined]
-    assert not runtime_model.is_grouped(workload)
+    assert not is_grouped(runtime_model, workload)
 
 
 @pytest.mark.parametrize("tokens", [1, 2])

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
+from memfit.estimators.runtimes.facets import loaded_weights
 from memfit.estimators.runtimes.registry import get_runtime
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.opening import size, with_weight_bits
+from memfit.estimators.sizing.sized_model import SizedModel, with_runtime
 from tests.checkpoints import CASES, save_weights
 from tests.mlx_memory import settled_bytes
 
@@ -23,17 +24,20 @@ MLX_VLM = get_runtime("mlx-vlm")
 
 
 def under_mlx_vlm(reference: Path, device: Device | None = None) -> SizedModel:
-    return size(open_checkpoint(str(reference)), device=device).with_runtime(MLX_VLM)
+    return with_runtime(size(open_checkpoint(str(reference)), device=device), MLX_VLM)
 
 
 def test_the_tower_counts_as_loaded_and_resident() -> None:
     text = size(open_checkpoint(str(SAMPLES / "gemma-3-27b.yaml")), device=None)
-    whole = text.with_runtime(MLX_VLM)
+    whole = with_runtime(text, MLX_VLM)
     tower = whole.footprint.by_part["vision"]
     assert tower > 0
-    assert whole.runtime_model.loaded_bytes == text.runtime_model.loaded_bytes + tower
+    assert (
+        loaded_weights(whole.runtime_model).loaded_bytes
+        == loaded_weights(text.runtime_model).loaded_bytes + tower
+    )
     assert whole.resident_bytes >= text.resident_bytes + tower
-    assert whole.runtime_model.unloaded_bytes == 0
+    assert loaded_weights(whole.runtime_model).unloaded_bytes == 0
     workload = Workload(prompt_tokens=4096)
     more = whole.figures_for(workload).moment.nbytes - text.figures_for(workload).moment.nbytes
     embeddings = 4096 * text.model.hidden_size * 2
@@ -43,7 +47,7 @@ def test_the_tower_counts_as_loaded_and_resident() -> None:
 def test_a_text_model_needs_the_embeddings_of_the_whole_prompt_besides() -> None:
     text = size(open_checkpoint(str(SAMPLES / "qwen3-4b-4bit.yaml")), device=None)
     workload = Workload(prompt_tokens=4096)
-    figures, lm = text.with_runtime(MLX_VLM).figures_for(workload), text.figures_for(workload)
+    figures, lm = with_runtime(text, MLX_VLM).figures_for(workload), text.figures_for(workload)
     assert figures.kv == lm.kv
     assert figures.moment.nbytes == lm.moment.nbytes + 4096 * 2560 * 2
 
@@ -53,8 +57,8 @@ def test_a_text_model_needs_the_embeddings_of_the_whole_prompt_besides() -> None
 @pytest.mark.parametrize("name", ["qwen3-vl-4b", "gemma-4-e4b"])
 def test_long_texts_by_formula_are_near_mlx_vlms_class(name: str) -> None:
     opened = open_checkpoint(str(SAMPLES / f"{name}.yaml"))
-    formula = size(opened, device=None).with_runtime(MLX_VLM)
-    traced = size(opened, device=None, method="trace").with_runtime(MLX_VLM)
+    formula = with_runtime(size(opened, device=None), MLX_VLM)
+    traced = with_runtime(size(opened, device=None, method="trace"), MLX_VLM)
     for tokens in (4096, 131_072):
         workload = Workload(prompt_tokens=tokens)
         bytes_of = [each.figures_for(workload).moment.nbytes for each in (formula, traced)]
@@ -63,13 +67,16 @@ def test_long_texts_by_formula_are_near_mlx_vlms_class(name: str) -> None:
 
 def test_a_conversion_leaves_towers_as_they_are_and_packs_a_tied_head_again() -> None:
     gemma = open_checkpoint(str(SAMPLES / "gemma-3-4b.yaml"))
-    plain = size(gemma, device=None).with_runtime(MLX_VLM)
+    plain = with_runtime(size(gemma, device=None), MLX_VLM)
     text = size(gemma, device=None, quantize=Quantization(4, 64))
-    converted = text.with_runtime(MLX_VLM)
+    converted = with_runtime(text, MLX_VLM)
     head = 262208 * 2560 * 9 // 16  # 4 bits, and a scale and a bias of 16 for each 64 elements
     tower = plain.footprint.by_part["vision"]
-    assert converted.runtime_model.loaded_bytes == text.footprint.loaded_bytes + tower + head
-    assert plain.converted(4).resident_bytes == converted.resident_bytes
+    assert (
+        loaded_weights(converted.runtime_model).loaded_bytes
+        == text.footprint.loaded_bytes + tower + head
+    )
+    assert with_weight_bits(plain, 4).resident_bytes == converted.resident_bytes
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlx_vlm") is None, reason="mlx-vlm is not installed")
@@ -89,7 +96,9 @@ def test_figures_equal_those_of_mlx_vlm(case: str, tmp_path: Path) -> None:
     before = settled_bytes()
     model = load_model(tmp_path, lazy=False)
     parameters: Any = tree_flatten(model.parameters())
-    assert sized.runtime_model.loaded_bytes == sum(array.nbytes for _, array in parameters)
+    assert loaded_weights(sized.runtime_model).loaded_bytes == sum(
+        array.nbytes for _, array in parameters
+    )
     mx.reset_peak_memory()
     ids = mx.array([[index % 200 + 1 for index in range(workload.prompt_tokens)]])
     steps = generate_step(
@@ -99,7 +108,7 @@ def test_figures_equal_those_of_mlx_vlm(case: str, tmp_path: Path) -> None:
         pass
     measured = mx.get_peak_memory() - before
     moment = sized.figures_for(workload).moment
-    _, percent = sized.workspace_basis(workload)
+    _, percent = sized.runtime_model.basis("workspace", workload)
     assert abs(measured - moment.nbytes) * 100 <= percent * moment.workspace_bytes
 
 
@@ -124,8 +133,10 @@ def test_short_prompts_name_the_logits_of_older_versions() -> None:
     sized = under_mlx_vlm(SAMPLES / "qwen3-vl-4b.yaml")
 
     def logits(tokens: int) -> list[str]:
-        lines = sized.runtime_model.assumptions(Workload(prompt_tokens=tokens), Units.GB)
-        return [line for line in lines if "up to 0.6.9" in line]
+        workload = Workload(prompt_tokens=tokens)
+        figures = sized.figures_for(workload)
+        said = sized.runtime_model.statements(workload, figures)
+        return [line for line in said.assumptions if "up to 0.6.9" in line]
 
     # 151,936 numbers of 16 bits for each of 1000 tokens.
     assert logits(1000)[0].endswith("303.9 MB more")

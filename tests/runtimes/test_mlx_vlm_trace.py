@@ -12,17 +12,18 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.images.processor import with_image_tokens
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.allocator import allocated
-from memfit.estimators.questions.runtime import Method
+from memfit.estimators.runtimes.facets import loaded_weights
 from memfit.estimators.runtimes.mlx_vlm_trace import MlxVlmTrace
 from memfit.estimators.runtimes.registry import get_runtime
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.runtimes.source import MethodSetting
+from memfit.estimators.sizing.opening import size, with_weight_bits
+from memfit.estimators.sizing.sized_model import SizedModel, with_runtime
 
 pytest.importorskip("mlx_lm")
 if find_spec("mlx_vlm") is None:  # its import takes seconds
@@ -35,7 +36,7 @@ from tests.trace.vision_runs import library
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 TOWERS = ("GLM-4V", "GLM-4V, experts", "GLM-OCR", "InternVL (chat)", "Llama 3.2 Vision", "Gemma 3n")
-METHODS: tuple[Method, ...] = ("formula", "trace")
+METHODS: tuple[MethodSetting, ...] = ("formula", "trace")
 PHOTO = Images(images=(ImageSize(width=560, height=448),))
 SCREENSHOT = Images(images=(ImageSize(width=1280, height=800),))
 
@@ -44,28 +45,27 @@ def by_trace(config: dict[str, Any], images: Images = SCREENSHOT) -> tuple[Sized
     checkpoint = Checkpoint("model", "local", config, "config.json")
     sized = size(checkpoint, device=find_device("m5-max-128"), method="trace")
     asked = Workload(prompt_tokens=2000, images=images)
-    return sized.with_runtime(get_runtime("mlx-vlm")), with_image_tokens(checkpoint, asked)
+    return with_runtime(sized, get_runtime("mlx-vlm")), with_image_tokens(checkpoint, asked)
 
 
 def test_a_screenshot_is_traced_and_below_the_bound() -> None:
     sized, workload = by_trace(QWEN3_VL)
     figures, bound = sized.figures_for(workload), sized.formula_view().figures_for(workload)
-    assert sized.workspace_basis(workload)[0] == "traced"
+    assert sized.runtime_model.basis("workspace", workload)[0] == "traced"
     assert figures.moment.phase == "vision"
-    assert sized.runtime_model.resident_bytes < figures.moment.nbytes < bound.moment.nbytes
+    assert sized.resident_bytes < figures.moment.nbytes < bound.moment.nbytes
     assert figures.kv == bound.kv
-    assert not list(sized.runtime_model.notes(workload, figures, Units.GB))
-    assumed = list(sized.runtime_model.assumptions(workload, Units.GB))
-    assert any("traced with mlx" in each for each in assumed)
+    said = sized.runtime_model.statements(workload, figures)
+    assert not list(said.notes)
+    assert any("traced with mlx" in each for each in said.assumptions)
 
 
 def test_what_is_not_traced_is_bounded_and_says_so() -> None:
     sized, workload = by_trace(QWEN3_VL, Images(images=(ImageSize(28, 28, 1000),)))
     figures = sized.figures_for(workload)
-    assert sized.workspace_basis(workload)[0] == "bound"
-    notes = {
-        note.code: note.message for note in sized.runtime_model.notes(workload, figures, Units.GB)
-    }
+    assert sized.runtime_model.basis("workspace", workload)[0] == "bound"
+    said = sized.runtime_model.statements(workload, figures)
+    notes = {note.code: note.message for note in said.notes}
     assert "the class loops" in notes["not-traced"]
 
 
@@ -73,7 +73,7 @@ def test_a_batch_is_traced_and_below_the_bound() -> None:
     sized, one = by_trace(QWEN3_VL)
     batch = replace(one, batch=3, max_tokens=700)
     figures, bound = sized.figures_for(batch), sized.formula_view().figures_for(batch)
-    assert sized.workspace_basis(batch)[0] == "traced"
+    assert sized.runtime_model.basis("workspace", batch)[0] == "traced"
     assert figures.kv == bound.kv
     single = sized.figures_for(one).moment.nbytes
     assert single < figures.moment.nbytes < bound.moment.nbytes
@@ -106,7 +106,7 @@ def test_a_class_that_only_mlx_vlm_has_is_sized_by_it() -> None:
     checkpoint = Checkpoint("model", "local", IDEFICS, "config.json")
     sized = size(checkpoint, device=find_device("m5-max-128"))
     runtime_model = sized.runtime_model
-    assert (sized.runtime, runtime_model.method) == ("mlx-vlm", "trace")
+    assert (sized.runtime, runtime_model.source.method) == ("mlx-vlm", "trace")
     text = Workload(prompt_tokens=3000, max_tokens=600)
     figures = sized.figures_for(text)
     # Two layers of keys and values, of two heads of 64, in bf16, for 3600 tokens in steps of 256.
@@ -115,13 +115,17 @@ def test_a_class_that_only_mlx_vlm_has_is_sized_by_it() -> None:
     seen = sized.figures_for(images)
     assert seen.kv.nbytes > figures.kv.nbytes
     assert seen.moment.nbytes > figures.moment.nbytes
-    assert sized.workspace_basis(images)[0] == "traced"
+    assert sized.runtime_model.basis("workspace", images)[0] == "traced"
     # A matrix of 4 bits has a scale and a bias of 16 bits for each 64; the towers stay.
     fewer = size(checkpoint, device=None, quantize=Quantization(4, 64))
-    towers = runtime_model.loaded_bytes - sized.footprint.loaded_bytes
-    assert towers == fewer.runtime_model.loaded_bytes - fewer.footprint.loaded_bytes > 0
+    towers = loaded_weights(runtime_model).loaded_bytes - sized.footprint.loaded_bytes
+    assert (
+        towers
+        == loaded_weights(fewer.runtime_model).loaded_bytes - fewer.footprint.loaded_bytes
+        > 0
+    )
     assert fewer.footprint.loaded_bytes * 3 < sized.footprint.loaded_bytes
-    assert sized.converted(4).resident_bytes == fewer.resident_bytes
+    assert with_weight_bits(sized, 4).resident_bytes == fewer.resident_bytes
 
 
 def test_between_traced_prompts_the_images_are_counted_too() -> None:
@@ -144,7 +148,7 @@ def test_mlx_lm_has_no_class_for_it() -> None:
     checkpoint = Checkpoint("model", "local", IDEFICS, "config.json")
     sized = size(checkpoint, device=None)
     with pytest.raises(UnsupportedError, match="mlx-lm has no class for model_type idefics3"):
-        sized.with_runtime(get_runtime("mlx-lm"))
+        with_runtime(sized, get_runtime("mlx-lm"))
 
 
 def test_what_generates_no_text_is_refused() -> None:
@@ -161,10 +165,10 @@ def test_weights_by_formula_are_those_of_mlx_vlms_class(name: str, bits: int | N
     checkpoint = open_checkpoint(str(SAMPLES / f"{name}.yaml"))
     quantize = Quantization(bits, 64) if bits else None
     sized = size(checkpoint, device=None, quantize=quantize, method="trace")
-    runtime_model = sized.with_runtime(get_runtime("mlx-vlm")).runtime_model
+    runtime_model = with_runtime(sized, get_runtime("mlx-vlm")).runtime_model
     assert isinstance(runtime_model, MlxVlmTrace)
     weights = runtime_model.trace.weights(None)
-    assert runtime_model.loaded_bytes == sum(weights.values())
+    assert loaded_weights(runtime_model).loaded_bytes == sum(weights.values())
 
 
 def test_images_of_a_model_without_a_formula_are_traced_unless_a_formula_is_asked_for() -> None:
@@ -174,9 +178,9 @@ def test_images_of_a_model_without_a_formula_are_traced_unless_a_formula_is_aske
     config["vision_config"] = {**llava["vision_config"], "model_type": "siglip_vision_model"}
     checkpoint = Checkpoint("model", "local", config, "config.json")
     workload = with_image_tokens(checkpoint, Workload(prompt_tokens=500, images=SCREENSHOT))
-    sized = size(checkpoint, device=None).with_runtime(get_runtime("mlx-vlm"))
-    assert sized.workspace_basis(workload)[0] == "traced"
-    formula = size(checkpoint, device=None, method="formula").with_runtime(get_runtime("mlx-vlm"))
+    sized = with_runtime(size(checkpoint, device=None), get_runtime("mlx-vlm"))
+    assert sized.runtime_model.basis("workspace", workload)[0] == "traced"
+    formula = with_runtime(size(checkpoint, device=None, method="formula"), get_runtime("mlx-vlm"))
     with pytest.raises(UnsupportedError, match="no formula has its vision tower"):
         formula.figures_for(workload)
 
@@ -188,7 +192,7 @@ def test_the_work_of_a_tower_by_formula_is_a_bound_on_the_trace(name: str) -> No
     workload = with_image_tokens(checkpoint, Workload(prompt_tokens=30, images=PHOTO))
     device, runtime = find_device("m4-max-64"), get_runtime("mlx-vlm")
     formula, traced = (
-        size(checkpoint, device=device, method=method).with_runtime(runtime) for method in METHODS
+        with_runtime(size(checkpoint, device=device, method=method), runtime) for method in METHODS
     )
     assert formula.resident_bytes == traced.resident_bytes
     bound, peak = (each.figures_for(workload) for each in (formula, traced))
@@ -205,8 +209,8 @@ def test_the_tower_of_llava_by_formula_is_a_near_bound_on_the_trace(count: int) 
     workload = with_image_tokens(checkpoint, Workload(prompt_tokens=200, images=images))
     device = find_device("m4-max-64")
     runtime = get_runtime("mlx-vlm")
-    formula = size(checkpoint, device=device, method="formula").with_runtime(runtime)
-    traced = size(checkpoint, device=device, method="trace").with_runtime(runtime)
+    formula = with_runtime(size(checkpoint, device=device, method="formula"), runtime)
+    traced = with_runtime(size(checkpoint, device=device, method="trace"), runtime)
     assert formula.resident_bytes == traced.resident_bytes
     bound, peak = (each.figures_for(workload).moment.nbytes for each in (formula, traced))
     assert peak <= bound < peak * 1.02

@@ -11,11 +11,13 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
+from memfit.estimators.runtimes.facets import pool
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.runtimes.token_cost import TokenCost
 from memfit.estimators.runtimes.vllm.pool import block_layout
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import SizedModel, with_runtime
 from tests.models import QWEN3_4B, QWEN3_NEXT_80B
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
@@ -46,7 +48,7 @@ def on_vllm(
 ) -> SizedModel:
     found = find_device(device, os_regime=DEFAULT_REGIME) if device else None
     checkpoint = Checkpoint("m", "local", config, "config.json", tensors)
-    return size(checkpoint, device=found).with_runtime(get_runtime("vllm"))
+    return with_runtime(size(checkpoint, device=found), get_runtime("vllm"))
 
 
 def quantised(**block: Any) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def test_what_kernels_do_not_get_is_not_counted() -> None:
 
 def test_weights_are_those_vllm_has_logged() -> None:
     # vllm-project/vllm issue 10517: Llama-3.1-8B, "Loading model weights took 14.9888 GB" (GiB).
-    run = size(open_sample("llama-3.1-8b.yaml"), device=None).with_runtime(get_runtime("vllm"))
+    run = with_runtime(size(open_sample("llama-3.1-8b.yaml"), device=None), get_runtime("vllm"))
     assert 0.995 < run.resident_bytes / (14.9888 * 2**30) <= 1
 
 
@@ -138,10 +140,10 @@ def test_a_pool_holds_the_requests_vllm_has_logged(
     sample: str, workload: Workload, pool_gib: float, concurrency: float
 ) -> None:
     device = find_device("h100-80", os_regime=DEFAULT_REGIME)
-    sized = size(open_sample(sample), device=device).with_runtime(get_runtime("vllm"))
-    pool = sized.runtime_model.pool(workload)
-    assert pool
-    assert pool_gib * 2**30 / pool.request_bytes == pytest.approx(concurrency, rel=0.003)
+    sized = with_runtime(size(open_sample(sample), device=device), get_runtime("vllm"))
+    found = pool(sized.runtime_model, workload)
+    assert found
+    assert pool_gib * 2**30 / found.request_bytes == pytest.approx(concurrency, rel=0.003)
 
 
 def open_sample(name: str) -> Checkpoint:

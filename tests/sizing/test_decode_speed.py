@@ -20,7 +20,7 @@ from memfit.estimators.sizing.decode_speed import (
     kind,
     weight_bytes_read,
 )
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, with_runtime
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_configs"
@@ -152,7 +152,7 @@ def test_a_step_reads_no_more_than_what_is_resident(
 def test_without_a_chip_or_a_measured_runtime_nothing_is_made_up() -> None:
     mac = sized("qwen3-0.6b").on(memory_device(32 * 10**9))
     assert decode_speed(mac, Workload(prompt_tokens=9)) is None
-    vllm = sized("qwen3-0.6b", device="rtx-4090").with_runtime(get_runtime("vllm"))
+    vllm = with_runtime(sized("qwen3-0.6b", device="rtx-4090"), get_runtime("vllm"))
     speed = decode_speed(vllm, Workload(prompt_tokens=9))
     assert speed
     assert speed.expected_tokens_per_second is None

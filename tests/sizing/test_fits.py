@@ -17,6 +17,7 @@ from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.fits import fits
+from memfit.estimators.sizing.opening import weight_bits_of
 from memfit.estimators.sizing.sized_model import SizedModel
 from tests.selection import QUICK_SAMPLES
 
@@ -88,7 +89,7 @@ def test_no_more_bits_and_no_larger_step_fit(
     machine: str, tokens: int, kept: tuple[LocalModel, ...]
 ) -> None:
     for row in answer(machine, tokens, kept).models:
-        bits = (None, *sized_as(row, machine, None).weight_bits())
+        bits = (None, *weight_bits_of(sized_as(row, machine, None)))
         tried = [(each, step) for each in bits for step in STEPS]
         found = tried.index((row.weight_bits, row.prefill_step))
         better = tried[:found] if row.verdict == "fits" else tried

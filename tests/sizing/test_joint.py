@@ -20,15 +20,17 @@ from memfit.estimators.machine.devices import find_device, memory_device, workin
 from memfit.estimators.results.advice import Action, Cell, ServerRun
 from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.facets import least_bytes
 from memfit.estimators.runtimes.mlx_lm import MLX_LM
 from memfit.estimators.runtimes.mlx_lm_commands import together
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.joint import JointSearch, RequestSettings
+from memfit.estimators.sizing.opening import weight_bits_of
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT
 from memfit.estimators.sizing.server_bound import ServerBound, need_of
 from memfit.estimators.sizing.serving import REPLY_TOKENS
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, is_known
 from tests.selection import QUICK_SAMPLES, examples, quick
 
 CASES = Path(__file__).parents[1] / "arch" / "cases"
@@ -141,7 +143,7 @@ def test_no_cheaper_set_fits_than_the_one_found(case: Case) -> None:
         return
     device = device_of(case)
     model = sized(case, device, None)
-    found = JointSearch(model, case.workload, model.weight_bits()).cheapest()
+    found = JointSearch(model, case.workload, weight_bits_of(model)).cheapest()
     verdicts = [(chosen, verdict_of(case, device, chosen, w)) for chosen, w in brute(case)]
     fitting = next((n for n, (_, verdict) in enumerate(verdicts) if verdict == "fits"), None)
     tight = [chosen for chosen, verdict in verdicts[:fitting] if verdict == "tight"]
@@ -263,7 +265,7 @@ def test_figures_are_never_below_the_part_that_is_quick_to_compute(name: Path) -
     model = catalog().sized(str(name), device=memory_device(64 * GIB))
     for prompt, step in product((1, 300, 9001), (2048, 100)):
         workload = Workload(prompt_tokens=prompt, prefill_step=step, max_tokens=50)
-        least = model.runtime_model.least_bytes(workload)
+        least = least_bytes(model.runtime_model, workload)
         assert least <= model.figures_for(workload).moment.nbytes
 
 
@@ -331,7 +333,7 @@ def test_settings_that_cannot_fit_comfortably_are_not_computed_once_one_fits_tig
     assert search.best([search.requested, smaller := RequestSettings(128, None)]) == (
         search.requested,
     )
-    assert not search.sized.is_known(search.workload_with(smaller))
+    assert not is_known(search.sized, search.workload_with(smaller))
 
 
 def test_a_smaller_step_that_takes_more_is_reported() -> None:

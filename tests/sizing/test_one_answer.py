@@ -22,17 +22,18 @@ from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import DEFAULT_REGIME
 from memfit.estimators.mlx.versions import parse_version
 from memfit.estimators.plans.context.plan import ContextQuestion, plan_context
-from memfit.estimators.questions.runtime import MARGIN_BYTES, Method
+from memfit.estimators.questions.runtime import MARGIN_BYTES
 from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.results.comparison import Comparison
 from memfit.estimators.results.context import ContextPlan
 from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.runtimes.registry import get_runtime, list_runtimes, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.resolved import TargetQuestion
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, with_runtime
 from tests.cli.running import Memfit
 from tests.gguf.writing import recorded, write
 from tests.selection import examples, quick
@@ -145,7 +146,7 @@ def versioned(question: Question, runtime: Runtime) -> Runtime:
 
 
 def sized_for(
-    question: Question, path: str, runtime: Runtime | None, *, method: Method = "auto"
+    question: Question, path: str, runtime: Runtime | None, *, method: MethodSetting = "auto"
 ) -> SizedModel:
     return catalog().sized(
         path,
@@ -221,7 +222,7 @@ def compared(question: Question, path: str) -> Comparison:
 def planned(question: Question, path: str) -> ContextPlan:
     runtime = runtime_of(question, path)
     native = versioned(question, catalog().native_runtime(path))
-    sized = sized_for(question, path, native, method="formula").with_runtime(runtime)
+    sized = with_runtime(sized_for(question, path, native, method="formula"), runtime)
     work = question.partial.under(sized.runtime_model.runtime)
     asked = ContextQuestion(contexts=(work.prompt_tokens,), requests=(work.batch,))
     return plan_context(sized, work, asked)

@@ -13,7 +13,8 @@ from memfit.estimators.machine.devices import find_device
 from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.runtimes.registry import list_runtimes
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import with_runtime
 from tests.selection import quick
 
 SAMPLES = sorted((Path(__file__).parents[2] / "sample_configs").glob("*.yaml"))
@@ -44,7 +45,7 @@ def test_parts_add_up_and_none_is_above_its_total(path: Path) -> None:
                 quantized_kv_start=runtime.quantized_kv_start,
             )
             try:
-                result = estimate(sized.with_runtime(runtime), workload, advises=False)
+                result = estimate(with_runtime(sized, runtime), workload, advises=False)
             except UnsupportedError:
                 continue
             faults += [f"{runtime.name} on {machine}: {fault}" for fault in _faults(result)]

@@ -10,9 +10,10 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.local.directory import read_directory
 from memfit.estimators.machine.devices import working_set_device
 from memfit.estimators.sizing.advise import advise
+from memfit.estimators.sizing.opening import size
 from memfit.estimators.sizing.recommend import recommend_here
 from memfit.estimators.sizing.search import CONTEXT_STEP, fits_comfortably, longest_context
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.sizing.trace_search import MAX_TRACES, TraceSearch
 from tests.models import QWEN3_4B, write_config
 

@@ -11,8 +11,8 @@ from memfit.estimators.checkpoint.local.directory import read_directory
 from memfit.estimators.machine.devices import working_set_device
 from memfit.estimators.mlx.call_plan import CHUNKS
 from memfit.estimators.runtimes.mlx_lm_trace import MlxLmTrace
-from memfit.estimators.sizing.sized_model import size
-from memfit.estimators.sizing.trace_view import lower_calls, peak_view
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.trace_search import lower_calls, peak_view
 from tests.selection import quick
 
 pytest.importorskip("mlx_lm")

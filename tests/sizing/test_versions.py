@@ -26,10 +26,11 @@ from memfit.estimators.mlx.versions import (
     format_version,
     parse_version,
 )
-from memfit.estimators.questions.runtime import Method
 from memfit.estimators.results.estimate import Note
+from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import SizedModel
 from tests.models import sample_config
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +79,7 @@ def sized(
     versions: MlxVersions,
     *,
     quantize: Quantization | None = None,
-    method: Method = "formula",
+    method: MethodSetting = "formula",
 ) -> SizedModel:
     """Return a config as a version runs it."""
     checkpoint = Checkpoint(id="m", source="config", config=config, config_name="config.json")
@@ -108,7 +109,7 @@ def test_mamba2_took_a_whole_call_at_once(mlx_lm: Version, published_gb: float) 
 
 # https://github.com/ml-explore/mlx-lm/pull/396, the default before it: 3.285 GB.
 @pytest.mark.parametrize(("method", "error"), [("formula", 0.02), ("trace", 0.0005)])
-def test_logits_were_made_of_the_whole_last_chunk(method: Method, error: float) -> None:
+def test_logits_were_made_of_the_whole_last_chunk(method: MethodSetting, error: float) -> None:
     if method == "trace":
         pytest.importorskip("mlx_lm")
     workload = Workload(prompt_tokens=2048, max_tokens=128)
@@ -152,7 +153,7 @@ def test_attention_of_width_512_has_its_published_peak(
 ) -> None:
     pytest.importorskip("mlx_lm")
     workload = Workload(prompt_tokens=16384, max_tokens=128)
-    errors: dict[Method, float] = {"trace": 0.0005, "formula": 0.015}
+    errors: dict[MethodSetting, float] = {"trace": 0.0005, "formula": 0.015}
     for method, error in errors.items():
         model = sized(GEMMA4_31B, device, MlxVersions(mlx=mlx), quantize=NVFP4, method=method)
         peak = model.figures_for(workload).moment.nbytes

@@ -14,8 +14,9 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.runtimes.facets import runs_kv_bits
 from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from tests.selection import FEW_CONFIGS, QUICK_SAMPLES, quick
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ WORKLOAD = Workload(prompt_tokens=700, max_tokens=3, prefill_step=256, batch=2)
 def test_formula_and_trace_agree(path: Path) -> None:
     checkpoint = open_checkpoint(str(path))
     formula = size(checkpoint, device=None, method="formula")
-    trace = ClassTrace(checkpoint, None, formula.model.dtype, is_described=True)
+    trace = ClassTrace(checkpoint, None, formula.model.dtype)
     # mlx-lm's gemma2.py cannot add the mask of a batch to its scores of grouped heads.
     workload = replace(WORKLOAD, batch=1) if path.stem == "gemma-2-2b" else WORKLOAD
     shapes = trace.shapes(workload)
@@ -43,11 +44,11 @@ def test_formula_and_trace_agree(path: Path) -> None:
 def test_kv_bits_that_reach_no_cache_change_no_class(path: Path) -> None:
     checkpoint = open_checkpoint(str(path))
     formula = size(checkpoint, device=None, method="formula")
-    trace = ClassTrace(checkpoint, None, formula.model.dtype, is_described=True)
+    trace = ClassTrace(checkpoint, None, formula.model.dtype)
     plain = Workload(prompt_tokens=700, max_tokens=3, prefill_step=256)
     asked = replace(plain, kv_bits=8, quantized_kv_start=0)
     changes = _kv_bytes(trace, asked) != _kv_bytes(trace, plain)
-    assert formula.runtime_model.runs_kv_bits(plain) == changes
+    assert runs_kv_bits(formula.runtime_model, plain) == changes
 
 
 def _kv_bytes(trace: ClassTrace, workload: Workload) -> int | None:
@@ -69,7 +70,7 @@ def test_formula_and_trace_agree_on_a_quantization_block(name: str, mode: str) -
         size(checkpoint, device=None, method=method) for method in ("formula", "trace")
     )
     assert traced.footprint.loaded_bytes == formula.footprint.loaded_bytes
-    assert traced.workspace_basis(WORKLOAD)[0] == "traced"
+    assert traced.runtime_model.basis("workspace", WORKLOAD)[0] == "traced"
 
 
 @pytest.mark.parametrize("path", quick(CASES, FEW_CONFIGS), ids=lambda path: path.stem)
@@ -82,5 +83,5 @@ def test_formula_and_trace_agree_on_foreign_quantisation_methods(path: Path) -> 
     config["quantization_config"] = block
     checkpoint = Checkpoint(id=path.name, source="config", config=config, config_name=path.name)
     formula = size(checkpoint, device=None, method="formula")
-    trace = ClassTrace(checkpoint, None, formula.model.dtype, is_described=True)
+    trace = ClassTrace(checkpoint, None, formula.model.dtype)
     assert sum(trace.built("metal").weights.values()) == formula.footprint.loaded_bytes

@@ -24,8 +24,8 @@ from memfit.estimators.weights.derived import QuantizationPlan, derive
 
 pytest.importorskip("mlx_lm")
 
+from memfit.estimators.runtimes.by_class import TracedWorkspace
 from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
-from memfit.estimators.runtimes.traced_workspace import TracedWorkspace
 from memfit.estimators.trace import recording
 from memfit.estimators.trace.class_description import FirstCall, describe, mlx_lm_class
 from memfit.estimators.trace.kernel_stubs import TraceTarget
@@ -208,7 +208,7 @@ def test_experts_of_an_unknown_number_a_token_are_rejected() -> None:
 
 def trace_of(config: Mapping[str, Any]) -> ClassTrace:
     checkpoint = Checkpoint(id="it", source="config", config=config, config_name="it")
-    return ClassTrace(checkpoint, None, "BF16", is_described=False)
+    return ClassTrace(checkpoint, None, "BF16")
 
 
 @pytest.mark.parametrize("tokens", [3000, 9000, 40_000])

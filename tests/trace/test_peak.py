@@ -14,7 +14,7 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.peak import RunPeak, peak
 from tests.selection import quick
@@ -194,7 +194,7 @@ def test_on_metal_formula_and_trace_agree_on_a_generation_that_grows() -> None:
     workload = Workload(prompt_tokens=200_000, max_tokens=1000)
     formula = size(checkpoint, device=None, method="formula")
     wanted = formula.on(MAX).figures_for(workload).moment
-    trace = ClassTrace(checkpoint, None, "BF16", is_described=True)
+    trace = ClassTrace(checkpoint, None, "BF16")
     traced = trace.run(workload, MAX, MlxVersions()).peak
     assert traced is not None
     assert traced.top.part == "growing"

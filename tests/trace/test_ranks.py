@@ -14,8 +14,10 @@ from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.devices import working_set_device
-from memfit.estimators.questions.runtime import Method
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.runtimes.facets import Sharding, load_bytes
+from memfit.estimators.runtimes.source import MethodSetting
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import SizedModel, for_rank
 
 pytest.importorskip("mlx_lm")
 
@@ -50,13 +52,15 @@ def config_of(path: Path) -> dict[str, Any]:
     return config
 
 
-def figures(config: dict[str, Any], method: Method, rank: Rank) -> tuple[int, int, int] | str:
+def figures(
+    config: dict[str, Any], method: MethodSetting, rank: Rank
+) -> tuple[int, int, int] | str:
     """Weights, keys and values, and states of a rank; why there are none where it has none."""
     name = config["model_type"]
     checkpoint = Checkpoint(id=name, source="config", config=config, config_name=name)
     try:
         whole = size(checkpoint, device=working_set_device(2**40), method=method)
-        return _figures(whole.of_rank(rank))
+        return _figures(for_rank(whole, rank))
     except UnsupportedError:
         return "refused"
 
@@ -90,9 +94,9 @@ def test_rules_and_class_agree(path: Path) -> None:
 def test_formulas_keep_the_traced_load_of_a_rank() -> None:
     config = config_of(next(path for path in CASES if path.stem == "llama"))
     checkpoint = Checkpoint(id="llama", source="config", config=config, config_name="llama")
-    part = size(checkpoint, device=None, method="trace").of_rank(Rank(0, SIZE, "tensor"))
+    part = for_rank(size(checkpoint, device=None, method="trace"), Rank(0, SIZE, "tensor"))
     by_formula = part.formula_view().runtime_model
-    assert by_formula.load_bytes == part.runtime_model.load_bytes > part.resident_bytes
+    assert load_bytes(by_formula) == load_bytes(part.runtime_model) > part.resident_bytes
 
 
 @pytest.mark.exhaustive
@@ -115,9 +119,11 @@ def test_a_class_without_a_formula_is_described_for_each_rank(name: str) -> None
         config = {**config, "num_hidden_layers": 2 * config["num_hidden_layers"]}
         checkpoint = replace(checkpoint, config=config)
     whole = size(checkpoint, device=working_set_device(2**40))
-    parallel = whole.runtime_model.parallel(None)
+    sharding = whole.runtime_model.facet(Sharding)
+    assert sharding
+    parallel = sharding.parallel(None)
     for index in range(SIZE):
-        part = whole.of_rank(Rank(index, SIZE, parallel))
+        part = for_rank(whole, Rank(index, SIZE, parallel))
         by_formula = part.formula_view()
         assert _figures(part) == _figures(by_formula)
         assert part.footprint.loaded_bytes < whole.footprint.loaded_bytes

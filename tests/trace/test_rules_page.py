@@ -75,8 +75,6 @@ def _of_the_loop() -> Iterator[Row]:
     step, cache = "mlx_lm/generate.py, generate_step", "mlx_lm/models/cache.py"
     yield "tokens of a chunk of the prompt", runtime.prefill_step, step, read_at
     yield "tokens by which caches grow", runtime.kv_step, f"{cache}, `step`", read_at
-    kept = "first tokens a rotating cache keeps"
-    yield kept, runtime.rotating_keep, f"{cache}, make_prompt_cache", read_at
     start = "tokens from which caches are quantised"
     yield start, runtime.quantized_kv_start, "mlx_lm/generate.py", read_at
     yield "group of a quantised cache", runtime.kv_group_size, step, read_at

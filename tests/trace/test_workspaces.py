@@ -13,7 +13,8 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import error_bytes_of
 from tests.selection import quick
 
 M4_MAX_64 = Device("M4 Max", "metal", 64 << 30, 55662788608, None, "flag", "s", 16)
@@ -170,7 +171,7 @@ def test_a_batch_of_work_more_or_less_is_within_the_range_by_trace(
     packing = Quantization(bits, 64)
     sized = size(checkpoint, device=find_device("m5-max-128"), quantize=packing, method="trace")
     workload = Workload(prompt_tokens=tokens, max_tokens=128)
-    moment, error_bytes = sized.figures_for(workload).moment, sized.error_bytes(workload)
+    moment, error_bytes = sized.figures_for(workload).moment, error_bytes_of(sized, workload)
     assert error_bytes >= moment.batch_bytes > 0
     assert error_bytes * 100 >= percent * moment.nbytes
 

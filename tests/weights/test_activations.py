@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from tests.oracle import cache_bytes
 from tests.weights.hub_layout import Tensors, hub_layout
 from tests.weights.loads import config_of, converted, plain, save

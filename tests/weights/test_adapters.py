@@ -12,8 +12,9 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.adapters import MLX_WEIGHTS, Adapter
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.machine.device import Device
-from memfit.estimators.questions.runtime import Method
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.runtimes.source import MethodSetting
+from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.workspace.peak import ERROR_PERCENT
 from tests.cli.test_method import UNDESCRIBED
 from tests.mlx_memory import settled_bytes
@@ -117,7 +118,7 @@ def test_peaks_with_an_adapter_equal_mlxs_measurement(run: str) -> None:
     )
     # The dequantised matrices of DoRA are 7 % too high on the CPU.
     traced = 10 if run == "dora Q4" else 5
-    methods: tuple[tuple[Method, int], ...] = (("trace", traced), ("formula", ERROR_PERCENT))
+    methods: tuple[tuple[MethodSetting, int], ...] = (("trace", traced), ("formula", ERROR_PERCENT))
     for method, percent in methods:
         quantize = Quantization(4, 32) if dtype == "Q4" else None
         sized = size(
@@ -186,7 +187,7 @@ def test_an_adapter_of_a_class_that_only_the_trace_knows_is_counted() -> None:
 def test_an_adapter_of_another_model_is_refused() -> None:
     pytest.importorskip("mlx_lm", reason="the class is mlx-lm's")
     other = adapter("lora", *low_rank("model.layers.0.self_attn.q_proj", 1024, 4096))
-    methods: tuple[Method, ...] = ("formula", "trace")
+    methods: tuple[MethodSetting, ...] = ("formula", "trace")
     for method in methods:
         with pytest.raises(UnsupportedError, match=r"an adapter: model\.layers\.0.*another shape"):
             size(checkpoint(QWEN3_4B), device=MAX, adapter=other, method=method)

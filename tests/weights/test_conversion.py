@@ -17,8 +17,9 @@ import mlx.core as mx
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.questions.runtime import Method
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.runtimes.source import MethodSetting
+from memfit.estimators.sizing.opening import size, with_weight_bits
+from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.weights.conversion import conversion_type
 from tests.checkpoints import config_of as any_config_of
 from tests.checkpoints import save_tokenizer
@@ -71,7 +72,9 @@ def write(directory: Path, config: dict[str, Any], tensors: Tensors) -> tuple[Pa
     return source, converted
 
 
-def sized(path: Path, method: Method = "formula", quantize: Quantization | None = None) -> Any:
+def sized(
+    path: Path, method: MethodSetting = "formula", quantize: Quantization | None = None
+) -> Any:
     return size(open_checkpoint(str(path)), device=None, quantize=quantize, method=method)
 
 
@@ -140,7 +143,7 @@ def test_rows_of_other_bits_are_conversions_of_the_same_files(case: str, tmp_pat
     asked = figures(sized(source, "auto", Quantization(4, 64)).formula_view())
     eight = sized(source, "auto", Quantization(8, 64))
     for start in (sized(source, "auto"), eight):
-        assert figures(start.converted(4)) == asked
+        assert figures(with_weight_bits(start, 4)) == asked
     assert figures(sized(source, "auto"))[1] == 2 * asked[1]
 
 
@@ -180,7 +183,7 @@ def test_a_type_under_another_key_casts_as_in_mlx_lm(
 @pytest.mark.parametrize("method", ["formula", "trace"])
 @pytest.mark.parametrize("case", ["deepseek_v3", "kimi_linear", "nemotron_h"])
 def test_what_a_class_never_casts_keeps_the_type_of_the_files(
-    case: str, method: Method, tmp_path: Path
+    case: str, method: MethodSetting, tmp_path: Path
 ) -> None:
     config = config_of(case, torch_dtype="float32")
     tensors = {name: value.astype(mx.bfloat16) for name, value in plain(config).items()}

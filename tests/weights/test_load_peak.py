@@ -15,10 +15,10 @@ from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.scheduler import BatchLimits, ReadQueue
-from memfit.estimators.questions.runtime import Method
 from memfit.estimators.runtimes.mlx_lm import MlxLm
+from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from memfit.estimators.weights.loading import Conversion
 from memfit.estimators.workspace.load import load_extra
 from tests.mlx_memory import settled_bytes
@@ -29,7 +29,7 @@ from tests.weights.loads import config_of, plain, save
 HOST = Device("this host", "cpu", 2**40, 2**40, None, "flag")
 MAX = Device("a Max", "metal", 0, 0, None, "flag", "s", 16)
 GROUP = 128
-METHODS: tuple[Method, ...] = ("formula", "trace")
+METHODS: tuple[MethodSetting, ...] = ("formula", "trace")
 DTYPES = {
     **{mx.bfloat16: "BF16", mx.float16: "F16", mx.float32: "F32"},
     **{mx.uint8: "F8_E4M3", mx.int32: "I32"},
@@ -128,14 +128,14 @@ def write(name: str, directory: Path) -> Path:
     return save(directory, config, tensors, floating)
 
 
-def predicted(directory: Path, method: Method, device: Device = HOST) -> int:
+def predicted(directory: Path, method: MethodSetting, device: Device = HOST) -> int:
     return load_of(open_checkpoint(str(directory)), method, device)
 
 
-def load_of(checkpoint: Checkpoint, method: Method, device: Device) -> int:
+def load_of(checkpoint: Checkpoint, method: MethodSetting, device: Device) -> int:
     runtime_model = size(checkpoint, device=device, method=method).runtime_model
     assert isinstance(runtime_model, MlxLm)
-    return runtime_model.load_bytes
+    return runtime_model.load_bytes()
 
 
 @pytest.mark.parametrize("name", quick(list(CHECKPOINTS), ("mixtral", "awq", "fp8", "bailing_moe")))
@@ -212,7 +212,7 @@ def test_what_mlx_lm_wrote_loads_without_more_than_its_weights(tmp_path: Path) -
 
 @pytest.mark.parametrize("method", ["formula", "trace"])
 def test_the_load_is_the_peak_where_it_is_the_largest_moment(
-    method: Method, tmp_path: Path
+    method: MethodSetting, tmp_path: Path
 ) -> None:
     sized = size(open_checkpoint(str(write("mixtral", tmp_path))), device=MAX, method=method)
     moment = sized.figures_for(Workload(prompt_tokens=64)).moment

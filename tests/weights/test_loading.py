@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from memfit.estimators.weights.footprint import WeightFootprint
 from tests.selection import FEW_CONFIGS, quick
 from tests.weights.hub_layout import Tensors, hub_layout

@@ -11,7 +11,8 @@ import mlx.core as mx
 
 from memfit.estimators.base.errors import ConfigError, UnsupportedError
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.sizing.sized_model import SizedModel, size
+from memfit.estimators.sizing.opening import size, weight_bits_of
+from memfit.estimators.sizing.sized_model import SizedModel, refusal_of, runtimes_that_load
 from tests.selection import QUICK_CONFIGS, quick
 from tests.weights.hub_layout import Tensors
 from tests.weights.loads import CASES, config_of, converted, loaded_arrays, save
@@ -147,7 +148,7 @@ def test_a_changed_checkpoint_is_refused_exactly_where_mlx_lm_refuses_it(
     CHANGES[name](config, tensors)
     sized = _sized(save(tmp_path, config, tensors))
     is_loaded = loaded_arrays(tmp_path) is not None
-    assert is_loaded == (sized is not None and not sized.refusal)
+    assert is_loaded == (sized is not None and not refusal_of(sized))
 
 
 def test_weights_in_files_of_other_names_are_refused_by_mlx_lm_alone(tmp_path: Path) -> None:
@@ -156,8 +157,8 @@ def test_weights_in_files_of_other_names_are_refused_by_mlx_lm_alone(tmp_path: P
     assert loaded_arrays(directory) is None
     sized = _sized(directory)
     assert sized is not None
-    assert "model*.safetensors" in sized.refusal
-    assert sized.loaded_by() == ("mlx-swift-lm",)
+    assert "model*.safetensors" in refusal_of(sized)
+    assert runtimes_that_load(sized) == ("mlx-swift-lm",)
 
 
 def test_weights_of_another_program_are_those_of_its_files(tmp_path: Path) -> None:
@@ -175,8 +176,8 @@ def test_a_conversion_of_what_does_not_load_does_not_load_either(tmp_path: Path)
     config = config_of("llama")
     tensors = plain(config) | {"speculator.fc.weight": mx.zeros((8, 8), mx.bfloat16)}
     checkpoint = open_checkpoint(str(save(tmp_path, config, tensors)))
-    assert size(checkpoint, device=None, quantize=Quantization(4, 64)).refusal
-    assert not size(checkpoint, device=None).weight_bits()
+    assert refusal_of(size(checkpoint, device=None, quantize=Quantization(4, 64)))
+    assert not weight_bits_of(size(checkpoint, device=None))
 
 
 def test_every_case_as_its_class_saves_it_is_not_refused(tmp_path: Path) -> None:
@@ -184,4 +185,4 @@ def test_every_case_as_its_class_saves_it_is_not_refused(tmp_path: Path) -> None
         directory = tmp_path / case.stem
         directory.mkdir()
         sized = _sized(save(directory, *converted(config_of(case), 4, 32)))
-        assert (case.stem, sized and sized.refusal) == (case.stem, "")
+        assert (case.stem, sized and refusal_of(sized)) == (case.stem, "")

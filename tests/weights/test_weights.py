@@ -20,8 +20,8 @@ from memfit.estimators.base.errors import CheckpointError, ConfigError
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.mlx.allocator import allocated
-from memfit.estimators.questions.runtime import Method
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.runtimes.source import MethodSetting
+from memfit.estimators.sizing.opening import size
 from memfit.estimators.weights.conversion import convert
 from memfit.estimators.weights.derived import QuantizationPlan, derive
 from memfit.estimators.weights.footprint import WeightFootprint, load_footprint
@@ -195,7 +195,7 @@ def test_a_conversion_of_a_quantised_checkpoint_is_of_the_original_weights_by_tr
     pytest.importorskip("mlx_lm", reason="the class is mlx-lm's")
     config = small(quantization={"group_size": 64, "bits": 4})
     checkpoint = Checkpoint(id="m", source="config", config=config, config_name="config.json")
-    methods: tuple[Method, ...] = ("formula", "trace")
+    methods: tuple[MethodSetting, ...] = ("formula", "trace")
     formula, trace = (
         size(checkpoint, device=None, quantize=Quantization(8, 64), method=method).footprint
         for method in methods

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_sample
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.sizing.sized_model import size
+from memfit.estimators.sizing.opening import size
 from memfit.estimators.workspace.moments import RunMoments
 from memfit.estimators.workspace.peak import prepared_model
 

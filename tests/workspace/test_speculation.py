@@ -14,6 +14,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.questions.model import Draft
 from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.sized_model import error_bytes_of
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.peak import speculative_peak
 from memfit.estimators.trace.traced_model import TracedModel
@@ -107,5 +108,5 @@ def test_the_stated_error_is_of_the_largest_moment_of_both_models(tmp_path: Path
         str(tmp_path / "target.json"), device=HOST, draft=Draft(str(tmp_path / "draft.json"))
     )
     # The draft's chunks are the largest: its error is that of the answer.
-    assert both.error_bytes(workload) >= draft.error_bytes(workload) > 0
-    assert replace(both, draft=None).error_bytes(workload) < draft.error_bytes(workload)
+    assert error_bytes_of(both, workload) >= error_bytes_of(draft, workload) > 0
+    assert error_bytes_of(replace(both, draft=None), workload) < error_bytes_of(draft, workload)

@@ -22,6 +22,7 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.questions.runtime import named_runtime
 from memfit.estimators.questions.workload import RUNTIME_DEFAULTS
+from memfit.estimators.sizing.sized_model import require_loaded, with_runtime
 
 if TYPE_CHECKING:
     from memfit.estimators.plans.context.plan import ContextQuestion
@@ -103,7 +104,7 @@ def context(
     rules = runtime.chosen()
     sized = sized_model(
         model,
-        machine.machine(),
+        machine.first_machine(),
         runtime,
         verbose=output.verbose,
         margin_bytes=runtime.margin,
@@ -111,7 +112,7 @@ def context(
     if runtime.runtime is None:
         rules = runtime.with_settings(runtime.versioned(named_runtime(sized.runtime)))
     named = runtime.runtime is not None
-    sized = sized.with_runtime(rules).loaded()
+    sized = require_loaded(with_runtime(sized, rules))
     target = resolved(
         sized, workload, machine.over(), keeps_runtime=named, deciding=RankedModel.full_first
     )

@@ -20,6 +20,7 @@ from memfit.cli.options.questions import (
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import parse_count, parse_server_size
+from memfit.estimators.sizing.sized_model import require_loaded
 
 if TYPE_CHECKING:
     from memfit.estimators.base.server_settings import ServerSettings
@@ -125,10 +126,10 @@ def server(
     question = (options.settings(images=images), options.recorded(), options.clients)
     sizes = sized_model if images else sized_for_mlx_lm
     sized = sizes(
-        model, machine.machine(), runtime, verbose=output.verbose, margin_bytes=MARGIN_BYTES
+        model, machine.first_machine(), runtime, verbose=output.verbose, margin_bytes=MARGIN_BYTES
     )
     target = resolved(
-        sized.loaded(),
+        require_loaded(sized),
         workload,
         machine.over(),
         keeps_runtime=False,

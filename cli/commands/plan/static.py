@@ -90,7 +90,7 @@ def _record(
         dtype=sized.model.dtype,
         tensors=checkpoint.tensors,
         quantize=conversion,
-        adapter=sized.adapter,
+        adapter=sized.runtime_model.subject.adapter,
     )
     # Two generated tokens, so that the trace has a decode step.
     workload = Workload(prompt_tokens=tokens, max_tokens=2, prefill_step=prefill_step)

@@ -9,6 +9,8 @@ from memfit.estimators.base.units import parse_size
 from memfit.estimators.machine.device import Device
 from memfit.estimators.questions.model import ModelQuestion
 from memfit.estimators.questions.runtime import MARGIN_BYTES, RuntimeQuestion
+from memfit.estimators.runtimes.facets import MlxLmPrograms
+from memfit.estimators.sizing.sized_model import require_loaded
 
 if TYPE_CHECKING:
     from memfit.estimators.sizing.sized_model import SizedModel
@@ -69,9 +71,9 @@ def sized_for_mlx_lm(
         DoesNotLoadError: for files that mlx-lm refuses to load.
     """
     sized = sized_model(model, machine, runtime, verbose=verbose, margin_bytes=margin_bytes)
-    if not sized.runtime_model.is_mlx_lm:
+    if not sized.runtime_model.facet(MlxLmPrograms):
         raise UnsupportedError(
             f"{sized.checkpoint.id}: this is planned for mlx-lm, and the model is sized for"
             f" {sized.runtime}"
         )
-    return sized.loaded()
+    return require_loaded(sized)

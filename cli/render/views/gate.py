@@ -3,10 +3,20 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from memfit.cli.render.document import Bar, BarChart, Document, Heading, Pair, Table, Text, Verdict
+from memfit.cli.render.document import (
+    Annotation,
+    Bar,
+    BarChart,
+    Case,
+    Document,
+    Heading,
+    Pair,
+    Suite,
+    Table,
+    Text,
+    Verdict,
+)
 from memfit.cli.render.view import view
-from memfit.cli.render.writers.github import Annotation
-from memfit.cli.render.writers.junit import Case, Suite
 from memfit.estimators.base.errors import PolicyError
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.gate.figures import COMPARED, FigureChange, SmallerRun

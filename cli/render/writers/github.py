@@ -7,19 +7,10 @@ The form is ``::error file=…,line=…,title=…::message``
 import os
 import re
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, Protocol
+from typing import Protocol
 
+from memfit.cli.render.document import Annotation
 from memfit.cli.render.escape import visible
-
-
-class Annotation(NamedTuple):
-    """A message at a line of a file."""
-
-    level: Literal["error", "warning"]
-    file: str
-    line: int
-    title: str
-    text: str
 
 
 class HasAnnotations(Protocol):

@@ -1,28 +1,11 @@
 """JUnit XML: suites of test cases."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Protocol
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
+from memfit.cli.render.document import Case, Suite
 from memfit.cli.render.escape import visible
-
-
-class Case(NamedTuple):
-    """A test case; ``outcome`` is empty when it passed."""
-
-    name: str
-    file: str
-    line: int
-    outcome: Literal["", "failure", "error", "skipped"] = ""
-    message: str = ""
-    text: str = ""
-
-
-class Suite(NamedTuple):
-    """Test cases with a common name."""
-
-    name: str
-    cases: Sequence[Case]
 
 
 class HasSuites(Protocol):

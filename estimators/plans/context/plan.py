@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.reading.request_trace import TraceRequest
-from memfit.estimators.base.units import OPEN, format_bytes, round_up
+from memfit.estimators.base.units import format_bytes, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.context.percentiles import distribution, percentile
@@ -23,8 +23,9 @@ from memfit.estimators.results.context import (
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.result import both_units
 from memfit.estimators.results.terms import Verdict
-from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
+from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile, plain_profile
 from memfit.estimators.runtimes.budget import judge, recommended_bytes
+from memfit.estimators.runtimes.facets import MlxLmPrograms, OwnContext
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.run_limits import ending_notes, run_limits, tightened
 from memfit.estimators.runtimes.runtime import Budget
@@ -89,7 +90,9 @@ class _Plan(Struct, frozen=True):
             raise UnsupportedError(
                 f"the host has to hold {needed}, and its memory is not known: give --host-memory"
             )
-        profile = runtime_model.memory_profile(workload, sized.figures_for(workload))
+        figures, own = sized.figures_for(workload), runtime_model.facet(OwnContext)
+        profile = (own.memory_profile if own else plain_profile)(workload, figures)
+        allocation = runtime_model.statements(workload, figures).allocation
         ceilings = self._ceilings()
         longest = longest_context(sized, workload, ceilings.effective) if device else None
         return ContextPlan(
@@ -111,7 +114,7 @@ class _Plan(Struct, frozen=True):
             matrix=tuple(self._matrix(ceilings)),
             largest_batch=self._at_once(workload.prompt_tokens) if device else None,
             traffic=self._traffic(longest) if self.asked.traffic else None,
-            assumptions=tuple(runtime_model.allocation_rules()),
+            assumptions=both_units(tuple(allocation)),
             notes=(*both_units(tuple(self._notes())), *self._notes_on_matrix(ceilings)),
             images=image_advice(sized, workload) or UNSET,
         )
@@ -153,9 +156,10 @@ class _Plan(Struct, frozen=True):
 
         most = ceilings.effective
         longest = first_fitting(context_lengths(most), fits, monotone=True) or 0
-        return self.sized.runtime_model.automatic_context(
-            device, self.workload, most=most, longest=longest
-        )
+        own = self.sized.runtime_model.facet(OwnContext)
+        if own is None:
+            return AutoContext(self._budget.of_device(device), None, longest)
+        return own.automatic_context(device, self.workload, most=most, longest=longest)
 
     def _fit(self, device: Device) -> ContextFit:
         need = self.sized.requirement(self.workload).peak_bytes
@@ -185,7 +189,10 @@ class _Plan(Struct, frozen=True):
             if tokens > ceilings.effective:
                 text = f"{tokens} tokens are above {ceilings.effective}, the most that can be run"
                 yield Note("warning", "above-ceiling", text)
-        if self.sized.runtime_model.is_mlx_lm and max(self.asked.requests, default=1) > 1:
+        if (
+            self.sized.runtime_model.facet(MlxLmPrograms)
+            and max(self.asked.requests, default=1) > 1
+        ):
             text = (
                 "requests at once are one batch that begins and ends together; mlx_lm.server lets"
                 " them come and go and keeps caches: memfit plan server --clients bounds that"
@@ -225,6 +232,7 @@ class _Plan(Struct, frozen=True):
         yield from sized.footprint.notes
         yield from workload_notes(sized, workload)
         figures, runtime_model = sized.figures_for(workload), sized.runtime_model
-        yield from runtime_model.notes(workload, figures, OPEN)
+        yield from runtime_model.statements(workload, figures).notes
         yield from ending_notes(run_limits(runtime_model, workload))
-        yield from runtime_model.context_notes(workload, figures, OPEN)
+        if own := runtime_model.facet(OwnContext):
+            yield from own.context_notes(workload, figures)

@@ -23,6 +23,7 @@ from memfit.estimators.results.ranks import FleetPlan, Leftover, Placement
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.ranks import ranked
+from memfit.estimators.sizing.sized_model import require_loaded
 
 SCHEMA = "memfit.fleet/1"
 MAX_MACHINES = 10_000
@@ -181,7 +182,7 @@ class _Needs:
         for parallel in ways:
             try:
                 ranks = Ranks(size, parallel) if parallel else None
-                one = sized().loaded()
+                one = require_loaded(sized())
                 self.runtimes[runtime_summary(one.runtime_model.runtime)] = None
                 shared = ranked(one, ranks)
                 yield (

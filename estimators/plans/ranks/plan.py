@@ -11,6 +11,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.questions.machine import Ranks
 from memfit.estimators.results.ranks import Impossible, RankChoice, RanksPlan
 from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.facets import Commands
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.sizing.advise import converting
@@ -88,6 +89,7 @@ def _choice(shared: RankedModel, ranks: Ranks | None, workload: Workload) -> Ran
     contexts = [recommended_context(each, workload) for each in distinct]
     fitting = [tokens for tokens in contexts if tokens]
     runtime_model, server = tightest.runtime_model, server_flags(tightest, workload)
+    program = runtime_model.facet(Commands)
     return RankChoice(
         machines=ranks.size if ranks else 1,
         parallel=shared.parallel,
@@ -97,6 +99,9 @@ def _choice(shared: RankedModel, ranks: Ranks | None, workload: Workload) -> Ran
         weights_bytes=tightest.resident_bytes,
         longest_context=min(fitting) if len(fitting) == len(contexts) else None,
         commands=tuple(
-            converting(tightest, lambda model: runtime_model.commands(workload, model, server))
+            converting(
+                tightest,
+                lambda model: program.commands(workload, model, server) if program else (),
+            )
         ),
     )

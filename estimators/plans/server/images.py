@@ -27,7 +27,7 @@ from memfit.estimators.sizing.advise import converting
 from memfit.estimators.sizing.estimate import assumption_notes, device_summary
 from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting, halves
 from memfit.estimators.sizing.server_bound import need_of
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, error_bytes_of
 from memfit.estimators.workspace.vision import array_bytes, embedded_bytes, has_formula, vision_work
 
 PREFILLED = 8
@@ -157,7 +157,7 @@ class _Evaluation:
         kept = decoding * max(self._embedded, self._pixels - self._row_bytes)
         return self._answer(
             settings,
-            prefill=(most - sized.resident_bytes, sized.error_bytes(run)),
+            prefill=(most - sized.resident_bytes, error_bytes_of(sized, run)),
             decoding=decoding,
             prefilled=rows,
             images=kept + (self._clients - rows - decoding) * self._pixels,

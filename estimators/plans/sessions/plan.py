@@ -18,12 +18,14 @@ from memfit.estimators.results.growth import (
     Turn,
     UnsupportedRuntime,
 )
+from memfit.estimators.runtimes.budget import recommended_bytes
+from memfit.estimators.runtimes.facets import Cache, context_limit, pool
 from memfit.estimators.runtimes.growth import GrowthEvent, GrowthRule, growth_events, rule_of
-from memfit.estimators.runtimes.registry import runtime_summary, token_costs
+from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.token_cost import TokenCost
 from memfit.estimators.sizing.estimate import limit_notes
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, with_runtime
 
 
 def plan_growth(
@@ -48,7 +50,7 @@ def plan_growth(
     undecided = []
     for runtime in runtimes:
         try:
-            under = sized.with_runtime(runtime)
+            under = with_runtime(sized, runtime)
             growing = _growing(under, sessions, budget_bytes, context)
         except UnsupportedError as error:
             undecided.append(UnsupportedRuntime(runtime.name, str(error)))
@@ -73,20 +75,34 @@ def _growing(
     sized: SizedModel, sessions: Sessions, budget_bytes: int | None, context: int | None
 ) -> "_Growing":
     model, runtime = sized.model, sized.runtime_model.runtime
-    limit = sized.runtime_model.context_limit
+    limit = context_limit(sized.runtime_model)
     if limit is not None and sessions.tokens > limit:
         raise UnsupportedError(f"{runtime.name} stops at {limit} tokens")
-    run = _workload(sessions, runtime)
+    run, costs = _workload(sessions, runtime), sized.runtime_model.facet(Cache)
     if budget_bytes is None:
-        budget_bytes = sized.runtime_model.cache_budget_bytes(run)
+        budget_bytes = _cache_budget_bytes(sized, run)
     own = sessions.tokens if runtime.growth == "contiguous" else model.max_context
     return _Growing(
         sessions,
         rule_of(runtime, most=context or own),
-        token_costs(model, runtime, run),
+        costs.token_costs(run) if costs else (),
         runtime.shares_prefix,
         budget_bytes,
     )
+
+
+def _cache_budget_bytes(sized: SizedModel, workload: Workload) -> int | None:
+    """Return what caches may take of the device: without a pool, all but the weights.
+
+    None without a device.
+    """
+    device, budget = sized.device, sized.runtime_model.runtime.budget
+    if device is None:
+        return None
+    if pooled := pool(sized.runtime_model, workload):
+        return pooled.pool_bytes
+    left = max(0, recommended_bytes(budget, device) - sized.resident_bytes)
+    return min(left, budget.of_device(device)) if budget.for_cache else left
 
 
 class _Growing(Struct, frozen=True):

@@ -28,8 +28,9 @@ from memfit.estimators.results.train import (
 )
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.sizing.estimate import device_summary
+from memfit.estimators.sizing.opening import weight_bits_of
 from memfit.estimators.sizing.search import first_fitting, halves, most_fitting
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, is_loadable
 from memfit.estimators.sizing.training_steps import TracedSteps
 from memfit.estimators.trace.libraries import versions
 from memfit.estimators.trace.recording import TooLargeError
@@ -220,7 +221,7 @@ class _Plan:
         )
 
     def _commands(self, recipe: Recipe, quantize: Quantization | None) -> tuple[str, ...]:
-        if not self._sized.is_loadable:
+        if not is_loadable(self._sized):
             return ()
         data = self._question.data
         return train_commands(
@@ -267,7 +268,7 @@ class _Plan:
     def _is_convertible(self) -> bool:
         """Whether fewer bits are another setting: mlx_lm.convert may fail on the class."""
         is_plain = self._recipe.fine_tune_type != "full" and not self._question.quantize
-        if not is_plain or _KNOB_BITS not in self._sized.weight_bits():
+        if not is_plain or _KNOB_BITS not in weight_bits_of(self._sized):
             return False
         try:
             self._steps.built(converted(_KNOB_BITS))

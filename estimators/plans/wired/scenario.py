@@ -38,7 +38,7 @@ from memfit.estimators.results.wired import TicketKind, WiredMode
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, require_loaded
 
 SCHEMA = "memfit.wired-scenario/1"
 MAX_SCENARIO_BYTES = 1_000_000
@@ -167,7 +167,7 @@ def _model(top: Section, catalog: Catalog, device: Device | None, directory: Pat
     if "model" not in top:
         raise InputError("an estimate needs the key model at the top")
     adapter = top.take("adapter", lambda value: Path(path_near(directory, as_text(value))))
-    return catalog.sized(top.need("model", as_text), device=device, adapter=adapter).loaded()
+    return require_loaded(catalog.sized(top.need("model", as_text), device=device, adapter=adapter))
 
 
 def _native_mode(device: Device | None) -> WiredMode:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import open_size
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.llama_cpp.builder import Context
 
@@ -31,7 +31,7 @@ class Compute(NamedTuple):
         return self.host + self.output
 
 
-def projector_note(nbytes: int | None, units: Units) -> Note | None:
+def projector_note(nbytes: int | None) -> Note | None:
     """Return what is counted of a vision projector, None without one."""
     if nbytes is None:
         text = "the weights of the vision projector are counted, what it computes with is not"
@@ -39,7 +39,7 @@ def projector_note(nbytes: int | None, units: Units) -> Note | None:
     if not nbytes:
         return None
     text = (
-        f"the vision projector computes its largest image in at most {format_bytes(nbytes, units)};"
+        f"the vision projector computes its largest image in at most {open_size(nbytes)};"
         " tiles that are computed together take more"
     )
     return Note("info", "projector", text)

@@ -10,21 +10,17 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.setting_names import setting
-from memfit.estimators.base.units import Units, format_bytes, round_up
+from memfit.estimators.base.units import open_size, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import MemoryShare, Note
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.budget import HostNeed
-from memfit.estimators.runtimes.interface import (
-    DraftFigures,
-    Figure,
-    HostReads,
-    MemoryFigures,
-    RuntimeModel,
-)
+from memfit.estimators.runtimes.facets import Commands, Drafting, HostReads, SplitMemory
+from memfit.estimators.runtimes.interface import DraftFigures, Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.llama_cpp.builder import Context
 from memfit.estimators.runtimes.llama_cpp.caches import (
     cache_lines,
@@ -53,7 +49,6 @@ from memfit.estimators.runtimes.llama_cpp.settings import LlamaCppRuntime
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
 from memfit.estimators.runtimes.token_cost import TokenCost
-from memfit.estimators.workspace.peak import PeakMoment
 
 # Commit 0c1e57098; its build b11549 allocates the same.
 LLAMA_CPP = LlamaCppRuntime(
@@ -76,12 +71,11 @@ _FLOAT = 4
 _LEFT_FREE = 2**30  # common/common.h, fit_params_target
 
 
-class LlamaCpp(TokenCacheModel, frozen=True):
+class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
     """llama.cpp on a GGUF file, or on the conversion of a checkpoint."""
 
     defaults = LLAMA_CPP
-    loads_only_gguf = True
-    workspace_basis = ("derived", 10)
+    _workspace_basis = ("derived", 10)
 
     @property
     def settings(self) -> LlamaCppRuntime:
@@ -100,16 +94,12 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         mixers = self.subject.model.mixers() if self.is_gguf else ()
         return self.settings.flash and all(map(can_be_fused, mixers))
 
-    @classmethod
-    def token_costs(
-        cls, model: Model, runtime: Runtime, workload: Workload
-    ) -> tuple[TokenCost, ...]:
-        given = runtime.types if isinstance(runtime, LlamaCppRuntime) else None
-        types = cache_types(workload, given)
-        room = cells(workload, runtime)
+    def token_costs(self, workload: Workload) -> tuple[TokenCost, ...]:
+        types = cache_types(workload, self.settings.types)
+        room = cells(workload, self.runtime)
         kinds = Counter(
             (sum(types.row_bytes(*widths)), mixer.window)
-            for mixer in model.mixers()
+            for mixer in self.subject.model.mixers()
             for widths in (cell_widths(mixer) if mixer.owns_cache else ())
         )
         return tuple(
@@ -158,9 +148,8 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         hosted = placement.host_experts and self.subject.model.experts()
         return self.is_split and (placement.gpu_layers <= placement.blocks or bool(hosted))
 
-    @property
     def resident_bytes(self) -> int:
-        """Bytes of the weights with each tensor at its alignment; on the GPU, where it is split."""
+        """Return the weights with each tensor at its alignment; on the GPU, where it is split."""
         if self.is_split:
             return self.weights.by_place(self.placement)[Place.GPU]
         sizes = self.subject.footprint.sizes
@@ -178,7 +167,7 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         states = recurrent_bytes(model, room.sequences)
         compute = self._compute(context)
         used = self._used(compute)
-        rest = self.resident_bytes + kept.nbytes + states
+        rest = self.resident_bytes() + kept.nbytes + states
         moment = PeakMoment(
             phase="prefill",
             nbytes=rest + used,
@@ -294,23 +283,23 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         layers = enumerate(model.layers)
         return replace(model, layers=tuple(x for i, x in layers if placement.of(i) is place))
 
-    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield whether a Mac has room for what is on its GPU and on its host together."""
-        yield from TokenCacheModel.notes(self, workload, figures, units)
-        if note := projector_note(self._projector_bytes, units):
+        yield from super()._notes(workload, figures)
+        if note := projector_note(self._projector_bytes):
             yield note
         device, both = self.subject.device, self.shared_bytes(figures)
         need = self.host_need(figures.host_bytes)
         if need and need.is_undecided:
             text = (
-                f"the host has to hold {format_bytes(need.nbytes, units)}, and its memory is not"
+                f"the host has to hold {open_size(need.nbytes)}, and its memory is not"
                 " known: --host-memory gives it"
             )
             yield Note("warning", "host-memory", text)
         if device and both > device.memory_bytes:
             text = (
-                f"GPU and host share {format_bytes(device.memory_bytes, units)} here; together they"
-                f" need {format_bytes(both, units)}"
+                f"GPU and host share {open_size(device.memory_bytes)} here; together they"
+                f" need {open_size(both)}"
             )
             yield Note("warning", "runtime-budget", text)
 
@@ -394,10 +383,10 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             reason = f"llama.cpp takes the model's own {most} tokens unless a context is set"
         return AutoContext(self.runtime.budget.of_device(device), most, longest, reason)
 
-    def assumptions(self, workload: Workload, units: Units) -> Iterator[str]:
+    def _assumptions(self, workload: Workload) -> Iterator[str]:
         context = self._context(workload, all_outputs=True)
         if not self.is_gguf:
-            yield from TokenCacheModel.assumptions(self, workload, units)
+            yield from super()._assumptions(workload)
         yield (
             f"llama.cpp's context is as long as the workload: {context.room.full} cells for each of"
             f" {context.room.sequences} sequences, keys in {context.types.keys} and values in"
@@ -405,9 +394,9 @@ class LlamaCpp(TokenCacheModel, frozen=True):
         )
         yield f"flash attention is {'on' if context.flash else 'off'}; {self._placed()}"
         if self.host and self.is_split:
-            yield host_text(self.host, units)
+            yield host_text(self.host)
         least = self._compute(self._context(workload, all_outputs=False)).nbytes
-        less = format_bytes(self._compute(context).nbytes - least, units)
+        less = open_size(self._compute(context).nbytes - least)
         yield (
             "the compute buffers have room for the logits of a whole micro-batch, as llama.cpp"
             f" reserves them for a library; for llama-server of this build {less} less"
@@ -430,18 +419,18 @@ class LlamaCpp(TokenCacheModel, frozen=True):
             text += ", the most that leave 1 GiB free, as --fit does"
         return f"{text}; the figures are of the GPU's memory"
 
-    def allocation_rules(self) -> Iterator[str]:
+    def _allocation(self) -> Iterator[str]:
         if not self.is_gguf:
-            yield f"{self.name}: {self.runtime.allocates}"
-            yield f"{self.name} loads GGUF files: a conversion's weights will have other sizes"
+            yield f"llama.cpp: {self.runtime.allocates}"
+            yield "llama.cpp loads GGUF files: a conversion's weights will have other sizes"
 
-    def explain(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
+    def _explanation(self, workload: Workload, figures: MemoryFigures) -> Iterator[str]:
         footprint = self.subject.footprint
         where = "those on the GPU, the head's included" if self.is_split else "all"
         yield (
             f"resident weights = {footprint.loaded_bytes} bytes, each of"
             f" {footprint.sizes.total()} tensors rounded up to 32 bytes, {where}"
-            f" = {self.resident_bytes} bytes"
+            f" = {self.resident_bytes()} bytes"
         )
         room, types, flash, *_ = self._context(workload, all_outputs=True)
         tokens = workload.total_tokens

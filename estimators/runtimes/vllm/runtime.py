@@ -9,7 +9,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import KVBuffer
-from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.specs import (
     Attention,
     GatedDelta,
@@ -26,16 +25,17 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
-from memfit.estimators.results.estimate import MemoryPool
+from memfit.estimators.results.estimate import MemoryPool, Note
+from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.runtimes.activation_bound import activation_bound
 from memfit.estimators.runtimes.auto_context import within
+from memfit.estimators.runtimes.facets import ForeignFormats, NvidiaOnly, PerMachine, Pool
 from memfit.estimators.runtimes.interface import MemoryFigures, Subject
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
 from memfit.estimators.runtimes.token_cost import attention_buffers
 from memfit.estimators.runtimes.vllm.pool import BLOCK, BlockLayout, block_layout, graph_counts
 from memfit.estimators.runtimes.vllm.weights import computed_dtype, vllm_footprint
-from memfit.estimators.workspace.peak import PeakMoment
 
 _GIB = 2**30
 _MIB = 2**20
@@ -102,14 +102,12 @@ VLLM = VllmRuntime(
 )
 
 
-class Vllm(TokenCacheModel, frozen=True):
+class Vllm(TokenCacheModel, Pool, ForeignFormats, NvidiaOnly, PerMachine, frozen=True):
     """vLLM; its cache is quantised to float8 only."""
 
     runtime: VllmRuntime
 
     defaults = VLLM
-    runs_on_macs = False
-    loads_foreign_formats = True
     kv_bits = (_FLOAT8_BITS,)
 
     @classmethod
@@ -131,33 +129,24 @@ class Vllm(TokenCacheModel, frozen=True):
         subject = replace(self.subject, device=device and _whole(device))
         return replace(self, runtime=self.runtime.on(device), subject=subject)
 
-    def is_alike_on(self, device: Device | None) -> bool:
-        """Whether it is the same machine: the batches that it takes depend on its memory."""
-        return False
-
-    @classmethod
-    def buffers(cls, model: Model) -> Iterator[KVBuffer]:
+    def buffers(self) -> Iterator[KVBuffer]:
         """Return the buffers of all layers: of latent attention always the latent."""
-        return attention_buffers(map(_on_latent, model.mixers()))
+        return attention_buffers(map(_on_latent, self.subject.model.mixers()))
 
-    @classmethod
-    def token_bytes(
-        cls, model: Model, runtime: Runtime, workload: Workload, buffer: KVBuffer
-    ) -> int:
+    def token_bytes(self, workload: Workload, buffer: KVBuffer) -> int:
         """Return the bytes of a token in one buffer: one an element in float8."""
         if workload.kv_bits == _FLOAT8_BITS:
             return buffer.elements_per_token
-        return dtypes.nbytes(buffer.elements_per_token, computed_dtype(model))
+        return dtypes.nbytes(buffer.elements_per_token, computed_dtype(self.subject.model))
 
-    @classmethod
-    def window_capacity(cls, runtime: Runtime, workload: Workload, window: int) -> int:
+    def window_capacity(self, workload: Workload, window: int) -> int:
         """Return the capacity. Source: SlidingWindowSpec.max_admission_blocks_per_request."""
         kept = window - 1 + _BATCHES_IN_FLIGHT * workload.prefill_step
         return BLOCK * (-(-kept // BLOCK) + 1)
 
     def figures(self, workload: Workload) -> MemoryFigures:
         layout, batch, tokens = self._layout(workload), workload.batch, workload.total_tokens
-        costs = self.token_costs(self.subject.model, self.runtime, workload)
+        costs = self.token_costs(workload)
         states = batch * layout.request_bytes(tokens, states=True)
         kv = KVCache(
             nbytes=batch * layout.request_bytes(tokens, states=False),
@@ -167,7 +156,7 @@ class Vllm(TokenCacheModel, frozen=True):
             allocated_tokens=layout.allocated_tokens(tokens),
         )
         work = self.activations(workload) + self.graphs(workload)
-        total = self.resident_bytes + kv.nbytes + states + work
+        total = self.resident_bytes() + kv.nbytes + states + work
         sizes = self.subject.footprint.sizes
         moment = PeakMoment(
             "prefill",
@@ -182,7 +171,7 @@ class Vllm(TokenCacheModel, frozen=True):
     def _layout(self, workload: Workload) -> BlockLayout:
         model = self.subject.model
         return block_layout(
-            self.token_costs(model, self.runtime, workload),
+            self.token_costs(workload),
             [page for mixer in model.mixers() if (page := self._state_bytes(mixer))],
             in_flight=_BATCHES_IN_FLIGHT * workload.prefill_step,
         )
@@ -235,7 +224,7 @@ class Vllm(TokenCacheModel, frozen=True):
         if device is None:
             return None
         layout, tokens = self._layout(workload), workload.total_tokens
-        budget, weights = self.runtime.budget.of_device(device), self.resident_bytes
+        budget, weights = self.runtime.budget.of_device(device), self.resident_bytes()
         activations, graphs = self.activations(workload), self.graphs(workload)
         left = max(0, budget - weights - draft_bytes - activations - graphs)
         request = layout.request_bytes(tokens)
@@ -261,11 +250,18 @@ class Vllm(TokenCacheModel, frozen=True):
         """Return the longest request that the pool holds."""
         budget = self.runtime.budget.of_device(device)
         work = self.activations(workload) + self.graphs(workload)
-        left = max(0, budget - self.resident_bytes - work)
+        left = max(0, budget - self.resident_bytes() - work)
         tokens = self._layout(workload).longest(left, most)
         return within(AutoContext(left, tokens, tokens), longest)
 
-    def allocation_rules(self) -> Iterator[str]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
+        """Yield that nothing is known of it on a Mac."""
+        yield from super()._notes(workload, figures)
+        if self.subject.device and self.subject.device.backend == "metal":
+            text = "vllm is described for NVIDIA GPUs; what it does on a Mac is not known"
+            yield Note("warning", "not-on-macs", text)
+
+    def _allocation(self) -> Iterator[str]:
         yield f"vllm: {self.runtime.allocates}; keeps {self.runtime.keeps}"
         if self.subject.device is None:
             yield "no device is named: the batches are those of a GPU with less than 70 GiB"
@@ -297,7 +293,7 @@ class Vllm(TokenCacheModel, frozen=True):
             f" + {captured} + {decoding} graphs x {_GRAPH_BYTES}"
             f" = {self.graphs(workload)} bytes"
         )
-        yield f"peak = weights {self.resident_bytes} + these three = {total} bytes"
+        yield f"peak = weights {self.resident_bytes()} + these three = {total} bytes"
 
 
 def _whole(device: Device) -> Device:

@@ -1,8 +1,9 @@
 """zinc's memory plan: fixed bytes and bytes a token, and the contexts that follow.
 
-The counterparts of zinc's src/gpu/memory_plan.zig as described on 2026-06-12, every export under
-its own name in snake case, here or in ``requests.py``. ``profile`` repeats that description, faults
-included: activations and cache in float32, cache and recurrent state charged to every layer.
+The counterparts of zinc's src/gpu/memory_plan.zig as described on 2026-06-12 that an answer needs,
+under their own names in snake case, here, in ``requests.py`` and ``auto_context.py``. ``profile``
+repeats that description, faults included: activations and cache in float32, cache and recurrent
+state charged to every layer.
 """
 
 from msgspec import Struct
@@ -47,27 +48,6 @@ class ModelConfig(Struct, kw_only=True):
     ssm_d_state: int = 0
     ssm_dt_rank: int = 0
     ssm_n_group: int = 0
-
-
-def effective_context_ceiling(config: ModelConfig, requested_context_length: int | None) -> int:
-    """Return the smaller of the model's limit and the requested one."""
-    if requested_context_length is None:
-        return config.context_length
-    return min(config.context_length, requested_context_length)
-
-
-def apply_requested_context_limit(
-    config: ModelConfig, requested_context_length: int | None
-) -> None:
-    """Lower the config's own context length in place, as the original does."""
-    config.context_length = effective_context_ceiling(config, requested_context_length)
-
-
-def requested_context_tokens(
-    config: ModelConfig, requested_context_length: int | None, backend_cap: int
-) -> int:
-    """Return the context after the model's, the caller's and the backend's limit."""
-    return min(effective_context_ceiling(config, requested_context_length), backend_cap)
 
 
 def profile(config: ModelConfig) -> RuntimeMemoryProfile:

@@ -1,7 +1,7 @@
 """The tokens a request may generate in a context window, and whether a server admits it.
 
 All counts are tokens and saturate: no result is negative or above the capacity. Source: zinc,
-src/gpu/memory_plan.zig; the functions have its exported names, in snake case.
+src/gpu/memory_plan.zig, requestBudget and what it calls.
 """
 
 from typing import Literal
@@ -37,41 +37,6 @@ class RequestPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-request/1"
     reason: str
 
 
-def remaining_context_tokens(used: int, capacity: int) -> int:
-    """Return the free tokens of a window, 0 when it is full.
-
-    >>> remaining_context_tokens(100, 4096)
-    3996
-    """
-    return max(0, capacity - used)
-
-
-def clamped_completion_tokens(used: int, requested: int, capacity: int) -> int:
-    """Return how many of the requested tokens fit in the window.
-
-    >>> clamped_completion_tokens(4090, 64, 4096)
-    6
-    """
-    return min(requested, remaining_context_tokens(used, capacity))
-
-
-def request_context_target(used: int, requested: int, capacity: int) -> int:
-    """Return the context to allocate: prompt and completion, at most the capacity.
-
-    >>> request_context_target(32, 64, 4096)
-    96
-    """
-    return min(used + clamped_completion_tokens(used, requested, capacity), capacity)
-
-
-def request_budget(used: int, requested: int, capacity: int) -> RequestBudget:
-    """Return the completion and the context target of a request."""
-    return RequestBudget(
-        clamped_completion_tokens(used, requested, capacity),
-        request_context_target(used, requested, capacity),
-    )
-
-
 def plan_request(used: int, requested: int, capacity: int) -> RequestPlan:
     """Return the answer of a server to a request.
 
@@ -80,14 +45,18 @@ def plan_request(used: int, requested: int, capacity: int) -> RequestPlan:
 
     Raises:
         InputError: when a count is negative or beyond 2^40.
+
+    >>> plan_request(4090, 64, 4096).budget
+    RequestBudget(completion_tokens=6, context_tokens=4096)
     """
     for what, tokens in (("used", used), ("requested", requested), ("capacity", capacity)):
         if not 0 <= tokens <= MAX_COUNT:
             raise InputError(f"{what} of {tokens} tokens: give from 0 to {MAX_COUNT}")
-    budget = request_budget(used, requested, capacity)
+    remaining = max(0, capacity - used)
+    completion = min(requested, remaining)
+    budget = RequestBudget(completion, min(used + completion, capacity))
     missing = max(0, used + requested - capacity)
     admission, reason = _admission(used, requested, capacity, budget)
-    remaining = remaining_context_tokens(used, capacity)
     return RequestPlan(
         used_tokens=used,
         requested_tokens=requested,

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import KVBuffer
-from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.specs import GatedDelta
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.recurrent_state import state_bytes
@@ -22,7 +21,6 @@ from memfit.estimators.runtimes.token_cost import attention_buffers
 from memfit.estimators.runtimes.zinc.memory_plan import (
     AUTO_CONTEXT_PERCENT,
     AUTO_CONTEXT_STEP,
-    auto_context_floor_tokens,
     auto_context_tokens_for_device_budget,
     fitting_context_tokens,
     model_config,
@@ -42,7 +40,6 @@ ZINC = Runtime(
     charges="every layer",
     budget=Budget("working_set", AUTO_CONTEXT_PERCENT),
     context_step=AUTO_CONTEXT_STEP,
-    floor_tokens=auto_context_floor_tokens,
     keeps="cache, states and buffers on the device, a page table and staging in host memory",
     allocates="the whole context before the first token, in float32",
     source="https://github.com/zolotukhin/zinc, src/gpu/memory_plan.zig",
@@ -57,12 +54,11 @@ class Zinc(TokenCacheModel, frozen=True):
     """zinc; its notes show what it charges to layers that do not attend."""
 
     defaults = ZINC
-    loads_only_gguf = True
     table_bytes = 4
 
-    @classmethod
-    def buffers(cls, model: Model) -> Iterable[KVBuffer]:
+    def buffers(self) -> Iterable[KVBuffer]:
         """Return one full cache a layer, as wide as the widest of those that attend."""
+        model = self.subject.model
         found = attention_buffers(model.mixers())
         widest = max(found, key=lambda buffer: buffer.elements_per_token, default=None)
         if widest is None:
@@ -95,31 +91,29 @@ class Zinc(TokenCacheModel, frozen=True):
         on_device = plan.fixed_device_local_bytes - plan.gpu_ssm_bytes
         return on_device + plan.fixed_host_visible_bytes
 
-    def notes(self, workload: Workload, figures: MemoryFigures, units: Units) -> Iterator[Note]:
+    def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield what it charges to layers that do not attend."""
         model = self.subject.model
         if any(mixer.kind == GatedDelta.kind for mixer in model.mixers()):
-            costs = self.token_costs(model, self.runtime, workload)
+            costs = self.token_costs(workload)
             cache = self.cache(costs, workload.total_tokens, workload).nbytes
             text = (
                 f"zinc charges its cache to all {len(model.layers)} layers:"
-                f" {format_bytes(cache, units)}, where those that attend need"
-                f" {format_bytes(self._needed_bytes(workload), units)}; and states to all:"
-                f" {format_bytes(self.states(workload), units)}, where the model's are"
-                f" {format_bytes(state_bytes(model, workload.batch), units)}"
+                f" {open_size(cache)}, where those that attend need"
+                f" {open_size(self._needed_bytes(workload))}; and states to all:"
+                f" {open_size(self.states(workload))}, where the model's are"
+                f" {open_size(state_bytes(model, workload.batch))}"
             )
             yield Note("warning", "runtime-fault", text)
 
-    def context_notes(
-        self, workload: Workload, figures: MemoryFigures, units: Units
-    ) -> Iterator[Note]:
+    def context_notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield what a token takes as zinc charges it, and in the layers that attend."""
         token = self._needed_bytes(workload) // workload.total_tokens // workload.batch
         charged = figures.kv.bytes_per_token - self.table_bytes
         if token != charged:
             text = (
-                f"a token takes {format_bytes(charged, units)} as zinc charges it,"
-                f" {format_bytes(token, units)} in the layers that attend"
+                f"a token takes {open_size(charged)} as zinc charges it,"
+                f" {open_size(token)} in the layers that attend"
             )
             yield Note("warning", "runtime-fault", text)
 
@@ -127,9 +121,7 @@ class Zinc(TokenCacheModel, frozen=True):
         """The cache for the workload's tokens if only layers that attend had one."""
         model, tokens = self.subject.model, workload.total_tokens
         return workload.batch * sum(
-            layers
-            * self.token_bytes(model, self.runtime, workload, buffer)
-            * buffer.held_tokens(tokens)
+            layers * self.token_bytes(workload, buffer) * buffer.held_tokens(tokens)
             for buffer, layers in Counter(attention_buffers(model.mixers())).items()
         )
 
@@ -137,7 +129,7 @@ class Zinc(TokenCacheModel, frozen=True):
         self, device: Device, workload: Workload, *, most: int, longest: int
     ) -> AutoContext:
         """Return zinc's own choice, which has a floor, and the one without it."""
-        memory, weights = self._profile, self.resident_bytes
+        memory, weights = self._profile, self.resident_bytes()
         whole, budget = device.working_set_bytes, self.runtime.budget.of_device(device)
         its_own = auto_context_tokens_for_device_budget(memory, weights, whole, most)
         right = fitting_context_tokens(memory, weights, whole, most)

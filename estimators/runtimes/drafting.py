@@ -1,6 +1,8 @@
-"""Whether mlx-lm takes a draft model for another: both must have the same tokenizer."""
+"""Whether mlx-lm takes a draft model for another, and for a workload."""
 
+from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.tokenizer import tokenizer_size
 from memfit.estimators.runtimes.interface import Subject
 
@@ -27,3 +29,20 @@ def require_same_vocabulary(target: Subject, draft: Subject) -> None:
             f"{draft.checkpoint.id}: cannot draft for {target.checkpoint.id}: {what} {other} and"
             f" {own} tokens; mlx_lm.generate takes a draft model with the same tokenizer only"
         )
+
+
+def require_drafting(model: Model, workload: Workload) -> None:
+    """Check that mlx-lm's loop takes a draft model for a target and a workload.
+
+    Raises:
+        UnsupportedError: when it rejects or ignores what is asked.
+    """
+    if any(True for _ in model.states()):
+        raise UnsupportedError(
+            f"{model.model_type}: mlx-lm rejects a draft model for it, because recurrent states"
+            " cannot be trimmed after a rejected draft"
+        )
+    if workload.batch > 1:
+        raise UnsupportedError("with a draft model mlx-lm generates one sequence: leave out batch")
+    if workload.max_kv_size is not None:
+        raise UnsupportedError("with a draft model mlx-lm ignores max_kv_size: leave it out")
