@@ -48,8 +48,7 @@ def _require_installed(_checkpoint: Checkpoint) -> None:
 @contextmanager
 def _naming_force() -> Iterator[None]:
     """Add the name of the option that overrides an error; the library knows no options."""
-    from memfit.probes.preflight import RefusedError
-    from memfit.probes.tune import TooLongError
+    from memfit.probes.preflight import RefusedError, TooLongError
 
     try:
         yield
@@ -93,7 +92,7 @@ def local_model(
         UnsupportedError: for a format that mlx-lm does not load.
     """
     from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.probes.tune import require_loadable
+    from memfit.probes.preflight import require_loadable
 
     checkpoint = open_checkpoint(reference, progress=progress)
     require_loadable(checkpoint)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from memfit.cli.render.escape import message, say
-from memfit.estimators.base.progress import Request
+from memfit.estimators.base.progress import FinishedRequest
 from memfit.estimators.base.units import format_bytes
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class TerminalProgress:
                 self._bar.stop()
             self._bar = None
 
-    def request(self, request: Request) -> None:
+    def request(self, request: FinishedRequest) -> None:
         """Count a request; with -v print its status, size and time."""
         with self._lock:
             self._requests += 1

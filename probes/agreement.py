@@ -27,6 +27,10 @@ class Agreement(Struct, frozen=True, kw_only=True):
     identical: bool
     """Whether every logit is equal, bit by bit."""
 
+    def is_enough(self, percent: int) -> bool:
+        """Return whether at least this share of the tokens is equal."""
+        return 100 * self.same_tokens >= percent * self.tokens
+
 
 def prefill(model: Any, caches: list[Any], ids: Any, step: int, report: ReportFigures) -> None:
     """Fill the caches with a prompt, ``step`` tokens at a time."""
@@ -54,24 +58,25 @@ def greedy(
         index += 1
 
 
-def compared(logits: Any, reference: Any) -> dict[str, Any]:
-    """How well logits agree: the same most likely tokens, and the divergence of the reference."""
+def compared(logits: Any, reference: Any) -> Agreement:
+    """Return how well logits agree with those of the reference."""
     import mlx.core as mx
 
     continued = mx.argmax(reference, axis=-1)
     same: Any = (mx.argmax(logits, axis=-1) == continued).tolist()
     own, other = (each - mx.logsumexp(each, axis=-1, keepdims=True) for each in (logits, reference))
     divergence = mx.maximum((mx.exp(other) * (other - own)).sum(axis=-1), 0)
-    return {
-        "tokens": len(same),
-        "same_tokens": sum(same),
-        "leading_tokens": same.index(False) if False in same else len(same),
-        "mean_divergence": mx.mean(divergence).item(),
-        "perplexity": _perplexity(own, continued),
-        "reference_perplexity": _perplexity(other, continued),
-        "largest_difference": mx.max(mx.abs(logits - reference)).item(),
-        "identical": bool(mx.array_equal(logits, reference)),
-    }
+    found: Any = (mx.mean(divergence).item(), mx.max(mx.abs(logits - reference)).item())
+    return Agreement(
+        tokens=len(same),
+        same_tokens=sum(same),
+        leading_tokens=same.index(False) if False in same else len(same),
+        mean_divergence=found[0],
+        largest_difference=found[1],
+        perplexity=_perplexity(own, continued),
+        reference_perplexity=_perplexity(other, continued),
+        identical=bool(mx.array_equal(logits, reference)),
+    )
 
 
 def _perplexity(log_probabilities: Any, tokens: Any) -> Any:

@@ -1,6 +1,6 @@
 """A report of figures that differ from their estimate by more than its stated error."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from memfit.estimators.base.version import __version__
 from memfit.estimators.sizing.measurement_lookup import workload_words
@@ -14,39 +14,39 @@ _EXACT = ("weights", "kv", "ssm", "prefill_kv", "prefill_ssm")
 def difference_report(
     sized: SizedModel, point: Point, versions: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return lines to paste into an issue, none when every figure is as stated.
-
-    They have no name of a model, a machine or a user, and no path.
-    """
+    """Return lines to paste into an issue, none when every figure is as stated."""
     _, percent = sized.runtime_model.basis("workspace", point.workload)
-    found = [figure for figure in point.figures if _is_beyond(figure, percent)]
-    if not found or point.status != "measured":
-        return ()
-    return tuple(_lines(sized, point, versions, found))
+    found = (
+        f"{figure.name}: estimated {figure.estimated_bytes} bytes ({figure.basis}), measured"
+        f" {figure.measured_bytes}"
+        for figure in point.figures
+        if point.status == "measured" and _is_beyond(figure, percent)
+    )
+    method = f", estimated by {sized.runtime_model.source.method}"
+    return report_lines(
+        versions, f"{model_line(sized)}{method}", found, workload_words(point.workload)
+    )
 
 
-def versions_line(versions: Mapping[str, str]) -> str:
-    """Return what measured, without the machine's name."""
-    return (
+def report_lines(
+    versions: Mapping[str, str], model: str, differences: Iterable[str], workload: str = ""
+) -> tuple[str, ...]:
+    """Return a report of differences, nothing without any.
+
+    Its lines have no name of a model, a machine or a user, and no path.
+    """
+    found = tuple(differences)
+    ran = (
         f"memfit {__version__}, mlx {versions['mlx']}, mlx-lm {versions['mlx_lm']},"
         f" {versions['backend']}"
     )
+    return (ran, model, *([workload] if workload else ()), *found) if found else ()
 
 
-def _lines(
-    sized: SizedModel, point: Point, versions: Mapping[str, str], found: list[TuneFigure]
-) -> Iterator[str]:
-    yield versions_line(versions)
-    yield (
-        f"{sized.model.model_type}, {sized.model.dtype}, {len(sized.model.layers)} layers,"
-        f" estimated by {sized.runtime_model.source.method}"
-    )
-    yield workload_words(point.workload)
-    for figure in found:
-        yield (
-            f"{figure.name}: estimated {figure.estimated_bytes} bytes ({figure.basis}), measured"
-            f" {figure.measured_bytes}"
-        )
+def model_line(sized: SizedModel) -> str:
+    """Return what a model is, without its name."""
+    model = sized.model
+    return f"{model.model_type}, {model.dtype}, {len(model.layers)} layers"
 
 
 def _is_beyond(figure: TuneFigure, percent: int) -> bool:

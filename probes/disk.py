@@ -20,7 +20,8 @@ def usable_bytes(directory: Path) -> int:
     Raises:
         InputError: when the directory cannot be read.
     """
-    return _less_reserve(_free_bytes(directory))
+    free = _free_bytes(directory)
+    return free - free // _RESERVE
 
 
 def require_free(directory: Path, nbytes: int) -> None:
@@ -35,15 +36,11 @@ def require_free(directory: Path, nbytes: int) -> None:
         raise InputError(f"{printable(directory)}: is not a directory")
     if not os.access(directory, os.W_OK | os.X_OK):
         raise InputError(f"{printable(directory)}: cannot be written: permission denied")
-    if nbytes > _less_reserve(free):
+    if nbytes > free - free // _RESERVE:
         needed, there = format_bytes(nbytes, Units.GB), format_bytes(free, Units.GB)
         raise MachineError(
             f"{printable(directory)}: needs {needed}, and {there} are free, of which a fifth stays"
         )
-
-
-def _less_reserve(free: int) -> int:
-    return free - free // _RESERVE
 
 
 def _free_bytes(directory: Path) -> int:

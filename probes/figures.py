@@ -26,7 +26,7 @@ class EstimatedFigure(NamedTuple):
     basis: Basis
 
 
-class Moment(NamedTuple):
+class RunMoment(NamedTuple):
     """What a run holds at one moment, as the measuring process reads it."""
 
     caches: list[Any]
@@ -39,7 +39,7 @@ class Moment(NamedTuple):
     """Returns the resident size of the process."""
 
 
-class Measured(NamedTuple):
+class MeasuredRuns(NamedTuple):
     """What was measured of one workload."""
 
     loaded: Loaded
@@ -48,7 +48,7 @@ class Measured(NamedTuple):
     warm_up: Run | None
 
 
-class Estimated(NamedTuple):
+class EstimatedRun(NamedTuple):
     sized: SizedModel
     figures: MemoryFigures
     prefilled: KVCache
@@ -86,17 +86,17 @@ class Figure(Struct, frozen=True, kw_only=True):
     label: str
     meaning: str
     """What is measured, as docs/tune.md says it."""
-    after_prefill: Callable[[Moment], int | None] | None = None
+    after_prefill: Callable[[RunMoment], int | None] | None = None
     """How it is read in the measuring process, before the last token of the prompt."""
-    at_end: Callable[[Moment], int | None] | None = None
+    at_end: Callable[[RunMoment], int | None] | None = None
     """How it is read there when the workload ends."""
-    measured: Callable[[Measured], Iterable[int | None]] | None = None
+    measured: Callable[[MeasuredRuns], Iterable[int | None]] | None = None
     """How it follows from a measurement, where it is not read in every run."""
-    estimated: Callable[[Estimated], EstimatedFigure | None] | None = None
+    estimated: Callable[[EstimatedRun], EstimatedFigure | None] | None = None
     hides_zero: bool = False
     """Whether a table leaves it out where both values are zero."""
 
-    def values(self, measured: Measured) -> list[int]:
+    def values(self, measured: MeasuredRuns) -> list[int]:
         if self.measured:
             found = self.measured(measured)
         else:
@@ -255,7 +255,7 @@ def estimated_figures(sized: SizedModel, workload: Workload) -> dict[str, Estima
     Raises:
         UnsupportedError: when the runtime cannot run the workload.
     """
-    of = Estimated(
+    of = EstimatedRun(
         sized=sized,
         figures=sized.figures_for(workload),
         prefilled=prefilled_kv_cache(sized.model, workload),
@@ -273,7 +273,7 @@ def measured_figures(
     """Return the measured values, by name; a figure without a value is left out."""
     if loaded is None:
         return {}
-    of = Measured(loaded, runs, swift_bytes, warm_up)
+    of = MeasuredRuns(loaded, runs, swift_bytes, warm_up)
     found = {figure.name: figure.values(of) for figure in _DECLARED}
     return {name: values for name, values in found.items() if values}
 

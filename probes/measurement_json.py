@@ -7,25 +7,21 @@ its range.
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
 from msgspec import to_builtins
+from msgspec.structs import asdict
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable, short
 from memfit.estimators.base.reading.place import Place
-from memfit.estimators.base.reading.section import Reading, Section, json_section
+from memfit.estimators.base.reading.section import Reading, Section, json_section, to_record
 from memfit.estimators.base.reading.strict_json import plain
-from memfit.estimators.base.reading.typed import to_record
-from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.result import json_text
 from memfit.estimators.runtimes.measurement import (
     SCHEMA,
-    MeasuredCache,
-    MeasuredExperts,
-    MeasuredTraining,
     Measurement,
     Measurements,
     Run,
@@ -35,10 +31,6 @@ COLLECTION_SCHEMA = "memfit.measurements/1"
 MAX_COLLECTION_BYTES = 8_000_000  # a measurement of three repeats takes two kilobytes
 MAX_COLLECTION_VALUES = 200_000  # and sixty values
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{8}")
-_ID_FIELDS = (
-    *("fingerprint", "device", "mlx_version", "mlx_lm_version", "mlx_vlm_version"),
-    *("workload", "wired_limit_bytes", "experts", "caches", "training"),
-)
 _NAMES = {"memfit.measurement": SCHEMA, "memfit.measurements": COLLECTION_SCHEMA}
 
 
@@ -46,35 +38,21 @@ class NewerSchemaError(InputError):
     """The file was written by a newer memfit, and must not be changed."""
 
 
-def measurement_id(
-    *,
-    fingerprint: str,
-    device: str,
-    mlx_version: str,
-    mlx_lm_version: str,
-    workload: Workload,
-    wired_limit_bytes: int | None,
-    experts: MeasuredExperts | None = None,
-    caches: Sequence[MeasuredCache] = (),
-    training: MeasuredTraining | None = None,
-    mlx_vlm_version: str | None = None,
-) -> str:
-    """Return the id of a measurement, such as ``0f3c9a12-77c0de14``.
+def measurement_id(of: Mapping[str, Any]) -> str:
+    """Return the id of a measurement with these fields, such as ``0f3c9a12-77c0de14``.
 
     It is a hash of everything that must be equal for a measurement to be valid again, so that a
     new measurement replaces the old one. The first half depends on the checkpoint only.
     """
+    fingerprint, caches, training = of["fingerprint"], of.get("caches"), of.get("training")
     key = (
-        fingerprint,
-        device,
-        mlx_version,
-        mlx_lm_version,
-        to_builtins(workload),
-        wired_limit_bytes,
-        *([to_builtins(experts)] if experts else []),
+        *(fingerprint, of["device"], of["mlx_version"], of["mlx_lm_version"]),
+        to_builtins(of["workload"]),
+        of["wired_limit_bytes"],
+        *([to_builtins(experts)] if (experts := of.get("experts")) else []),
         *([sorted(cache.bits for cache in caches)] if caches else []),
         *([to_builtins(training.recipe)] if training else []),
-        *([mlx_vlm_version] if mlx_vlm_version else []),
+        *([version] if (version := of.get("mlx_vlm_version")) else []),
     )
     text = json.dumps(key, sort_keys=True, separators=(",", ":"))
     return f"{fingerprint[:8]}-{hashlib.sha256(text.encode('utf-8')).hexdigest()[:8]}"
@@ -129,7 +107,7 @@ def _measurement(data: Any, reading: Reading, place: Place) -> Measurement:
     section = reading.section(data, place)
     _require_schema(section, SCHEMA)
     found = to_record(Measurement, data, reading, place)
-    expected = measurement_id(**{name: getattr(found, name) for name in _ID_FIELDS})
+    expected = measurement_id(asdict(found))
     if found.id != expected:
         raise section.fail("id", f"expected {expected}, got {printable(found.id)}")
     weights = found.loaded.weights_bytes

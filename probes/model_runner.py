@@ -4,11 +4,13 @@ This is the child's part; memfit.probes.process is the parent's.
 """
 
 import gc
+import platform
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import to_builtins
 
@@ -19,9 +21,9 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.config import CONFIG
 from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.estimators.trace.model_builder import class_errors
-from memfit.probes.batch_run import BatchRun
 from memfit.probes.loading import load_model, memory_errors
 from memfit.probes.run_monitor import (
+    BatchRun,
     OnPrompt,
     ReportFigures,
     RunMonitor,
@@ -32,6 +34,14 @@ from memfit.probes.run_monitor import (
     state_bytes,
 )
 from memfit.probes.tokenize_prompt import prompt_ids
+
+
+class TokenizedPrompt(NamedTuple):
+    """A prompt that the measuring process holds."""
+
+    tokens: int
+    notes: tuple[str, ...]
+    """What was done differently from the request."""
 
 
 class ModelRunner:
@@ -48,17 +58,26 @@ class ModelRunner:
         """Tokens of the shortest prompt of a batch, None when all have the same length."""
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of further libraries that run the model."""
-        return {}
+        """Return the versions of the libraries, the backend and the device of this process."""
+        import mlx.core as mx
 
-    def prompt(self, text: str | None, tokens: int | None) -> tuple[int, tuple[str, ...]]:
-        """Make the prompt; return its number of tokens, and notes on what was done differently.
+        on_gpu = mx.default_device() == mx.Device(mx.gpu)
+        gpu = "metal" if mx.metal.is_available() else "cuda"
+        return {
+            "mlx": version("mlx"),
+            "mlx_lm": version("mlx-lm"),
+            "backend": gpu if on_gpu else "cpu",
+            "device": str(mx.device_info().get("device_name", platform.machine())),
+        }
+
+    def prompt(self, text: str | None, tokens: int | None) -> TokenizedPrompt:
+        """Make the prompt; its token ids stay in this process.
 
         Raises:
             InputError: when the text is empty, or cannot be tokenised.
         """
         self._ids, notes = prompt_ids(self.path, text, tokens)
-        return (len(self._ids) if tokens is None else tokens), notes
+        return TokenizedPrompt(len(self._ids) if tokens is None else tokens, notes)
 
     def load(self) -> Loaded:
         """Load the model and evaluate its weights.
@@ -238,6 +257,8 @@ def _wired(limit_bytes: int | None) -> Iterator[None]:
     if limit_bytes is None:
         yield
         return
+    if not mx.metal.is_available():
+        raise MachineError("a wired limit can be set on Metal only")
     try:
         before = mx.set_wired_limit(limit_bytes)
     except (ValueError, RuntimeError) as error:

@@ -16,9 +16,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable, Mapping
+from inspect import signature
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, Concatenate, Literal, ParamSpec, TypeVar, get_type_hints
 
 from msgspec import Struct, convert, to_builtins
 
@@ -31,10 +33,10 @@ from memfit.estimators.base.errors import (
     UnsupportedError,
 )
 from memfit.estimators.base.files import printable, regular_file_bytes
-from memfit.estimators.base.quantities import Bytes, Count
-from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Loaded, Run
+from memfit.probes.experts.runner import ExpertSetup
+from memfit.probes.model_runner import ModelRunner, TokenizedPrompt
 
 # Errors of the model or the input; any other error is about this machine.
 _ERRORS: dict[str, type[MemfitError]] = {
@@ -52,7 +54,8 @@ _LIKELY_REASONS = {
 }
 
 
-Process = TypeVar("Process", bound="ModelProcess")
+Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
 
 
 class ProbeStopped(MachineError):  # noqa: N818 - names an event, as KeyboardInterrupt does
@@ -64,52 +67,39 @@ class ProbeStopped(MachineError):  # noqa: N818 - names an event, as KeyboardInt
         self.partial_figures = partial_figures
 
 
-class TokenizedPrompt(NamedTuple):
-    """A prompt that the measuring process holds."""
+class RunnerSetup(Struct, frozen=True, kw_only=True):
+    """Which model a process runs, and how."""
 
-    tokens: int
-    notes: tuple[str, ...]
-    """What was done differently from the request."""
-
-
-class TrainingRun(Struct, frozen=True, kw_only=True):
-    """The largest moment of each part of a training run, by mx.get_peak_memory()."""
-
-    validation_bytes: Bytes
-    first_step_bytes: Bytes
-    """Until the first update of the optimizer."""
-    later_steps_bytes: Bytes
-    steps: Count
+    path: Path
+    memory_limit_bytes: int | None = None
+    images: tuple[Path, ...] = ()
+    videos: tuple[Path, ...] = ()
+    """With images, or folders of videos, mlx-vlm runs the model."""
+    shortest_prompt: int | None = None
+    """Tokens of a batch's shortest prompt."""
+    experts: ExpertSetup | None = None
+    """The experts that are in memory; None runs the model as mlx-lm does."""
+    task: Literal["generate", "store caches", "train"] = "generate"
+    """What it does apart from experts, by the runner that can."""
 
 
 class ModelProcess:
     """A context manager around one process; after the block the process is gone."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        memory_limit_bytes: int | None = None,
-        timeout_seconds: float,
-        images: tuple[Path, ...] = (),
-        videos: tuple[Path, ...] = (),
-        shortest_prompt: int | None = None,
-    ) -> None:
-        """Take the model's directory; with images, or folders of ``videos``, mlx-vlm runs it.
+    def __init__(self, path: Path, *, timeout_seconds: float, **settings: Any) -> None:
+        """Take the model's directory, and the other fields of `RunnerSetup`.
 
         ``timeout_seconds`` is the longest time without a message. The process sends one after
         each call and each chunk of a prompt, each second of decode, and each second in which it
         read weights.
         """
-        self._path, self.timeout_seconds = path, timeout_seconds
-        self._images, self._videos, self._limit = images, videos, memory_limit_bytes
-        self._shortest_prompt = shortest_prompt
+        self._setup, self.timeout_seconds = RunnerSetup(path=path, **settings), timeout_seconds
         self._process: subprocess.Popen[str] | None = None
         self._answers: SimpleQueue[str] = SimpleQueue()
         self._stderr: IO[bytes] | None = None
         self.versions: dict[str, str] = {}  # "mlx", "mlx_lm", "mlx_vlm", "backend", "device"
 
-    def __enter__(self: Process) -> Process:
+    def __enter__(self) -> "ModelProcess":
         """Start the process.
 
         Raises:
@@ -117,8 +107,9 @@ class ModelProcess:
                 Python cannot be started.
             CheckpointError: when an image does not exist.
         """
-        require_installed(has_image=bool(self._images or self._videos))
-        for image in self._images:
+        setup = self._setup
+        require_installed(has_image=bool(setup.images or setup.videos))
+        for image in setup.images:
             regular_file_bytes(image)
         self._stderr = tempfile.TemporaryFile()
         try:
@@ -135,8 +126,8 @@ class ModelProcess:
             raise MachineError(f"{_COMMAND[0]} cannot be started: {error.strerror}") from None
         threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
         try:
-            self._send(self._setup())
-            self.versions = self._call("versions")
+            self._send(encoded(setup))
+            self.versions = self.call(ModelRunner.versions)
         except BaseException:
             self.__exit__()
             raise
@@ -162,8 +153,7 @@ class ModelProcess:
         Raises:
             InputError: when the text is empty, or no tokenizer can be loaded.
         """
-        answer = self._call("prompt", text=text, tokens=tokens)
-        return TokenizedPrompt(answer["tokens"], tuple(answer["notes"]))
+        return self.call(ModelRunner.prompt, text, tokens)
 
     def load(self) -> Loaded:
         """Load the model.
@@ -173,7 +163,7 @@ class ModelProcess:
             UnsupportedError: when mlx-lm has no class for the model, or it brings its own code.
             ProbeStopped: when the process ends, hangs or runs out of memory.
         """
-        return Loaded(**self._call("load"))
+        return self.call(ModelRunner.load)
 
     def run(self, workload: Workload, *, wired_limit_bytes: int | None = None) -> Run:
         """Generate once with mlx-lm's loop, or its batch generator for several sequences.
@@ -186,53 +176,28 @@ class ModelProcess:
                 mlx-lm cannot batch its caches.
             ProbeStopped: when the process ends, hangs or runs out of memory.
         """
-        if wired_limit_bytes is not None and self.versions["backend"] != "metal":
-            raise MachineError("a wired limit can be set on Metal only")
-        answer = self._call(
-            "run", workload=to_builtins(workload), wired_limit_bytes=wired_limit_bytes
-        )
-        return Run(**answer)
+        return self.call(ModelRunner.run, workload, wired_limit_bytes)
 
-    def train(self, recipe: Recipe, tokens: int, updates: int) -> TrainingRun:
-        """Train on batches of ``tokens`` tokens, for some updates after the first one.
-
-        Raises:
-            UnsupportedError: when mlx-lm cannot train the class.
-            ProbeStopped: as `run`.
-        """
-        answer = self._call("train", recipe=to_builtins(recipe), tokens=tokens, updates=updates)
-        return convert(answer, TrainingRun)
-
-    def swift_workspace(self, workload: Workload) -> int:
-        """Return the workspace by the rule of mlx-swift-lm's tune, in bytes.
-
-        The logits of the last chunk are evaluated, and caches count their tokens, not their
-        buffers.
+    def call(
+        self,
+        method: Callable[Concatenate[Any, Arguments], Answer],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Answer:
+        """Return what a method of the runner returns in the process.
 
         Raises:
-            UnsupportedError: as `run`.
-            ProbeStopped: as `run`.
+            MemfitError: as the method; its figures are those received before.
+            ProbeStopped: when the process ends, hangs or runs out of memory.
         """
-        answer: int = self._call("swift_workspace", workload=to_builtins(workload))
-        return answer
-
-    def _setup(self) -> dict[str, Any]:
-        return {
-            "path": str(self._path),
-            "images": [str(image.absolute()) for image in self._images],
-            "videos": [str(video.absolute()) for video in self._videos],
-            "memory_limit_bytes": self._limit,
-            "shortest_prompt": self._shortest_prompt,
-        }
-
-    def _call(self, name: str, **arguments: Any) -> Any:
-        """Return the result of a call; an error carries the figures received during it."""
-        self._send({"call": name, **arguments})
+        name = method.__name__
+        self._send({"call": name, "arguments": encoded(bound(method, *arguments, **named))})
         figures: dict[str, int] = {}
         while True:
             answer = self._next_answer(name, figures)
             if "result" in answer:
-                return answer["result"]
+                result: Answer = answer_of(method, answer["result"])
+                return result
             if error := answer.get("error"):
                 kind = _ERRORS.get(error["kind"])
                 raise kind(error["text"]) if kind else ProbeStopped(error["text"], figures)
@@ -263,7 +228,7 @@ class ModelProcess:
 
     def _activity(self, call: str) -> str:
         verbs = {"load": "loading", "prompt": "tokenising for", "versions": "starting for"}
-        return f"{verbs.get(call, 'running')} {printable(self._path)}"
+        return f"{verbs.get(call, 'running')} {printable(self._setup.path)}"
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
         try:
@@ -277,14 +242,8 @@ class ModelProcess:
         """Return how the process ended, as text for a message."""
         self._answers.put("")  # so that the next call also sees the end
         code = self._process.wait() if self._process else 0
-        stderr_tail = self._stderr_tail()
-        if code >= 0:
-            return f"exited with {code}" + (f": {stderr_tail}" if stderr_tail else "")
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
-        text = f"killed by signal {-code} ({name})"
-        if reason := _LIKELY_REASONS.get(name):
-            text += f", {reason}"
-        return f"{text}: {stderr_tail}" if stderr_tail and -code == signal.SIGABRT else text
+        text, tail = ending(code), self._stderr_tail()
+        return f"{text}: {tail}" if tail and (code >= 0 or -code == signal.SIGABRT) else text
 
     def _stderr_tail(self) -> str:
         if self._stderr is None:
@@ -297,6 +256,15 @@ class ModelProcess:
     def _kill(self) -> None:
         if self._process:
             self._process.kill()
+
+
+def ending(code: int) -> str:
+    """Return how a process with this exit code ended, with the likely reason."""
+    if code >= 0:
+        return f"exited with {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
+    likely = f", {_LIKELY_REASONS[name]}" if name in _LIKELY_REASONS else ""
+    return f"killed by signal {-code} ({name}){likely}"
 
 
 def require_installed(*, has_image: bool) -> None:
@@ -324,3 +292,40 @@ def _close(pipe: IO[Any] | None) -> None:
             pipe.close()
     except OSError:
         pass  # unsent data for a process that has ended
+
+
+# How arguments and answers cross, as JSON: both sides read the types from the annotations of the
+# method.
+
+
+def encoded(value: Any) -> Any:
+    """Return a value as JSON can hold it; a path is absolute, for a process in any directory."""
+    return to_builtins(value, enc_hook=_path_text)
+
+
+def decoded(value: Any, kind: Any) -> Any:
+    """Return the value of a type that `encoded` made this of."""
+    return convert(value, kind, dec_hook=lambda known, text: known(text))
+
+
+def bound(method: Callable[..., Any], *arguments: Any, **named: Any) -> dict[str, Any]:
+    """Return the arguments of a call by their names, without ``self``."""
+    _, *given = signature(method).bind(None, *arguments, **named).arguments.items()
+    return dict(given)
+
+
+def arguments_of(method: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that `encoded` made these of."""
+    kinds = get_type_hints(method)
+    return {name: decoded(value, kinds[name]) for name, value in given.items()}
+
+
+def answer_of(method: Callable[..., Any], answer: Any) -> Any:
+    """Return the answer that `encoded` made this of."""
+    return decoded(answer, get_type_hints(method)["return"])
+
+
+def _path_text(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value.absolute())
+    raise NotImplementedError(type(value))

@@ -26,7 +26,7 @@ from memfit.estimators.trace.model_builder import class_errors
 from memfit.probes.codeless import forbid_repository_code, refusals
 from memfit.probes.loading import codeless_config, memory_errors, one_line, weight_errors
 from memfit.probes.model_runner import ModelRunner
-from memfit.probes.rank_state import RankError, RankState
+from memfit.probes.rank_run import RankError, RankState
 from memfit.probes.run_monitor import ReportFigures, repeated
 
 _SEND_EVERY_SECONDS = 0.5

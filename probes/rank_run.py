@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import IO
+from typing import IO, Annotated
 
-from msgspec import DecodeError, Struct, to_builtins
+from msgspec import DecodeError, Meta, Struct, to_builtins
 from msgspec.json import decode
 
 from memfit.estimators.base.errors import (
@@ -28,12 +28,12 @@ from memfit.estimators.base.errors import (
 )
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
+from memfit.estimators.base.quantities import Count
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.unfinished import unfinished_folder
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Loaded, Run
-from memfit.probes.process import CHILD_ENVIRONMENT, require_installed
-from memfit.probes.rank_state import RankState
+from memfit.probes.process import CHILD_ENVIRONMENT, ending, require_installed
 
 _ERRORS: dict[str, type[MemfitError]] = {
     kind.__name__: kind for kind in (CheckpointError, UnsupportedError)
@@ -62,6 +62,35 @@ _TOO_LONG = (
     *("does not finish loading", "makes no progress"),
 )
 _LAST_STAGE = len(_TOO_LONG)
+
+
+class RankError(Struct, frozen=True):
+    """Why a rank cannot go on."""
+
+    kind: str
+    """The name of its class."""
+    text: str
+
+
+class RankState(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far a rank is, whole in every message.
+
+    Messages of several ranks are merged as bytes arrive: one that is lost does no harm.
+    """
+
+    rank: Count
+    pid: Annotated[int, Meta(ge=1)]
+    steps: Count = 0
+    """Reports of progress so far."""
+    connected: bool = False
+    loaded: Loaded | None = None
+    run: Run | None = None
+    error: RankError | None = None
+
+    @property
+    def stage(self) -> int:
+        """How many of the stages are done: started, connected, loaded, run."""
+        return 1 + self.connected + (self.loaded is not None) + (self.run is not None)
 
 
 class RankRequest(Struct, frozen=True, kw_only=True):
@@ -219,8 +248,10 @@ class _Launched:
 
     def _first_exit(self) -> str | None:
         for line in self._errors:
-            if (found := _EXITED.search(line)) and int(found[2]):
-                return f"rank {found[1]}: {_reason(int(found[2]))}{self._tail()}"
+            if (found := _EXITED.search(line)) and (code := int(found[2])):
+                by_ssh = ", as ssh does after a failed connection or a signal to the rank"
+                reason = ending(code) + (by_ssh if code == 255 else "")  # man ssh, EXIT STATUS
+                return f"rank {found[1]}: {reason}{self._tail()}"
         return None
 
     def _exit_reason(self) -> str:
@@ -302,16 +333,6 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _reason(code: int) -> str:
-    if code == 255:  # man ssh, EXIT STATUS
-        return "exited with 255, as ssh does after a failed connection or a signal to the rank"
-    if code > 0:
-        return f"exited with {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
-    likely = ", probably because memory ran out" if -code == signal.SIGKILL else ""
-    return f"killed by signal {-code} ({name}){likely}"
 
 
 def _ranks(numbers: list[int]) -> str:

@@ -36,6 +36,13 @@ class Point(Struct, frozen=True, kw_only=True):
     """Id in the store; None when the measurement was not saved."""
     wired_limit_bytes: Bytes | None = None
 
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """The measured bytes of weights, of caches and of the rest of the peak."""
+        figures = {figure.name: figure.measured_bytes or 0 for figure in self.figures}
+        weights, caches = figures.get("active", 0), figures.get("kv", 0) + figures.get("ssm", 0)
+        return weights, caches, (self.peak_bytes or 0) - weights - caches
+
 
 class TuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune/2"):
     """The answer of ``memfit tune``."""
@@ -68,3 +75,12 @@ class TuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune/2"):
     report: tuple[str, ...] = ()
     """What to report when a figure differs by more than its stated error: no names, no paths."""
     notes: tuple[Note, ...]
+
+    @property
+    def usual_points(self) -> tuple[Point, ...]:
+        """The measured points without a wired limit."""
+        return tuple(
+            each
+            for each in self.points
+            if each.status == "measured" and each.wired_limit_bytes is None
+        )

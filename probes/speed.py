@@ -43,3 +43,8 @@ def median_speed(workload: Workload, runs: Sequence[Run]) -> Speed | None:
         prefill_spread=max(prefill) - min(prefill),
         decode_spread=max(decode) - min(decode) if decode else None,
     )
+
+
+def rate(amount: int, nanoseconds: int | None) -> int | None:
+    """Return bytes or tokens per second, at least one; None without a time."""
+    return max(1, amount * 10**9 // nanoseconds) if nanoseconds else None

@@ -8,14 +8,13 @@ point. Speeds of a single run are not compared.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.probes.result import Point
-from memfit.probes.speed import Speed
 
 _ONCE = "speeds of single runs are not compared"
 
@@ -48,23 +47,20 @@ class _Tradeoff(NamedTuple):
     setting: Callable[[Workload], int | None]
     rest: Callable[[Workload], Workload]
     """The workload with the setting removed."""
-    rate: Callable[[Speed], float | None]
-    spread: Callable[[Speed], float | None]
+    phase: Literal["prefill", "decode"]
     verb: str
 
 
 _STEP = _Tradeoff(
     lambda workload: workload.prefill_step,
     lambda workload: replace(workload, prefill_step=Workload(prompt_tokens=1).prefill_step),
-    lambda speed: speed.prefill_tokens_per_second,
-    lambda speed: speed.prefill_spread,
+    "prefill",
     "reads",
 )
 _BITS = _Tradeoff(
     lambda workload: workload.kv_bits,
     lambda workload: replace(workload, kv_bits=None, quantized_kv_start=0),
-    lambda speed: speed.decode_tokens_per_second,
-    lambda speed: speed.decode_spread,
+    "decode",
     "writes",
 )
 _CONTEXT = _BITS._replace(
@@ -129,10 +125,10 @@ def _varied(points: Sequence[Point], tradeoff: _Tradeoff) -> list[_Measured]:
 
 
 def _measured(point: Point, tradeoff: _Tradeoff) -> _Measured | None:
-    rate = tradeoff.rate(point.speed) if point.speed else None
-    if not point.speed or not rate or not point.peak_bytes:
+    rate = getattr(point.speed, f"{tradeoff.phase}_tokens_per_second", None)
+    if not rate or not point.peak_bytes:
         return None
-    spread = tradeoff.spread(point.speed) if point.repeats > 1 else None
+    spread = getattr(point.speed, f"{tradeoff.phase}_spread") if point.repeats > 1 else None
     return _Measured(tradeoff.setting(point.workload), point.peak_bytes, rate, spread)
 
 

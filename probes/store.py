@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memfit.estimators.base.errors import CheckpointError, InputError
-from memfit.estimators.base.files import printable, read_whole
+from memfit.estimators.base.files import printable, read_whole, write_atomically
 from memfit.estimators.runtimes.measurement import Measurement
-from memfit.probes.data_dir import memfit_home, save
 from memfit.probes.measurement_json import (
     ID,
     MAX_COLLECTION_BYTES,
@@ -21,6 +20,31 @@ from memfit.probes.measurement_json import (
 
 MAX_RECORD_BYTES = 1_000_000
 _SUFFIX = ".json"
+
+
+def memfit_home() -> Path:
+    """Return MEMFIT_HOME, else the platform's directory for user data."""
+    if given := os.environ.get("MEMFIT_HOME"):
+        return Path(os.path.expanduser(given))
+    from platformdirs import user_data_dir
+
+    return Path(user_data_dir("memfit", appauthor=False))
+
+
+def save(path: Path, text: str, *, overwrite: bool = True) -> bool:
+    """Write a file with `write_atomically`; its directory is created.
+
+    Raises:
+        InputError: when the directory or the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return write_atomically(path, text.encode("utf-8"), overwrite=overwrite, durable=True)
+    except OSError as error:
+        raise InputError(
+            f"{printable(path)}: cannot be written: {error.strerror};"
+            " set MEMFIT_HOME to another directory"
+        ) from None
 
 
 class StoredMeasurements(NamedTuple):

@@ -88,18 +88,13 @@ def _repeated(values: Sequence[Value]) -> list[Value]:
     return [each for index, each in enumerate(values) if each in values[:index]]
 
 
-def _tokens(text: str) -> int:
-    count = parse_count(text)
-    if count < 1:
-        raise InputError(f"{printable(text)}: must be at least 1 token")
-    return count
+def _at_least_one(what: str) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if (count := parse_count(text)) < 1:
+            raise InputError(f"{printable(text)}: must be at least 1 {what}")
+        return count
 
-
-def _sequences(text: str) -> int:
-    count = parse_count(text)
-    if count < 1:
-        raise InputError(f"{printable(text)}: must be at least 1 sequence")
-    return count
+    return read
 
 
 def _bits(text: str) -> int | None:
@@ -116,8 +111,8 @@ class _Setting(NamedTuple):
 
 
 _SETTINGS = {
-    "prefill-step": _Setting("prefill_step", _tokens, "prefill-step=256,512,1024"),
+    "prefill-step": _Setting("prefill_step", _at_least_one("token"), "prefill-step=256,512,1024"),
     "kv-bits": _Setting("kv_bits", _bits, "kv-bits=none,8,4"),
-    "context": _Setting("prompt_tokens", _tokens, "context=1k,4k"),
-    "batch": _Setting("batch", _sequences, "batch=1,2,4,8"),
+    "context": _Setting("prompt_tokens", _at_least_one("token"), "context=1k,4k"),
+    "batch": _Setting("batch", _at_least_one("sequence"), "batch=1,2,4,8"),
 }

@@ -14,7 +14,7 @@ from memfit.estimators.images.sizes import frame_files
 from memfit.estimators.trace.libraries import changed
 from memfit.probes.codeless import UnloadableError, codeless_view
 from memfit.probes.loading import codeless_config, memory_errors, one_line, weight_errors
-from memfit.probes.model_runner import ModelRunner
+from memfit.probes.model_runner import ModelRunner, TokenizedPrompt
 from memfit.probes.run_monitor import OnPrompt, ReportFigures
 
 
@@ -34,9 +34,9 @@ class VisionRunner(ModelRunner):
         self._inputs: dict[str, Any] = {}
 
     def versions(self) -> dict[str, str]:
-        return {"mlx_vlm": version("mlx-vlm")}
+        return {**super().versions(), "mlx_vlm": version("mlx-vlm")}
 
-    def prompt(self, text: str | None, tokens: int | None) -> tuple[int, tuple[str, ...]]:
+    def prompt(self, text: str | None, tokens: int | None) -> TokenizedPrompt:
         """Make the prompt with the model's own processor and template.
 
         Raises:
@@ -62,7 +62,7 @@ class VisionRunner(ModelRunner):
                 f"{given}: the model's processor does not accept it"
                 f" ({type(error).__name__}: {one_line(error)})"
             ) from None
-        return self._tokens, ()
+        return TokenizedPrompt(self._tokens, ())
 
     def load_model(self) -> tuple[Any, dict[str, Any]]:
         from mlx_vlm import utils
@@ -164,14 +164,14 @@ def _processed(
         raise UnsupportedError(
             "mlx-vlm's processor of this model takes no videos: give its frames with --image"
         )
-    asked = {"video": videos, "fps": [1] * len(videos)} if videos else {}
+    requested = {"video": videos, "fps": [1] * len(videos)} if videos else {}
     loaded = [_video(each, resolve_video_sampling(processor, {}).fps) for each in videos]
     inputs: dict[str, Any] = prepare_inputs(
         processor,
         images=images or None,  # absolute paths, which are never taken for URLs
         videos=[frames for frames, _ in loaded] or None,
         video_metadata=[about for _, about in loaded] or None,
-        prompts=apply_chat_template(processor, config, text, num_images=len(images), **asked),
+        prompts=apply_chat_template(processor, config, text, num_images=len(images), **requested),
         image_token_index=config.get("image_token_index"),
         add_special_tokens=adds_special_tokens(config["model_type"], processor),
     )
@@ -181,7 +181,7 @@ def _processed(
 def _video(path: str, rate: float) -> tuple[Any, Any]:
     """Return pixels of (frames, channels, height, width), and what is said of them.
 
-    They are sampled from a file as mlx-vlm does unless asked otherwise; a folder has all frames.
+    They are sampled from a file as by default in mlx-vlm; a folder has all frames.
     """
     import numpy as np
     from mlx_vlm.utils import VideoMetadata, load_video

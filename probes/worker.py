@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TypeVar
+from typing import Any, Concatenate
 
-from memfit.estimators.base.workload import Workload
-from memfit.estimators.runtimes.measurement import Loaded, Run
-from memfit.probes.process import ModelProcess, ProbeStopped, TokenizedPrompt
+from memfit.estimators.runtimes.measurement import Loaded
+from memfit.probes.model_runner import TokenizedPrompt
+from memfit.probes.process import Answer, Arguments, ModelProcess, ProbeStopped
 
-Answer = TypeVar("Answer")
 _MAX_FAILED_LOADS = 2  # in a row; then no other process is started
 
 
@@ -73,26 +72,20 @@ class Worker:
             self._failed_loads.clear()
         return self._loaded
 
-    def run(self, workload: Workload, *, wired_limit_bytes: int | None = None) -> Run:
-        """Run a workload once.
+    def call(
+        self,
+        method: Callable[Concatenate[Any, Arguments], Answer],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Answer:
+        """Return what a method of the runner returns, with the model loaded.
 
         Raises:
-            ProbeStopped: when the process died during the run.
+            ProbeStopped: when the process died during the call.
         """
-        return self._call(lambda p: p.run(workload, wired_limit_bytes=wired_limit_bytes))
-
-    def swift_workspace(self, workload: Workload) -> int:
-        """Return the workspace by mlx-swift-lm's rule, in bytes.
-
-        Raises:
-            ProbeStopped: when the process died during the measurement.
-        """
-        return self._call(lambda p: p.swift_workspace(workload))
-
-    def _call(self, function: Callable[[ModelProcess], Answer]) -> Answer:
         self.load()
         try:
-            return function(self._started())
+            return self._started().call(method, *arguments, **named)
         except ProbeStopped:
             self._end()
             raise

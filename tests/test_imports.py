@@ -21,7 +21,7 @@ UNNEEDED = {
         for name in (
             *("compare", "gate", "plans", "trace", "arch.gguf", "checkpoint.adapters"),
             *("checkpoint.gguf", "checkpoint.hub", "checkpoint.local.sample"),
-            *("checkpoint.local.stores", "machine.host", "machine.readings", "sizing.explain"),
+            *("checkpoint.local.stores", "machine.host", "sizing.explain"),
             *("sizing.explore", "sizing.measurement_lookup"),
             *("runtimes.agent_memory", "runtimes.auto_context", "runtimes.cache_lines"),
             *("runtimes.foundry", "runtimes.growth", "runtimes.llama_cpp", "runtimes.measured"),

@@ -27,10 +27,10 @@ from xml.etree import ElementTree
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import MemfitError
+from memfit.probes.experiments.sweep import SweepCheckpoint
 from memfit.probes.experts import prepacked
 from memfit.probes.prompt_caches.stored import checked_sha256
 from memfit.probes.store import Store
-from memfit.probes.sweep_checkpoint import SweepCheckpoint
 from tests.fuzz.commands import Case, Outcome, faults, run
 from tests.fuzz.readers import READERS
 from tests.fuzz.workspace import Workspace, environment

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from memfit.estimators.sizing.resolved import TargetQuestion
 
 
-class ComparedModels(OptionGroup, frozen=True, kw_only=True):
-    """The models."""
+class CompareOptions(OptionGroup, frozen=True, kw_only=True):
+    """The models, or what is compared in place of them."""
 
-    panel = "Model options"
     models: list[str] | None = argument(
         metavar="MODEL...",
         help="Two or more models; with --matrix one is enough.",
@@ -46,15 +45,6 @@ class ComparedModels(OptionGroup, frozen=True, kw_only=True):
         help="The same, as an option; repeat for more.",
         autocompletion=complete_model,
     )
-
-    def references(self) -> list[str]:
-        """Return what names the models."""
-        return [*(self.models or ()), *(self.more or ())]
-
-
-class CompareOptions(OptionGroup, frozen=True, kw_only=True):
-    """What is compared in place of models, or in addition to them."""
-
     matrix: list[str] | None = option(
         metavar="AXIS=A,B",
         help="Vary context, max-tokens, batch, prefill-step, kv-bits, quantize, device or"
@@ -67,11 +57,14 @@ class CompareOptions(OptionGroup, frozen=True, kw_only=True):
         "--plot", help="Draw what each model needs; with --matrix every combination.", default=False
     )
 
+    def references(self) -> list[str]:
+        """Return what names the models."""
+        return [*(self.models or ()), *(self.more or ())]
+
 
 @grouped
 def compare(
     conversion: Conversion,
-    models: ComparedModels,
     options: CompareOptions,
     workload: WorkloadOptions,
     machine: RankedMachine,
@@ -85,7 +78,7 @@ def compare(
     from memfit.estimators.compare.compare import compare as answer
 
     axes = _axes(options.matrix or [], machine)
-    references = models.references()
+    references = options.references()
     _reject_wrong_number(len(references), options, axes)
     _reject_twice({axis.name for axis in axes}, conversion, workload, machine)
     base = _question(conversion, workload, machine, runtime)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from memfit.cli.exits import Exit, exit_of
 from memfit.cli.measuring import measuring
-from memfit.cli.options.groups import Only, OptionGroup, grouped, option
+from memfit.cli.options.groups import Only, grouped, option
 from memfit.cli.options.output import TabularOutput
 from memfit.cli.options.questions import NamedModel, RankedMachine, RuntimeOptions, WorkloadOptions
 from memfit.cli.options.run import RunOptions
@@ -27,14 +27,13 @@ from memfit.estimators.questions.workload import RUNTIME_DEFAULTS, WorkloadQuest
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.manifest import Checkpoint
     from memfit.estimators.questions.machine import Ranks
+    from memfit.probes.experiments.generate import TuneRequest
     from memfit.probes.result import TuneResult
-    from memfit.probes.tune import TuneRequest
 
 
-class PromptOptions(OptionGroup, frozen=True, kw_only=True):
-    """The prompt to run."""
+class TuneOptions(RunOptions, frozen=True, kw_only=True):
+    """How a prompt is run."""
 
-    panel = "Workload options"
     prompt: str | None = option(
         metavar="TEXT|@FILE|-", help="The prompt: a text, a file, or - for standard input."
     )
@@ -110,9 +109,8 @@ class TuneOutput(TabularOutput, frozen=True, kw_only=True):
 @grouped
 def tune(
     model: Annotated[NamedModel, Only("model", "model_option")],
-    prompt: PromptOptions,
+    run: TuneOptions,
     settings: Annotated[WorkloadOptions, Only("batch", *RUNTIME_DEFAULTS, "max_kv_size")],
-    run: RunOptions,
     runtime: Annotated[RuntimeOptions, Only("margin")],
     output: TuneOutput,
     over: Annotated[RankedMachine, Only("ranks", "parallel", "split", "hosts")],
@@ -120,24 +118,26 @@ def tune(
     """Run a model, and compare its memory with the estimate."""
     if ranks := over.over():
         hosts = over.hosts
-        _over_ranks(model, prompt, settings, run, output, (ranks, hosts), runtime.margin)
+        _over_ranks(model, run, settings, output, (ranks, hosts), runtime.margin)
+    from memfit.probes.experiments.generate import require_startable
+    from memfit.probes.experiments.generate import tune as answer
+    from memfit.probes.experiments.sweep import user_sweeps
     from memfit.probes.process import ModelProcess
-    from memfit.probes.sweep_checkpoint import user_sweeps
-    from memfit.probes.tune import tune as answer
 
-    reference, request_of = (
-        model.reference(),
-        _request(prompt, settings, run, runtime.margin, output),
-    )
+    reference = model.reference()
+    request_of = _request(run, settings, runtime.margin, output)
     sweeps = user_sweeps()
-    check = partial(_check_before_download, request_of)
+
+    def check(checkpoint: "Checkpoint") -> None:
+        require_startable(request_of(model=checkpoint.id, checkpoint=checkpoint))
+
     with measuring(reference, run, verbose=output.verbose, check=check) as model_run:
         checkpoint, path, progress = model_run
         request = request_of(model=_command_model(checkpoint, path), checkpoint=checkpoint)
         process = partial(
             ModelProcess,
-            images=tuple(map(Path, prompt.image or ())),
-            videos=tuple(map(Path, prompt.video or ())),
+            images=tuple(map(Path, run.image or ())),
+            videos=tuple(map(Path, run.video or ())),
             shortest_prompt=request.shortest_prompt,
         )
         result = answer(request, start=run.start(process, path), sweeps=sweeps, progress=progress)
@@ -148,94 +148,70 @@ def tune(
 
 def _over_ranks(
     model: ModelQuestion,
-    prompt: PromptOptions,
+    run: TuneOptions,
     settings: WorkloadQuestion,
-    run: RunOptions,
     output: TuneOutput,
     over: "tuple[Ranks, Path | None]",
     margin_bytes: int,
 ) -> NoReturn:
     """Run a model over ranks, and compare each of them with its estimate."""
     reference = model.reference()
-    from memfit.probes.tune_ranks import tune_ranks
+    from memfit.probes.experiments.ranks import RankTuneRequest, tune_ranks
 
-    if prompt.prompt_tokens is None or run.sweep or run.wired or output.flags or output.plot:
+    if run.prompt_tokens is None or run.sweep or run.wired or output.flags or output.plot:
         raise InputError(
             "--ranks runs a prompt of --prompt-tokens N once: leave out --prompt, --sweep, --wired,"
             " --flags and --plot"
         )
-    if settings.batch > 1 or prompt.shortest_prompt:
+    if settings.batch > 1 or run.shortest_prompt:
         raise InputError("--ranks runs one request: leave out --batch and --shortest-prompt")
     ranks, hostfile = over
     if ranks.size == 1:
         raise InputError("--ranks 1 is the model by itself: leave out the options of ranks")
-    workload = prompt.of_prompt(settings)
-    limit = run.memory_limit
+    workload, limits = run.of_prompt(settings), run.settings(margin_bytes, output.units)
     with measuring(reference, run, verbose=output.verbose) as (checkpoint, path, progress):
-        result = tune_ranks(
-            checkpoint.id if checkpoint.source == "local" else reference,
-            path,
-            workload,
-            ranks,
+        request = RankTuneRequest(
+            checkpoint=checkpoint,
+            path=path,
+            workload=workload,
+            ranks=ranks,
             timeout_seconds=float(run.timeout),
-            memory_limit_bytes=limit,
-            margin_bytes=margin_bytes,
             hostfile=hostfile,
-            force=run.force,
-            progress=progress,
+            **limits,
         )
+        result = tune_ranks(request, progress=progress)
     output.write(result, units=output.units)
     raise typer.Exit(Exit.YES)
 
 
 def _request(
-    prompt: PromptOptions,
+    run: TuneOptions,
     settings: WorkloadQuestion,
-    run: RunOptions,
     margin_bytes: int,
     output: TuneOutput,
 ) -> "partial[TuneRequest]":
     """Return `TuneRequest` with the options; all are checked before anything is fetched."""
+    from memfit.probes.experiments.generate import TuneRequest
     from memfit.probes.sweep_axes import parse_axis
-    from memfit.probes.tune import TuneRequest
 
     output.require_drawable()
-    workload = prompt.of_prompt(settings)
+    workload = run.of_prompt(settings)
     axes = [read_setting("sweep", parse_axis, each) for each in run.sweep or ()]
-    given, file = prompt.prompt, prompt_file(prompt.prompt)
+    given, file = run.prompt, prompt_file(run.prompt)
     request_of = partial(
         TuneRequest,
         workload=workload,
-        memory_limit_bytes=run.memory_limit,
-        margin_bytes=margin_bytes,
         prompt=None if given is None else prompt_text(given),
         command_prompt=None if file or given == "-" else given,
         prompt_file=file,
-        shortest_prompt=prompt.shortest(settings.batch),
+        shortest_prompt=run.shortest(settings.batch),
         tries_wired=run.wired,
         axes=tuple(axes),
         sweep_kv_start=settings.quantized_kv_start or 0,
-        force=run.force,
-        units=output.units,
+        **run.settings(margin_bytes, output.units),
     )
     require_writable(output.file, needs_stdout=output.flags)
     return request_of
-
-
-def _check_before_download(request_of: "partial[TuneRequest]", checkpoint: "Checkpoint") -> None:
-    from memfit.probes.process import require_installed
-    from memfit.probes.tune import require_room_for
-
-    request = request_of(model=checkpoint.id, checkpoint=checkpoint)
-    require_installed(has_image=request.has_image)
-    if not request.force:
-        require_room_for(
-            checkpoint,
-            request.workload,
-            margin_bytes=request.margin_bytes,
-            memory_limit_bytes=request.memory_limit_bytes,
-            units=request.units,
-        )
 
 
 def _command_model(checkpoint: "Checkpoint", path: Path) -> str:

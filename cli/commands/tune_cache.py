@@ -16,7 +16,7 @@ from memfit.cli.render.output import require_writable
 from memfit.estimators.base.units import parse_counts, parse_size
 
 if TYPE_CHECKING:
-    from memfit.probes.prompt_caches.tune import CacheRequest
+    from memfit.probes.prompt_caches.request import CacheRequest
 
 
 class CacheOptions(OptionGroup, frozen=True, kw_only=True):
@@ -94,15 +94,18 @@ def tune_cache(
     Shows memory, time and agreement of each way to restore it, and what is worth storing. Requests
     of several conversations are served under a budget.
     """
-    from memfit.probes.prompt_caches.process import CacheProcess
-    from memfit.probes.prompt_caches.tune import tune_cache as answer
+    from memfit.probes.experiments.caches import tune_cache as answer
+    from memfit.probes.process import ModelProcess
     from memfit.probes.store import user_store
 
     request_of = partial(_request(cache, run, runtime, output), **serving.fields())
     with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):
-        request = request_of(checkpoint=checkpoint, path=path)
-        start = run.start(CacheProcess, path)
-        result = answer(request, start=start, store=user_store(), progress=progress)
+        result = answer(
+            request_of(checkpoint=checkpoint),
+            start=run.start(ModelProcess, path),
+            store=user_store(),
+            progress=progress,
+        )
     output.write(result, units=output.units)
 
 
@@ -110,7 +113,7 @@ def _request(
     cache: CacheOptions, run: RunOptions, runtime: RuntimeOptions, output: PlanOutput
 ) -> "partial[CacheRequest]":
     """Return `CacheRequest` with the options; all are checked before anything is loaded."""
-    from memfit.probes.prompt_caches.tune import CacheRequest
+    from memfit.probes.prompt_caches.request import CacheRequest
 
     require_writable(output.file, needs_stdout=False)
     return partial(
@@ -121,8 +124,5 @@ def _request(
         max_tokens=cache.max_tokens,
         prefill_step=cache.prefill_step,
         agreement_percent=cache.agreement,
-        memory_limit_bytes=run.memory_limit,
-        margin_bytes=runtime.margin,
-        force=run.force,
-        units=output.units,
+        **run.settings(runtime.margin, output.units),
     )

@@ -66,15 +66,18 @@ def tune_experts(
 
     Shows memory, speed and agreement for numbers of experts, and whether fewer pay.
     """
-    from memfit.probes.experts.process import ExpertProcess
-    from memfit.probes.experts.tune import tune_experts as answer
+    from memfit.probes.experiments.experts import tune_experts as answer
+    from memfit.probes.process import ModelProcess
     from memfit.probes.store import user_store
 
     request_of = _request(experts, run, runtime, output)
     with measuring(model, run, verbose=output.verbose) as (checkpoint, path, progress):
-        request = request_of(checkpoint=checkpoint, path=path)
-        start = run.start(ExpertProcess, path)
-        result = answer(request, start=start, store=user_store(), progress=progress)
+        result = answer(
+            request_of(checkpoint=checkpoint, path=path),
+            start=run.start(ModelProcess, path),
+            store=user_store(),
+            progress=progress,
+        )
     output.write(result, units=output.units, plot=experts.plot)
     raise typer.Exit(Exit.NO if result.answer.pays is False else Exit.YES)
 
@@ -97,10 +100,7 @@ def _request(
         agreement_percent=experts.agreement,
         profile_file=experts.save_profile,
         pack=experts.prepack,
-        memory_limit_bytes=run.memory_limit,
-        margin_bytes=runtime.margin,
-        force=run.force,
-        units=output.units,
+        **run.settings(runtime.margin, output.units),
     )
     for file in (output.file, experts.save_profile):
         require_writable(file, needs_stdout=False)

@@ -33,23 +33,14 @@ def tune_train(
 
     Every sequence of the batches has --max-seq-length tokens. No adapter is kept.
     """
+    from memfit.probes.experiments.train import TrainRequest, tune_train
     from memfit.probes.process import ModelProcess
     from memfit.probes.store import user_store
-    from memfit.probes.tune_train import TrainRequest, tune_train
 
     recipe, reference = training.recipe(), training.of_file(model).reference()
     require_writable(output.file, needs_stdout=False)
-    limit = run.memory_limit
+    settings = run.settings(runtime.margin, output.units)
     with measuring(reference, run, verbose=output.verbose) as (checkpoint, path, _):
-        request = TrainRequest(
-            model=checkpoint.id,
-            checkpoint=checkpoint,
-            recipe=recipe,
-            updates=updates,
-            memory_limit_bytes=limit,
-            margin_bytes=runtime.margin,
-            force=run.force,
-            units=output.units,
-        )
-        result = tune_train(request, run.start(ModelProcess, path), user_store())
+        request = TrainRequest(checkpoint=checkpoint, recipe=recipe, updates=updates, **settings)
+        result = tune_train(request, start=run.start(ModelProcess, path), store=user_store())
     output.write(result, units=output.units)

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from memfit.cli.options.groups import OptionGroup, option
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.units import parse_count, parse_size
+from memfit.estimators.base.units import Units, parse_count, parse_size
 
 Process = TypeVar("Process")
 
@@ -35,6 +35,15 @@ class RunOptions(OptionGroup, frozen=True, kw_only=True):
     download: bool = option(
         "--download", help="Download a Hub model that is not cached here.", default=False
     )
+
+    def settings(self, margin_bytes: int, units: Units) -> dict[str, Any]:
+        """Return the fields of `RunRequest` but the checkpoint."""
+        return {
+            "memory_limit_bytes": self.memory_limit,
+            "margin_bytes": margin_bytes,
+            "force": self.force,
+            "units": units,
+        }
 
     def start(self, process: Callable[..., Process], path: Path) -> Callable[..., Process]:
         """Return what starts a measuring process for a model's directory, under these limits."""

@@ -73,7 +73,7 @@ class Fields(Section):
             return None
         for i, item in enumerate(self._list(key, value, length)):
             if not isinstance(item, str):
-                raise self.fail(f"{key}[{i}]", f"expected a text, got {short(item)}")
+                raise self.fail(f"{key}[{i}]", f"expected a string, got {short(item)}")
         return list(value)
 
     def items(self, key: str, length: int | None = None) -> list[Any] | None:

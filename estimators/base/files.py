@@ -47,10 +47,8 @@ def regular_file_bytes(path: Path) -> int:
         CheckpointError: when there is no such file, the link is broken, or it is a directory,
             a pipe or a device, which must not be opened.
     """
-    try:
+    with _errors_of(path):
         status = path.stat()
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{printable(path)}: {_reason(error, path)}") from None
     if not stat.S_ISREG(status.st_mode):
         raise CheckpointError(f"{printable(path)}: is not a regular file")
     return status.st_size
@@ -102,10 +100,8 @@ def open_regular(path: Path) -> io.FileIO:
         CheckpointError: as `regular_file_bytes`, or when the file may not be read.
     """
     regular_file_bytes(path)
-    try:
+    with _errors_of(path):
         return io.FileIO(path, "r", opener=_open_without_waiting)
-    except OSError as error:
-        raise CheckpointError(f"{printable(path)}: {_reason(error, path)}") from None
 
 
 def read_exactly(file: io.FileIO, count: int, path: Path) -> bytes:
@@ -116,10 +112,8 @@ def read_exactly(file: io.FileIO, count: int, path: Path) -> bytes:
     """
     parts = []
     while count > 0:
-        try:
+        with _errors_of(path):
             part = file.read(count)
-        except OSError as error:
-            raise CheckpointError(f"{printable(path)}: {_reason(error, path)}") from None
         if not part:
             raise CheckpointError(f"{printable(path)}: the file became shorter while it was read")
         parts.append(part)
@@ -156,10 +150,8 @@ def list_names(directory: Path) -> list[str]:
     Raises:
         CheckpointError: when it cannot be listed.
     """
-    try:
+    with _errors_of(directory):
         return sorted(os.listdir(directory))
-    except OSError as error:
-        raise CheckpointError(f"{printable(directory)}: {_reason(error, directory)}") from None
 
 
 def write_atomically(
@@ -206,10 +198,8 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
     """
     import fcntl  # for the commands that change what they have read
 
-    try:
+    with _errors_of(directory):
         handle = os.open(directory, os.O_RDONLY)
-    except OSError as error:
-        raise CheckpointError(f"{printable(directory)}: {_reason(error, directory)}") from None
     try:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -225,6 +215,15 @@ def reject_lfs_pointer(first_bytes: bytes, path: PurePath) -> None:
             f"{printable(path)}: is a Git LFS pointer, not the file itself;"
             " run 'git lfs pull' there"
         )
+
+
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Turn the system's errors into a CheckpointError that names the path."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{printable(path)}: {_reason(error, path)}") from None
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

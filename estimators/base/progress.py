@@ -7,7 +7,7 @@ from typing import Protocol
 from msgspec import Struct
 
 
-class Request(Struct, frozen=True):
+class FinishedRequest(Struct, frozen=True):
     """One finished request; ``status`` is None when there was no response."""
 
     url: str  # without its query, which may hold a signature
@@ -28,7 +28,7 @@ class Progress(Protocol):
     def end(self) -> None:
         """The work has ended, complete or not."""
 
-    def request(self, request: Request) -> None:
+    def request(self, request: FinishedRequest) -> None:
         """A request has finished."""
 
 
@@ -38,7 +38,7 @@ class _NullProgress:
     def begin(self, what: str, steps: int) -> None: ...
     def advance(self, steps: int = 1) -> None: ...
     def end(self) -> None: ...
-    def request(self, request: Request) -> None: ...
+    def request(self, request: FinishedRequest) -> None: ...
 
 
 NULL_PROGRESS: Progress = _NullProgress()

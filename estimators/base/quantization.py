@@ -85,6 +85,6 @@ def parse_format(text: str) -> tuple[int, str]:
     if match := re.fullmatch(_BITS, wanted):
         return int(match[1]), "affine"
     raise InputError(
-        f"{text[:40]!r} is no format of weights; write bits ({', '.join(map(str, AFFINE_BITS))}),"
+        f"{text[:40]!r} is not a weight format; write bits ({', '.join(map(str, AFFINE_BITS))}),"
         f" or {', '.join(FLOAT_MODES)}"
     )

@@ -47,20 +47,20 @@ class Rank(Struct, frozen=True):
         return self.parallel == "pipeline" and self.index > 0
 
 
-def pick_parallel(asked: Parallel | None, can: Sequence[Parallel]) -> Parallel:
-    """Return how a class that ``can`` run so is run: as mlx-lm's sharded_load where none is asked.
+def pick_parallel(requested: Parallel | None, can: Sequence[Parallel]) -> Parallel:
+    """Return how a class that ``can`` run so is run: without a request as by mlx-lm's sharded_load.
 
     Raises:
         UnsupportedError: when it cannot.
     """
     if not can:
         raise UnsupportedError("mlx-lm's class has neither shard nor pipeline: it runs on one rank")
-    if asked is not None and asked not in can:
-        method = "shard" if asked == "tensor" else "pipeline"
+    if requested is not None and requested not in can:
+        method = "shard" if requested == "tensor" else "pipeline"
         raise UnsupportedError(
             f"mlx-lm's class has no {method}; it runs with {setting('parallel')} {can[0]}"
         )
-    return asked or can[0]
+    return requested or can[0]
 
 
 def even_split(layers: int, size: int) -> tuple[int, ...]:

@@ -26,6 +26,11 @@ class Units(str, Enum):
     GB = "gb"
     GIB = "gib"
 
+    @property
+    def symbol(self) -> str:
+        """The unit as it is printed."""
+        return "GB" if self is Units.GB else "GiB"
+
 
 # RECORD SEPARATOR is in no sentence.
 _OPEN_SIZE = re.compile("\x1e(-?[0-9]+)\x1e")

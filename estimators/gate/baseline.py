@@ -16,8 +16,7 @@ from memfit.estimators.base.files import is_there, printable, read_whole
 from memfit.estimators.base.quantities import Bytes, Count, Positive, Sha256
 from memfit.estimators.base.quantization import FloatMode, Quantization
 from memfit.estimators.base.ranks import Parallel
-from memfit.estimators.base.reading.section import Section, json_section
-from memfit.estimators.base.reading.typed import to_record
+from memfit.estimators.base.reading.section import Section, json_section, to_record
 from memfit.estimators.base.reading.values import as_object
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.version import __version__

@@ -1,16 +1,18 @@
-"""Machines by name, by memory and by working set."""
+"""Machines by name, by memory and by working set: Apple's chips and NVIDIA's GPUs."""
 
 import re
+from functools import cache
+from math import prod
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.nearest import nearest
-from memfit.estimators.machine.apple import Chip, chips
-from memfit.estimators.machine.data.apple import WORKING_SETS
+from memfit.estimators.machine.data.apple import CHIPS, WORKING_SETS
+from memfit.estimators.machine.data.nvidia import GPUS, UNIFIED_GPUS
 from memfit.estimators.machine.device import UNKNOWN_GPU, Device, DeviceSource, GpuClass
-from memfit.estimators.machine.nvidia import GpuModel, cuda_working_set, gpu_models
 from memfit.estimators.machine.working_set import (
     DEFAULT_REGIME,
     GIB,
@@ -26,6 +28,98 @@ MAX_MEMORY_BYTES = 2**50
 MIN_MAC_BYTES = 4 * GIB
 _CUDNN_CAPABILITY = 80
 _LONGEST_NAME = 60
+_ARCHITECTURE = re.compile(r"applegpu_g([0-9]{2})([pgsd])")
+_CLASSES: dict[str, GpuClass] = {"p": "p", "g": "g", "s": "s", "d": "d"}
+
+
+class Chip(Struct, frozen=True):
+    """One chip and tier, such as M4 Max; ``memory_gib`` lists the memory sizes it was sold with."""
+
+    id: str
+    name: str
+    generation: int
+    gpu_class: GpuClass
+    memory_gib: tuple[int, ...]
+    needs_macos_26: bool
+    bandwidth_bytes: int
+    """Bytes a second that its memory can deliver."""
+
+
+@cache
+def chips() -> dict[str, Chip]:
+    """Return every chip by its id, such as ``m4-max``, oldest first."""
+    return {
+        chip_id: Chip(
+            chip_id,
+            row["name"],
+            *architecture_parts(row["architecture"]),
+            tuple(row["memory_gib"]),
+            row.get("needs_macos_26", False),
+            prod(row["memory_bus"]) * 10**6 // 8,
+        )
+        for chip_id, row in CHIPS.items()
+    }
+
+
+def architecture_parts(architecture: str) -> tuple[int, GpuClass]:
+    """Return generation and class of a Metal architecture name; ValueError when it is not one.
+
+    Source: mlx/backend/metal/device.cpp, Device::Device.
+
+    >>> architecture_parts("applegpu_g16s")
+    (16, 's')
+    """
+    match = _ARCHITECTURE.fullmatch(architecture)
+    if match is None:
+        raise ValueError(f"{architecture!r} is not an Apple GPU architecture")
+    return int(match[1]), _CLASSES[match[2]]
+
+
+class GpuModel(Struct, frozen=True):
+    """A GPU as sold; ``compute_capability`` has major and minor in one number, 89 for 8.9."""
+
+    id: str
+    name: str
+    memory_bytes: int
+    compute_capability: int
+    unified_memory: bool
+    bandwidth_bytes: int
+    """Bytes a second that its memory can deliver."""
+
+
+@cache
+def gpu_models() -> dict[str, GpuModel]:
+    """Return every GPU by its id, such as ``rtx-4090`` or ``h100-80``."""
+    tables = (GPUS, 2**20), (UNIFIED_GPUS, 10**9)
+    return {
+        gpu_id: GpuModel(
+            gpu_id, name, memory * unit, capability, rows is UNIFIED_GPUS, bandwidth * 10**6
+        )
+        for rows, unit in tables
+        for gpu_id, (name, memory, capability, bandwidth) in rows.items()
+    }
+
+
+def cuda_working_set(memory_bytes: int) -> int:
+    """Return what MLX's CUDA allocator lets itself use: 95 % of the GPU's memory.
+
+    Source: mlx/backend/cuda/allocator.cpp, memory_limit_.
+    """
+    return memory_bytes * 95 // 100
+
+
+def listed_gpu(reported_name: str) -> GpuModel | None:
+    """Return the GPU that nvidia-smi prints under this name, None when it is not listed.
+
+    >>> [listed_gpu(name).id for name in ("NVIDIA GeForce RTX 4090", "Tesla T4")]
+    ['rtx-4090', 't4']
+    """
+    matches = [
+        model
+        for model in gpu_models().values()
+        if re.search(rf"\b{re.escape(model.name)}\b", reported_name, re.IGNORECASE)
+    ]
+    return max(matches, key=lambda model: len(model.name), default=None)
 
 
 def find_device(name: str, *, os_regime: OsRegime = DEFAULT_REGIME) -> Device:
@@ -50,7 +144,7 @@ def find_device(name: str, *, os_regime: OsRegime = DEFAULT_REGIME) -> Device:
         raise InputError(f"{given!r}: the {chip.name} was sold with {_sizes(chip)}")
     if wanted in chips():
         raise InputError(f"{given!r}: name its memory too, such as {_names(chips()[wanted])}")
-    raise InputError(f"no machine is called {given!r}; {_nearest(wanted)}")
+    raise InputError(f"unknown machine {given!r}; {_nearest(wanted)}")
 
 
 def memory_device(memory_bytes: int, *, os_regime: OsRegime = DEFAULT_REGIME) -> Device:

@@ -53,17 +53,15 @@ def require_addresses(path: Path) -> None:
     """
     top = _hostfile(path)
     variables = top.values.get("envs", [])
-    if not isinstance(variables, list) or not all(map(_is_setting_of_mlx, variables)):
+    if not isinstance(variables, list) or not all(
+        isinstance(each, str) and _SETTING.match(each) for each in variables
+    ):
         raise top.fail("envs", 'expected settings of MLX, such as ["MLX_METAL_FAST_SYNCH=1"]')
     for host in _hosts(top, path):
         addresses = host.values.get("ips")
         _ssh_name(host)
         if not (isinstance(addresses, list) and addresses and isinstance(addresses[0], str)):
             raise host.fail("ips", 'the ring needs an address of the host, such as ["10.0.1.1"]')
-
-
-def _is_setting_of_mlx(variable: object) -> bool:
-    return isinstance(variable, str) and bool(_SETTING.match(variable))
 
 
 def _hostfile(path: Path) -> Section:

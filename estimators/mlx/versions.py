@@ -41,7 +41,7 @@ def parse_version(text: str) -> Version:
     A missing number is zero, as in PEP 440: versions are compared as tuples.
 
     Raises:
-        InputError: when the text is no version.
+        InputError: when the text is not a version.
 
     >>> parse_version("0.32"), parse_version("0.29.2.dev20251008")
     ((0, 32, 0), (0, 29, 2))

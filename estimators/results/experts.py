@@ -125,3 +125,16 @@ class ExpertsPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-experts/1"
     def chosen(self) -> CapacityRow | None:
         """The row of the device's capacity."""
         return next((row for row in self.rows if row.capacity == self.capacity), None)
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Why the chosen capacity may be no good though it fits."""
+        codes = self.chosen.warnings if self.chosen and self.chosen.verdict != "exceeds" else ()
+        return tuple(note.message for note in self.notes if note.code in codes)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the chosen capacity: with a caveat it is tight at best."""
+        if self.chosen is None:
+            return "unknown"
+        return "tight" if self.chosen.verdict == "fits" and self.caveats else self.chosen.verdict

@@ -107,3 +107,10 @@ class GrowthPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-growth/1"):
     rules: tuple[GrowthRow, ...]
     undecided: tuple[UnsupportedRuntime, ...]
     notes: tuple[Note, ...]
+
+    @property
+    def has_budgets(self) -> bool:
+        """Whether runtimes leave their caches different amounts."""
+        return self.budget_bytes is None and any(
+            rule.budget_bytes is not None for rule in self.rules
+        )

@@ -157,6 +157,13 @@ class Simulation(Struct, frozen=True):
     uncached_prefill_ms: Count | None = None
     """Prefill time without any cache."""
 
+    @property
+    def waiting_ms(self) -> int | None:
+        """What users wait for: reloads and prefills, as files are written later."""
+        if self.read_ms is None or self.prefill_ms is None:
+            return None
+        return self.read_ms + self.prefill_ms
+
 
 class PolicyRun(Struct, frozen=True):
     """The same requests with one rule of eviction.
@@ -202,8 +209,3 @@ class OffloadPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-offload/1"
     policies: tuple[PolicyRun, ...]
     """All policies, with a request trace."""
     notes: tuple[Note, ...]
-
-    @property
-    def requested(self) -> SizeRow:
-        """The row of the requested length."""
-        return next(row for row in self.sizes if row.tokens == self.tokens)

@@ -14,8 +14,8 @@ from msgspec import UNSET
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.apple import chips
 from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.devices import chips
 from memfit.estimators.results.estimate import DecodeSpeed
 from memfit.estimators.runtimes.facets import MlxLmPrograms, SplitMemory, decoding_rows
 from memfit.estimators.sizing.sized_model import SizedModel

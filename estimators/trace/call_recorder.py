@@ -44,7 +44,7 @@ class KeptCalls:
         return call
 
     def keep(self, key: Hashable, call: Call) -> None:
-        """Keep a call, and drop those that were not asked for longest while there are too many.
+        """Keep a call, and drop those unused for longest while there are too many.
 
         First calls are the last to go: other prompts have the same.
         """

@@ -195,19 +195,23 @@ def _modules(of: DescribedClass, dtype: str) -> Iterator[Module]:
         is_packed = has_weight and f"{path}.scales" in arrays
         if (last == "bias" and has_weight) or (last in ("scales", "biases") and is_packed):
             continue  # counted with the weight
-        is_weight = last == "weight"
-        quantizable = is_weight and hasattr(owners.get(path), "to_quantized")
-        bias = arrays.get(f"{path}.bias") if is_weight else None
         is_tower = of.has_towers and part_of(name) is Part.VISION
         part = Part.VISION if is_tower else _part(name, owners.get(path), routed)
+        is_float32 = _is_float32(array, dtype, name)
+        if last != "weight":
+            shape = tuple(array.shape)
+            yield Module(name, shape, part, 0, False, True, is_float32, loaded=not is_tower)
+            continue
+        quantizable = hasattr(owners.get(path), "to_quantized")
+        bias = arrays.get(f"{path}.bias")
         yield Module(
-            path if is_weight else name,
-            _unpacked(array, owners[path]) if is_weight and is_packed else tuple(array.shape),
+            path,
+            _unpacked(array, owners[path]) if is_packed else tuple(array.shape),
             part,
             0 if bias is None else bias.size,
             quantizable,
             _predicate(of.predicate(path, owners[path])) if quantizable else True,
-            _is_float32(array, dtype, name),
+            is_float32,
             loaded=not is_tower,
         )
 

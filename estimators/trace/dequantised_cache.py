@@ -24,7 +24,7 @@ class StoredRows(NamedTuple):
     """Values in a row."""
 
 
-class Packing(NamedTuple):
+class StoredFormat(NamedTuple):
     """How values are stored, and what they were."""
 
     bits: int
@@ -32,7 +32,7 @@ class Packing(NamedTuple):
     dtype: str
 
 
-def dequantised_peak(stored: Iterable[StoredRows], how: Packing, device: Device) -> int:
+def dequantised_peak(stored: Iterable[StoredRows], how: StoredFormat, device: Device) -> int:
     """Return the most bytes that one evaluation of all adds to the stored ones.
 
     The device is taken as slow, so that for a CPU it is a bound.
@@ -41,18 +41,18 @@ def dequantised_peak(stored: Iterable[StoredRows], how: Packing, device: Device)
     return load_peak(graph(stored, how), device, MLX_VERSION, after_others=True)
 
 
-def cpu_graph(stored: Iterable[StoredRows], how: Packing) -> Call:
+def cpu_graph(stored: Iterable[StoredRows], how: StoredFormat) -> Call:
     graph = _Graph(how)
     return graph.call([graph.shifts(each) for each in stored])
 
 
-def _gpu_graph(stored: Iterable[StoredRows], how: Packing) -> Call:
+def _gpu_graph(stored: Iterable[StoredRows], how: StoredFormat) -> Call:
     graph = _Graph(how)
     return graph.call([graph.kernel(each) for each in stored])
 
 
 class _Graph:
-    def __init__(self, how: Packing) -> None:
+    def __init__(self, how: StoredFormat) -> None:
         self.how = how
         self.arrays: list[Array] = []
         self.nodes: list[Node] = []

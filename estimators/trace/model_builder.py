@@ -100,7 +100,7 @@ def build(
 
 
 def reject_own_code(config: Mapping[str, Any], name: str) -> None:
-    """Check that a class of the library is asked for.
+    """Check that the config has a class of the library.
 
     Raises:
         UnsupportedError: when the config names a file with code.

@@ -55,7 +55,7 @@ _OWN = {"_generate_module_override": lambda _, own: own}
 Kind = Literal["eval", "async_eval", "clear_cache"]
 
 
-class Cut(NamedTuple):
+class RunStep(NamedTuple):
     """One evaluation of a run, or the return of freed buffers."""
 
     kind: Kind
@@ -69,7 +69,7 @@ class VisionRun(NamedTuple):
 
     call: Call
     """All nodes; ``held`` are the embeddings with the features of the images."""
-    cuts: tuple[Cut, ...]
+    cuts: tuple[RunStep, ...]
     decodes: int
     """The position of the first cut that belongs to decoding."""
 
@@ -83,7 +83,7 @@ class _NoDraft(Silent):
         return output
 
 
-class _OpenCut(NamedTuple):
+class _OpenStep(NamedTuple):
     kind: Kind
     evaluated: list[Any]
     held: list[Any]
@@ -104,7 +104,7 @@ def record_vision(
     Raises:
         GraphError: when the class computes something from values that a trace does not have.
     """
-    recorder = _Recorder(model, plan, workload, target, caches)
+    recorder = _RunRecorder(model, plan, workload, target, caches)
     leaves = [leaf for leaf in modules.leaves() if not _is_value(leaf)]
     recorder.weights = lambda: {id(leaf.owner[leaf.key]) for leaf in leaves}
     try:
@@ -122,7 +122,7 @@ def record_vision(
         held=embedded,
     )
     pairs = zip(recorder.cuts, groups[::2], groups[1::2], strict=True)
-    cuts = tuple(Cut(cut.kind, ends, tuple(dict.fromkeys(held))) for cut, ends, held in pairs)
+    cuts = tuple(RunStep(cut.kind, ends, tuple(dict.fromkeys(held))) for cut, ends, held in pairs)
     return VisionRun(unmerged(call), cuts, recorder.decodes)
 
 
@@ -139,7 +139,7 @@ def _is_value(leaf: Leaf) -> bool:
     return True
 
 
-class _Recorder:
+class _RunRecorder:
     """One call of mlx-vlm's generate_step, or of its loop that denoises a canvas."""
 
     weights: Callable[[], set[int]]
@@ -166,7 +166,7 @@ class _Recorder:
         self.given = inputs(model, plan, workload)
         features = sum(image.feature_count - image.added for image in plan.images)
         self._features = features * workload.batch
-        self.cuts: list[_OpenCut] = []
+        self.cuts: list[_OpenStep] = []
         self.decodes = self._tokens = 0
         self.counts: list[int] = []
         self._embedded: list[Any] = []
@@ -240,11 +240,11 @@ class _Recorder:
     def _hook(self, kind: Kind) -> Callable[..., None]:
         def cut(*trees: Any) -> None:
             if kind == "clear_cache":
-                self.cuts.append(_OpenCut(kind, [], []))
+                self.cuts.append(_OpenStep(kind, [], []))
                 return
             self._sampled.update(map(id, _arrays(trees)))
             held = [self.given, _variables(sys._getframe(1), self._step.__code__)]
-            self.cuts.append(_OpenCut(kind, self._now(trees), self._now(held)))
+            self.cuts.append(_OpenStep(kind, self._now(trees), self._now(held)))
 
         return cut
 

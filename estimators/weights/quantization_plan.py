@@ -94,7 +94,7 @@ def _format(block: Mapping[str, Any], name: str, key: str) -> Quantization:
     """Source of the defaults: mlx nn/layers/quantized.py, _defaults_for_mode."""
     mode = block.get("mode", "affine")
     if not isinstance(mode, str):
-        raise ConfigError(f"{name}: {key}.mode: expected a text, got {mode!r:.40}")
+        raise ConfigError(f"{name}: {key}.mode: expected a string, got {mode!r:.40}")
     bits, group_size = DEFAULTS.get(mode, (0, 0))
     bits = _integer(block.get("bits", bits), f"{name}: {key}.bits")
     group_size = _integer(block.get("group_size", group_size), f"{name}: {key}.group_size")
@@ -123,7 +123,7 @@ def text_class(config: Mapping[str, Any], model: Model) -> str:
 def _foreign(block: Mapping[str, Any], model: Model, name: str, reader: str) -> Declared:
     method = block.get("quant_method")
     if not isinstance(method, str):
-        shown = f"expected a text, got {method!r:.40}"
+        shown = f"expected a string, got {method!r:.40}"
         raise ConfigError(f"{name}: quantization_config.quant_method: {shown}")
     if method == "fp8":
         return _fp8(block, model, reader)

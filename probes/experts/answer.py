@@ -29,7 +29,9 @@ def offloading(
             (
                 point
                 for point in sorted(measured, key=lambda each: each.capacity)
-                if (_speed(point) or 0) >= floor and _agrees(point, agreement_percent)
+                if (_speed(point) or 0) >= floor
+                # Without a full model nothing contradicts.
+                and (point.agreement is None or point.agreement.is_enough(agreement_percent))
             ),
             None,
         )
@@ -86,12 +88,6 @@ def _speed(point: ExpertsPoint) -> float | None:
     if point.speed is None:
         return None
     return point.speed.decode_tokens_per_second or point.speed.prefill_tokens_per_second
-
-
-def _agrees(point: ExpertsPoint, percent: int) -> bool:
-    """Whether enough tokens are equal; without a full model nothing contradicts."""
-    found = point.agreement
-    return found is None or 100 * found.same_tokens >= percent * found.tokens
 
 
 def _rate(point: ExpertsPoint) -> str:

@@ -12,9 +12,9 @@ from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.sizing.measurement_lookup import workload_words
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.weights.expert_slots import Inventory, inventory, layered_startup_bytes
-from memfit.probes.difference_report import versions_line
+from memfit.probes.difference_report import model_line, report_lines
+from memfit.probes.experiments.base import sized_here
 from memfit.probes.experts.result import ExpertsPoint, PlannedFigure
-from memfit.probes.tune import sized_here
 
 # The table from expert to slot has 4 bytes for each expert, the one of the missing has 1.
 _TABLE_BYTES = 5
@@ -68,12 +68,11 @@ def plan_of(checkpoint: Checkpoint, device: Device, workload: Workload) -> Plan 
     try:
         sized = sized_here(checkpoint, device, workload, margin_bytes=0)
         experts = inventory(sized.model, checkpoint.tensors, sized.footprint)
-        model = sized.model
         return Plan(
             experts=experts,
             figures=sized.figures_for(workload),
             copies=_copies(sized, device),
-            model=f"{model.model_type}, {model.dtype}, {len(model.layers)} layers",
+            model=model_line(sized),
             percent=sized.runtime_model.basis("workspace", workload)[1],
         )
     except MemfitError as error:
@@ -85,19 +84,16 @@ def difference_report(
 ) -> tuple[str, ...]:
     """Return lines to paste into an issue, none when every figure is as stated.
 
-    Weights are stated to the byte, peaks as upper bounds with an error. No line has a name of a
-    model, a machine or a user, or a path.
+    Weights are stated to the byte, peaks as upper bounds with an error.
     """
-    found = tuple(
+    found = (
         f"{point.capacity} of {plan.experts.experts} experts, {name}: planned"
         f" {figure.planned_bytes} bytes, measured {figure.measured_bytes}"
         for point in points
         for name in ("weights", "startup", "prefill_peak", "decode_peak")
         if _is_beyond(figure := getattr(point, name), 0 if name == "weights" else plan.percent)
     )
-    if not found:
-        return ()
-    return (versions_line(versions), plan.model, workload_words(workload), *found)
+    return report_lines(versions, plan.model, found, workload_words(workload))
 
 
 def _is_beyond(figure: PlannedFigure, percent: int) -> bool:

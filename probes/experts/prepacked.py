@@ -16,10 +16,9 @@ from msgspec.json import encode, format
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import CheckpointError, InputError
-from memfit.estimators.base.files import list_names, printable, read_whole
+from memfit.estimators.base.files import is_there, list_names, printable, read_whole
 from memfit.estimators.base.quantities import Bytes, Count, Line, NonEmpty, Sha256
-from memfit.estimators.base.reading.section import json_section
-from memfit.estimators.base.reading.typed import to_record
+from memfit.estimators.base.reading.section import json_section, to_record
 from memfit.estimators.base.unfinished import remove_unfinished, unfinished_folder
 from memfit.estimators.results.result import Result
 from memfit.probes.disk import require_free, sha256_of, sync, unwritable
@@ -135,6 +134,20 @@ def read(directory: Path) -> Manifest:
     manifest = to_record(Manifest, top.values, top.reading)
     if fault := _fault(manifest):
         raise top.fail(*fault)
+    return manifest
+
+
+def existing(directory: Path, path: Path, fingerprint: str) -> Manifest | None:
+    """Return the manifest of a directory that was written before, None when it is to be written.
+
+    Raises:
+        InputError: when it is damaged, of another checkpoint, or cannot be written.
+    """
+    if not is_there(directory / MANIFEST):
+        require_room(directory, 0)
+        return None
+    manifest = read(directory)
+    check(directory, manifest, path, fingerprint)
     return manifest
 
 

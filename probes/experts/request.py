@@ -1,24 +1,23 @@
-"""What ``memfit tune experts`` is asked to measure, and which capacities a model can have."""
+"""The request of ``memfit tune experts``, and which capacities a model can have."""
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from msgspec import Struct
-
 from memfit.estimators.base.errors import InputError, MemfitError
-from memfit.estimators.base.units import Units
-from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.weights.expert_slots import ExpertLayer, require_capacity
+from memfit.probes.experiments.base import RunRequest
 from memfit.probes.experts.slots import Policy
 
 PARTS = 4
 """Quarters of the experts are measured when no capacity is named."""
 
 
-class ExpertsRequest(Struct, frozen=True, kw_only=True):
-    checkpoint: Checkpoint
+class ExpertsRequest(RunRequest, frozen=True, kw_only=True):
+    """The prompts to count and measure, and the experts to keep."""
+
     path: Path
+    """The directory of the checkpoint."""
     prompts: tuple[str, ...]
     """The profile counts their routing."""
     held_out: tuple[str, ...] = ()
@@ -31,10 +30,6 @@ class ExpertsRequest(Struct, frozen=True, kw_only=True):
     agreement_percent: int = 95
     profile_file: Path | None = None
     pack: Path | None = None
-    memory_limit_bytes: int | None = None
-    margin_bytes: int = 0
-    force: bool = False
-    units: Units = Units.GB
 
 
 def check_described(request: ExpertsRequest) -> None:

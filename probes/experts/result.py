@@ -35,6 +35,10 @@ class SlotTraffic(Struct, frozen=True, kw_only=True):
     repeated: Count
     """Steps that were done again after a miss."""
 
+    def per_token(self, count: int) -> float:
+        """Return a count for each token of the phase, which has at least one."""
+        return count / self.tokens
+
 
 class DiscoveryResult(Struct, frozen=True, kw_only=True):
     """The run without experts: only the routers choose."""
@@ -70,6 +74,19 @@ class ExpertsPoint(Struct, frozen=True, kw_only=True):
     agreement: Agreement | None
     """With the full model; None where that was not run."""
     measurement_id: str | None
+
+    @property
+    def decode_tokens_per_second(self) -> float | None:
+        return self.speed.decode_tokens_per_second if self.speed else None
+
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """The measured bytes of weights, of the rest of the run, and of the start-up above it."""
+        weights, startup, *run = (
+            figure.measured_bytes or 0
+            for figure in (self.weights, self.startup, self.prefill_peak, self.decode_peak)
+        )
+        return weights, max(0, max(run) - weights), max(0, startup - max(*run, weights))
 
 
 class Offloading(Struct, frozen=True, kw_only=True):

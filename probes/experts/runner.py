@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import CheckpointError, InputError
 from memfit.estimators.base.files import printable
+from memfit.estimators.base.quantities import Bytes, Count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Run
-from memfit.probes.agreement import compared, greedy, prefill
+from memfit.probes.agreement import Agreement, compared, greedy, prefill
 from memfit.probes.experts import prepacked
 from memfit.probes.experts.expert_files import ExpertFiles
 from memfit.probes.experts.slots import Policy, Steps, attach, keep_only
@@ -45,6 +46,28 @@ class ExpertSetup(Struct, frozen=True, kw_only=True):
     """A prepacked directory to load from."""
 
 
+class ExpertLayerInfo(Struct, frozen=True, kw_only=True):
+    """The routed experts of one layer of the loaded model."""
+
+    layer: Count
+    experts: Count
+    nbytes: Bytes
+    """Bytes of all experts."""
+    largest_nbytes: Bytes
+    """Bytes of the largest stacked tensor."""
+    unreadable: str | None
+    """A tensor that no single expert can be read from, None when there is none."""
+
+
+class LayerRouting(Struct, frozen=True, kw_only=True):
+    """How often each expert of a layer was used: pairs of an expert and a number."""
+
+    layer: Count
+    top_k: Count
+    tokens: tuple[tuple[Count, Count], ...]
+    prompts: tuple[tuple[Count, Count], ...]
+
+
 class ExpertRunner(ModelRunner):
     """Measures one model with a part of its experts."""
 
@@ -55,7 +78,7 @@ class ExpertRunner(ModelRunner):
         self._setup = setup
         self._switches: list[Switch] = []
         self._prompts: list[list[int]] = []
-        self._layers: list[dict[str, Any]] = []
+        self._layers: list[ExpertLayerInfo] = []
         self._steps: Steps | None = None
         self._notes: list[str] = []
 
@@ -103,17 +126,17 @@ class ExpertRunner(ModelRunner):
                 " of them, as a bound"
             )
         if setup.mode == "slots":
-            experts = {each["layer"]: each["experts"] for each in self._layers}
+            experts = {each.layer: each.experts for each in self._layers}
             self._steps = Steps(setup.policy, experts)
             attach(model, switches, setup.kept, setup.pinned, steps=self._steps, files=files)
         return model, config
 
-    def layers(self) -> dict[str, Any]:
-        """Return the layers with experts, their number and bytes, and notes."""
-        return {"layers": self._layers, "notes": self._notes}
+    def layers(self) -> tuple[tuple[ExpertLayerInfo, ...], tuple[str, ...]]:
+        """Return the layers with experts of the loaded model, and notes on how it runs."""
+        return tuple(self._layers), tuple(self._notes)
 
-    def routing(self, prompts: Sequence[int], step: int) -> list[dict[str, Any]]:
-        """Run prompts; return for each layer how many tokens and prompts used each expert."""
+    def routing(self, prompts: tuple[int, ...], step: int) -> tuple[LayerRouting, ...]:
+        """Run prompts, ``step`` tokens at a time; return what the routers chose."""
         import mlx.core as mx
         from mlx_lm.models.cache import make_prompt_cache
 
@@ -130,15 +153,15 @@ class ExpertRunner(ModelRunner):
                     self.report({})
                 record.end_prompt()
         self._recording(None)
-        return [
-            {
-                "layer": layer,
-                "top_k": record.top_k[layer],
-                "tokens": list(record.tokens[layer].items()),
-                "prompts": list(record.prompts[layer].items()),
-            }
+        return tuple(
+            LayerRouting(
+                layer=layer,
+                top_k=record.top_k[layer],
+                tokens=tuple(record.tokens[layer].items()),
+                prompts=tuple(record.prompts[layer].items()),
+            )
             for layer in record.tokens
-        ]
+        )
 
     def run(self, workload: Workload, wired_limit_bytes: int | None) -> Run:
         """Generate once; the figures of the slots are added to the run's."""
@@ -155,25 +178,31 @@ class ExpertRunner(ModelRunner):
         ]
         return replace(run, more=(*run.more, *more))
 
-    def agreement(
-        self, reference: str, tokens: int, step: int, *, is_reference: bool
-    ) -> dict[str, Any]:
-        """Generate greedily and save the logits, or compare with saved ones along their tokens."""
+    def save_reference(self, file: Path, tokens: int, step: int) -> None:
+        """Generate greedily, and save the logits for `agreement`."""
         import mlx.core as mx
 
         with self.errors(), memory_errors():
-            if is_reference:
-                logits, chosen = self._logits(tokens, step, None)
-                mx.save_safetensors(reference, {"logits": logits, "tokens": chosen})
-                return {}
-            saved: Any = mx.load(reference)
+            logits, chosen = self._logits(tokens, step, None)
+            mx.save_safetensors(str(file), {"logits": logits, "tokens": chosen})
+
+    def agreement(self, file: Path, tokens: int, step: int) -> Agreement:
+        """Compare the logits with saved ones, along their tokens."""
+        import mlx.core as mx
+
+        with self.errors(), memory_errors():
+            saved: Any = mx.load(str(file))
             logits, _ = self._logits(tokens, step, saved["tokens"].tolist())
             return compared(logits, saved["logits"])
 
-    def pack(self, directory: str, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Write the weights that are loaded to a directory; return its manifest."""
+    def pack(self, directory: Path, manifest: prepacked.Manifest) -> prepacked.Manifest:
+        """Write the loaded weights to a directory; return its manifest with the checksums.
+
+        Raises:
+            InputError: when it cannot be written.
+            MachineError: when the disk is too full.
+        """
         from mlx.utils import tree_flatten
-        from msgspec import convert, to_builtins
 
         own = {name for switch in self._switches for _, _, name in switch.arrays()}
         flat: Any = dict(tree_flatten(self.model.parameters()))
@@ -181,10 +210,8 @@ class ExpertRunner(ModelRunner):
             prepacked.EXPERTS: {name: flat[name] for name in flat if name in own},
             prepacked.OTHERS: {name: flat[name] for name in flat if name not in own},
         }
-        wanted = convert({**manifest, "files": []}, prepacked.Manifest)
-        prepacked.require_room(Path(directory), sum(array.nbytes for array in flat.values()))
-        saved: dict[str, Any] = to_builtins(prepacked.save(Path(directory), files, wanted))
-        return saved
+        prepacked.require_room(directory, sum(array.nbytes for array in flat.values()))
+        return prepacked.save(directory, files, manifest)
 
     def _load_experts(self) -> None:
         setup = self._setup
@@ -243,16 +270,16 @@ class ExpertRunner(ModelRunner):
         return found, mx.array(list(chosen))
 
 
-def _described(switch: Switch, files: ExpertFiles) -> dict[str, Any]:
+def _described(switch: Switch, files: ExpertFiles) -> ExpertLayerInfo:
     unreadable = (
         full_name
         for linear, name, full_name in switch.arrays()
         if not files.candidates(full_name, linear[name].shape, linear[name].dtype)
     )
-    return {
-        "unreadable": next(unreadable, None),
-        "layer": switch.layer,
-        "experts": switch.experts,
-        "nbytes": switch.nbytes,
-        "largest_nbytes": max(linear[name].nbytes for linear, name, _ in switch.arrays()),
-    }
+    return ExpertLayerInfo(
+        layer=switch.layer,
+        experts=switch.experts,
+        nbytes=switch.nbytes,
+        largest_nbytes=max(linear[name].nbytes for linear, name, _ in switch.arrays()),
+        unreadable=next(unreadable, None),
+    )

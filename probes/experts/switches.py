@@ -94,15 +94,11 @@ class Routing:
         self.top_k[layer] = indices.shape[-1]
         self._pending.append((layer, indices))
 
-    def pending(self) -> list[Any]:
-        """Return the indices that are not counted yet."""
-        return [indices for _, indices in self._pending]
-
     def count(self) -> None:
         """Count the indices, in one evaluation for all layers."""
         import mlx.core as mx
 
-        mx.eval(self.pending())
+        mx.eval([indices for _, indices in self._pending])
         for layer, indices in self._pending:
             chosen = indices.flatten().tolist()
             self.tokens[layer].update(chosen)

@@ -89,7 +89,7 @@ def _smallest_peak(
 def _agrees(conversation: Conversation, bits: int, way: Way, percent: int) -> bool:
     found = _restore(conversation, bits, way)
     agreement = found.agreement if found else None
-    return agreement is not None and (100 * agreement.same_tokens >= percent * agreement.tokens)
+    return agreement is not None and agreement.is_enough(percent)
 
 
 def _restore(conversation: Conversation, bits: int, way: Way) -> CacheRestore | None:

@@ -21,7 +21,7 @@ from memfit.estimators.results.offload import Simulation, Speeds
 from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.runtimes.measurement import Way
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.probes.difference_report import versions_line
+from memfit.probes.difference_report import model_line, report_lines
 from memfit.probes.prompt_caches.result import Conversation
 
 _GROUP_SIZE = 64
@@ -97,6 +97,11 @@ class CachePlan(Struct, frozen=True):
         around = self.sized.resident_bytes + self.sized.margin_bytes
         return replace(need, peak_bytes=max(need.peak_bytes, around + max(moved, default=0)))
 
+    def active_bytes(self, requests: Sequence[TraceRequest], bits: int) -> int:
+        """Return the same of conversations in some bits, without the weights and the margin."""
+        need = self.serving(requests, (bits,))
+        return need.peak_bytes - self.sized.resident_bytes - self.sized.margin_bytes
+
     def kept_bytes(self, requests: Sequence[TraceRequest], all_bits: Iterable[int]) -> int:
         """Return what the conversations take when all of them stay in memory, at most."""
         longest: dict[str, int] = {}
@@ -111,20 +116,9 @@ class CachePlan(Struct, frozen=True):
     def differences(
         self, conversations: Sequence[Conversation], versions: Mapping[str, str]
     ) -> tuple[str, ...]:
-        """Return lines to paste into an issue, none when everything is as planned.
-
-        They have no name of a model, a machine or a user, and no path.
-        """
-        found = list(_differences(conversations))
-        if not found:
-            return ()
-        model = self.sized.model
-        return (
-            versions_line(versions),
-            f"{model.model_type}, {model.dtype}, {len(model.layers)} layers, prefill step"
-            f" {self.prefill_step}",
-            *found,
-        )
+        """Return lines to paste into an issue, none when everything is as planned."""
+        model = f"{model_line(self.sized)}, prefill step {self.prefill_step}"
+        return report_lines(versions, model, _differences(conversations))
 
 
 def simulated_differences(planned: Simulation, measured: Simulation) -> tuple[str, ...]:

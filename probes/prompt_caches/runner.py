@@ -1,20 +1,22 @@
 """Fill a cache with a prompt, store it, and restore it in several ways: the child's part."""
 
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from msgspec import to_builtins
+from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.quantities import Bytes, Count, Positive
 from memfit.estimators.base.reading.request_trace import TraceRequest
+from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.plans.offload.cache_tiers import Tiers, replay
-from memfit.estimators.runtimes.measurement import Way
-from memfit.probes.agreement import compared, greedy, prefill
+from memfit.estimators.plans.offload.cache_tiers import Found, Tiers, replay
+from memfit.estimators.results.offload import Simulation
+from memfit.estimators.runtimes.measurement import Run, Way
+from memfit.probes.agreement import Agreement, compared, greedy, prefill
 from memfit.probes.loading import memory_errors
 from memfit.probes.model_runner import ModelRunner
 from memfit.probes.prompt_caches import stored
@@ -27,6 +29,63 @@ from memfit.probes.run_monitor import moment_of, read_figures, run_of
 
 # Tokens of a run before each measurement, so that no kernel is compiled during it.
 _WARM_UP_TOKENS = 8
+
+
+class CacheFile(Struct, frozen=True, kw_only=True):
+    """A file to write, or one that is there already."""
+
+    path: Path
+    bits: Positive
+    write: bool
+
+
+class WrittenCache(Struct, frozen=True, kw_only=True):
+    bits: Positive
+    held_bytes: Bytes
+    """In memory, before the file is written."""
+    nbytes: Bytes | None
+    """Of the file; None: no layer can be quantised, so that nothing was written."""
+    write_ns: Positive | None
+    group_size: Positive | None
+    """Of all quantised layers; None: there is none, or they differ."""
+    layers: Count
+    exact: tuple[str | None, ...]
+    """Why a layer is stored exactly, None for a quantised one; empty with all bits."""
+
+
+class Filled(Struct, frozen=True, kw_only=True):
+    """A prompt's run, and the files with its cache."""
+
+    prefill_ns: Positive
+    prefill_peak_bytes: Bytes
+    """Without the weights."""
+    cache_bytes: Bytes
+    files: tuple[WrittenCache, ...]
+    run: Run
+
+
+class Restored(Struct, frozen=True, kw_only=True):
+    """A restore, and the generation after it."""
+
+    peak_bytes: Bytes
+    cache_bytes: Bytes
+    read_bytes: Bytes | None
+    restore_ns: Count
+    first_token_ns: Count
+    agreement: Agreement
+    from_disk: bool
+    """Whether the system forgot the file before."""
+
+
+class ServedRequests(Struct, frozen=True, kw_only=True):
+    """The requests of several conversations, served under a budget."""
+
+    simulation: Simulation
+    """As that of a plan, with what was counted and measured."""
+    peak_bytes: Bytes
+    """Without the weights."""
+    first_token_ns: dict[Found, Count]
+    """Of all requests together, by where their conversation was."""
 
 
 class _Following(NamedTuple):
@@ -47,11 +106,16 @@ class CacheRunner(ModelRunner):
         tokens: int,
         step: int,
         generated: int,
-        files: Sequence[dict[str, Any]],
-        reference: str,
+        files: tuple[CacheFile, ...],
+        reference: Path,
         fingerprint: str,
-    ) -> dict[str, Any]:
-        """Run the prompt, write its cache with different bits, and generate from it."""
+    ) -> Filled:
+        """Run a prompt of ``tokens``, write its cache, and save the logits that follow.
+
+        Raises:
+            InputError: when a file cannot be written.
+            MachineError: when there is too little memory or disk space.
+        """
         import mlx.core as mx
 
         ids = self._ids_for(tokens)
@@ -67,33 +131,35 @@ class CacheRunner(ModelRunner):
             filled = moment_of(caches, tokens)
             after_prefill = read_figures(filled, lambda figure: figure.after_prefill)
             nbytes = sum(cache.nbytes for cache in caches)
-        rows = [
-            self._write(caches, file, stored.metadata_of(fingerprint, ids.tolist()))
-            for file in files
-        ]
+        metadata = stored.metadata_of(fingerprint, ids.tolist())
+        written = tuple(self._write(caches, file, metadata) for file in files)
         with self.errors(), memory_errors():
             _reset_peak()
             text = self._following(caches, ids[tokens:], generated, None)
             end = moment_of(caches, tokens + generated)
-            mx.save_safetensors(reference, {"logits": text.logits, "tokens": mx.array(text.chosen)})
-        return {
-            "prefill_ns": prefill_ns,
-            "prefill_peak_bytes": filled.peak - before,
-            "cache_bytes": nbytes,
-            "files": rows,
-            "run": to_builtins(
-                run_of(after_prefill, end, prefill_ns + text.first_ns, text.decode_ns)
-            ),
-        }
+            chosen = mx.array(text.chosen)
+            mx.save_safetensors(str(reference), {"logits": text.logits, "tokens": chosen})
+        return Filled(
+            prefill_ns=prefill_ns,
+            prefill_peak_bytes=filled.peak - before,
+            cache_bytes=nbytes,
+            files=written,
+            run=run_of(after_prefill, end, prefill_ns + text.first_ns, text.decode_ns),
+        )
 
     def restore(
-        self, path: str, way: Way, tokens: int, reference: str, fingerprint: str
-    ) -> dict[str, Any]:
-        """Restore a cache, and generate from it along the tokens of the reference."""
+        self, file: Path, way: Way, tokens: int, reference: Path, fingerprint: str
+    ) -> Restored:
+        """Restore a cache, and generate from it along the tokens of the reference.
+
+        Raises:
+            CheckpointError: when the file is damaged, or of another model or prompt.
+            UnsupportedError: when the model's class cannot use the cache.
+        """
         import mlx.core as mx
 
-        file, ids = Path(path), self._ids_for(tokens)
-        saved: Any = mx.load(reference)
+        ids = self._ids_for(tokens)
+        saved: Any = mx.load(str(reference))
         mx.eval(list(saved.values()))
         with self.errors(), memory_errors():
             self._warm_up(ids)
@@ -109,77 +175,77 @@ class CacheRunner(ModelRunner):
             given = saved["tokens"].tolist()
             text = self._following(caches, ids[tokens:], len(given), given)
             agreement = compared(text.logits, saved["logits"])
-        return {
-            "peak_bytes": peak,
-            "cache_bytes": nbytes,
-            "read_bytes": None
+        return Restored(
+            peak_bytes=peak,
+            cache_bytes=nbytes,
+            read_bytes=None
             if read_before is None or read_after is None
             else read_after - read_before,
-            "restore_ns": restore_ns,
-            "first_token_ns": restore_ns + text.first_ns,
-            "agreement": agreement,
-            "from_disk": is_cold,
-        }
+            restore_ns=restore_ns,
+            first_token_ns=restore_ns + text.first_ns,
+            agreement=agreement,
+            from_disk=is_cold,
+        )
 
     def replay(
         self,
-        requests: Sequence[tuple[int, int, str]],
-        hot_bytes: int,
-        disk_bytes: int,
-        form: tuple[str, int, Way, int],
-        directory: str,
-    ) -> dict[str, Any]:
-        """Serve the requests of conversations that are kept within a budget."""
+        requests: tuple[TraceRequest, ...],
+        room: Tiers,
+        form: StoredForm,
+        directory: Path,
+    ) -> ServedRequests:
+        """Serve the requests of conversations that are kept within a budget, in a directory.
+
+        Raises:
+            InputError: when a file cannot be written.
+            MachineError: when there is too little memory or disk space.
+        """
         import mlx.core as mx
 
-        trace = [TraceRequest(*each) for each in requests]
-        longest = max(each.prompt_tokens for each in trace)
+        longest = max(each.prompt_tokens for each in requests)
         with self.errors(), memory_errors():
             text = self.model_input(Workload(prompt_tokens=longest)).tolist()
             self._warm_up(mx.array(text[: _WARM_UP_TOKENS + 1]))
-            files = ConversationFiles(Path(directory))
-            live = LiveConversations(self, files, StoredForm(*form), text)
+            live = LiveConversations(self, ConversationFiles(directory), form, text)
             before = _reset_peak()
-            run = replay(trace, live, Tiers(hot_bytes, disk_bytes))
+            run = replay(requests, live, room)
             peak = mx.get_peak_memory() - before
         times = {
-            name: -(-nanoseconds // 10**6)
-            for name, nanoseconds in (
-                ("read_ms", live.reload_ns),
-                ("write_ms", live.write_ns),
-                ("prefill_ms", live.prefill_ns),
-            )
+            "read_ms": ceil_div(live.reload_ns, 10**6),
+            "write_ms": ceil_div(live.write_ns, 10**6),
+            "prefill_ms": ceil_div(live.prefill_ns, 10**6),
         }
-        return {
-            "simulation": to_builtins(replace(run, **times)),
-            "peak_bytes": peak,
-            "first_token_ns": live.first_token_ns,
-        }
+        return ServedRequests(
+            simulation=replace(run, **times), peak_bytes=peak, first_token_ns=live.first_token_ns
+        )
 
-    def _write(
-        self, caches: list[Any], file: dict[str, Any], metadata: dict[str, str]
-    ) -> dict[str, Any]:
-        """Write one file; return its bytes, the time it took, and the layers kept exactly."""
-        path, bits, layers = Path(file["path"]), file["bits"], len(caches)
-        exact: list[str | None] = []
+    def _write(self, caches: list[Any], file: CacheFile, metadata: dict[str, str]) -> WrittenCache:
+        """Write one file, unless it is there or no layer can be quantised."""
+        bits, exact = file.bits, list[str | None]()
         if bits != stored.FULL_BITS:
             pairs = [stored.quantised(cache, bits) for cache in caches]
             caches, exact = [cache for cache, _ in pairs], [reason for _, reason in pairs]
         groups = {getattr(cache, "group_size", None) for cache in caches} - {None}
-        row = {"bits": bits, "nbytes": None, "write_ns": None, "exact": exact, "layers": layers}
-        row["held_bytes"] = sum(cache.nbytes for cache in caches)
-        row["group_size"] = groups.pop() if len(groups) == 1 else None
+        written = WrittenCache(
+            bits=bits,
+            held_bytes=sum(cache.nbytes for cache in caches),
+            nbytes=None,
+            write_ns=None,
+            group_size=groups.pop() if len(groups) == 1 else None,
+            layers=len(caches),
+            exact=tuple(exact),
+        )
         if exact and all(exact):
-            return row
-        if file["write"]:
+            return written
+        if file.write:
             import mlx.core as mx
 
             mx.eval([cache.state for cache in caches])
             start = perf_counter_ns()
-            stored.save(path, caches, metadata)
-            row["write_ns"] = perf_counter_ns() - start
+            stored.save(file.path, caches, metadata)
+            written = replace(written, write_ns=perf_counter_ns() - start)
         self.report({})
-        return {**row, "nbytes": path.stat().st_size}
+        return replace(written, nbytes=file.path.stat().st_size)
 
     def _following(
         self, caches: list[Any], following: Any, tokens: int, given: list[int] | None

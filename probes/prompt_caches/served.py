@@ -4,33 +4,26 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from msgspec import Struct
-
 from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.unfinished import unfinished_folder
 from memfit.estimators.plans.offload.cache_tiers import Tiers
 from memfit.estimators.results.offload import Speeds
 from memfit.probes.disk import unwritable
+from memfit.probes.process import ModelProcess
 from memfit.probes.prompt_caches.conversations import StoredForm
 from memfit.probes.prompt_caches.planned import CachePlan, simulated_differences
-from memfit.probes.prompt_caches.process import CacheProcess
 from memfit.probes.prompt_caches.result import CacheAnswer, Conversation, Replay, Served
-from memfit.probes.prompt_caches.saved import rate
-
-
-class Service(Struct, frozen=True, kw_only=True):
-    """What is served, and how the conversations are kept."""
-
-    requests: tuple[TraceRequest, ...]
-    form: StoredForm
-    room: Tiers
+from memfit.probes.prompt_caches.runner import CacheRunner
+from memfit.probes.speed import rate
 
 
 def serve(
-    service: Service,
+    requests: tuple[TraceRequest, ...],
+    form: StoredForm,
+    room: Tiers,
     plan: CachePlan | None,
     *,
-    start: Callable[[], CacheProcess],
+    start: Callable[..., ModelProcess],
     directory: Path,
     speeds: Speeds,
 ) -> Replay:
@@ -40,17 +33,16 @@ def serve(
         InputError: when the directory cannot be written.
         MachineError: when there is too little memory or disk space.
     """
-    requests, form, room = service.requests, service.form, service.room
     longest = max(each.prompt_tokens for each in requests)
     with ExitStack() as stack:
         try:
             own = stack.enter_context(unfinished_folder(directory))
         except OSError as error:
             raise unwritable(directory, error) from None
-        process = stack.enter_context(start())
+        process = stack.enter_context(start(task="store caches"))
         process.prompt(None, longest)
         process.load()
-        found = process.replay(requests, room, form, own)
+        found = process.call(CacheRunner.replay, requests, room, form, own)
     run = found.simulation
     planned = plan.simulation(requests, form.bits, room, speeds) if plan else None
     return Replay(
@@ -61,7 +53,7 @@ def serve(
         measured=run,
         planned=planned,
         peak_bytes=found.peak_bytes,
-        planned_peak_bytes=planned.largest_hot_bytes + _active_bytes(plan, service)
+        planned_peak_bytes=planned.largest_hot_bytes + plan.active_bytes(requests, form.bits)
         if plan and planned
         else None,
         served=tuple(
@@ -87,8 +79,3 @@ def speeds_of(longest: Conversation, answer: CacheAnswer) -> Speeds:
 def of_first(requests: Sequence[TraceRequest], conversations: int) -> tuple[TraceRequest, ...]:
     first = list(dict.fromkeys(each.agent for each in requests))[:conversations]
     return tuple(each for each in requests if each.agent in set(first))
-
-
-def _active_bytes(plan: CachePlan, service: Service) -> int:
-    need = plan.serving(service.requests, (service.form.bits,))
-    return need.peak_bytes - plan.sized.resident_bytes - plan.sized.margin_bytes

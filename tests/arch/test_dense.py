@@ -50,7 +50,7 @@ def build(case: str, **changes: Any) -> Model:
         ("cohere2", {"sliding_window_pattern": 6}, "sliding_window_pattern: 6 leaves none"),
         ("cohere2", {"head_dim": 64}, "4 heads of 64 are not hidden_size 128"),
         ("exaone4", {"sliding_window_pattern": "LLLLG"}, "sliding_window_pattern: expected L and"),
-        ("exaone4", {"sliding_window_pattern": 4}, "sliding_window_pattern: expected a text"),
+        ("exaone4", {"sliding_window_pattern": 4}, "sliding_window_pattern: expected a string"),
         ("qwen2", {"head_dim": 64}, "head_dim: 64, but mlx-lm's model class takes 32"),
         ("qwen2", {"num_key_value_heads": ...}, "num_key_value_heads: missing"),
         ("qwen3", {"head_dim": ...}, "head_dim: missing"),

@@ -8,9 +8,7 @@ import pytest
 from msgspec import Struct
 
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.apple import chips
-from memfit.estimators.machine.devices import find_device
-from memfit.estimators.machine.nvidia import gpu_models
+from memfit.estimators.machine.devices import chips, find_device, gpu_models
 from memfit.estimators.results.estimate import Component
 
 RESULTS = Path(__file__).parents[2] / "estimators" / "results"

@@ -7,8 +7,7 @@ from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.quantities import Count, NonEmpty, Sha256
-from memfit.estimators.base.reading.section import Reading
-from memfit.estimators.base.reading.typed import to_record
+from memfit.estimators.base.reading.section import Reading, to_record
 from memfit.estimators.base.workload import Workload
 
 
@@ -39,7 +38,7 @@ class Outer(Struct, frozen=True, forbid_unknown_fields=True, tag_field="schema",
         ({"parts": [{"counts": [1, -1]}]}, "parts[0].counts[1]: expected an integer >= 0, got -1"),
         ({"parts": [{"counts": [True]}]}, "parts[0].counts[0]: expected an integer, got True"),
         ({"parts": [{"counts": [1], "by_name": {"a": "b"}}]}, "parts[0].by_name: expected"),
-        ({"digest": "0" * 64 + "\n"}, "digest: expected a text of length <= 64"),
+        ({"digest": "0" * 64 + "\n"}, "digest: expected a string of length <= 64"),
         ({"work": {"prompt_tokens": 0}}, "work.prompt_tokens: expected an integer >= 1, got 0"),
         ({"work": {"prompt_tokens": 1, "kv_bits": 7}}, "KV bits 7: MLX quantises to"),
     ],

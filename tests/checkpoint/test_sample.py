@@ -74,8 +74,8 @@ def test_plain_yaml_values_have_the_meaning_of_a_config(
         ("a: !!python/object/apply:os.getcwd []", "line 1: tags are not read"),
         ("a: !!int '0x'", "line 1: tags are not read"),
         ("a: 1\na: 2", "line 2: the name 'a' is given twice"),
-        ("1: a", "line 1: a key is not a text"),
-        ("[a]: b", "line 1: a key is not a text"),
+        ("1: a", "line 1: a key is not a string"),
+        ("[a]: b", "line 1: a key is not a string"),
         ("a: 1\n---\nb: 2", "line 2: a second document begins"),
         ("a: " + "[" * 65, "line 1: nested deeper than 64 levels"),
         ("a: " + "9" * 5000, "line 1: a value of more than 4096 characters"),
@@ -87,8 +87,8 @@ def test_plain_yaml_values_have_the_meaning_of_a_config(
         (HEAD + "config: []", "config: expected a mapping"),
         (HEAD + "config: {}\nexpected: 1", "expected: expected a mapping"),
         (HEAD + "config: {}\nextra: 1", "extra: unknown key"),
-        (HEAD.replace("small", "''") + "config: {}", "name: expected a text"),
-        (HEAD.replace("small", "7") + "config: {}", "name: expected a text"),
+        (HEAD.replace("small", "''") + "config: {}", "name: expected a string"),
+        (HEAD.replace("small", "7") + "config: {}", "name: expected a string"),
     ],
 )
 def test_a_file_that_is_not_a_sample_is_rejected(

@@ -159,7 +159,7 @@ def test_the_type_of_vllms_cache_is_translated(
         ("-c 4k --max-tokens 8", "--ctx-size excludes --prompt-tokens and --max-tokens"),
         (
             "--quantize fp4",
-            "'fp4' is no format of weights; write bits (2, 3, 4, 5, 6, 8), or mxfp4",
+            "'fp4' is not a weight format; write bits (2, 3, 4, 5, 6, 8), or mxfp4",
         ),
         ("--quantize mxfp4 --q-mode affine", "mxfp4 and --quant-mode affine: give one"),
         ("--memory 32X", "'32X' is not a size; write it as 32GB (10^9), 32GiB (2^30)"),

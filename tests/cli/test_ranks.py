@@ -167,7 +167,7 @@ def test_a_wrong_split_says_why(memfit: Memfit, split: str, message: str) -> Non
         ('[{"ips": []}]', "hosts[0].ssh: missing"),
         ('[{"ssh": "a", "device": "m4-pro-24"}, {"ssh": "b"}]', "host 'b' has no device"),
         ('[{"ssh": "a", "memory": "much"}]', "hosts[0].memory"),
-        ('[{"ssh": "a", "memory": 24}]', "hosts[0].memory: expected a text, got 24"),
+        ('[{"ssh": "a", "memory": 24}]', "hosts[0].memory: expected a string, got 24"),
         *(
             (json.dumps([{"ssh": name, "memory": "24GB"}]), "hosts[0].ssh: ")
             for name in (

@@ -19,11 +19,11 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.probes.experiments.generate import TuneRequest, tune
+from memfit.probes.experiments.sweep import Sweeps
 from memfit.probes.process import ModelProcess
 from memfit.probes.result import TuneResult
 from memfit.probes.store import Store
-from memfit.probes.sweep_checkpoint import Sweeps
-from memfit.probes.tune import TuneRequest, tune
 from tests.checkpoints import Checkpoints
 from tests.cli.running import Memfit, Run
 from tests.cli.test_bad_input import assert_one_line

@@ -107,9 +107,8 @@ def test_requests_are_served_as_planned_and_as_the_page_shows(
     changed = {MODEL: str(model), "256,1024": "256"}
     command = [changed.get(word, word) for word in words]
     result = memfit(*command, "--dir", tmp_path, "--json").json
-    text = rendered(
-        view_of(convert(result, CacheTuneResult), units=Units.GB), "table", to_file=False
-    )
+    typed = convert(result, CacheTuneResult)
+    text = rendered(view_of(typed, units=Units.GB), "table", to_file=False)
     for title in ("Stored", "Served under a budget"):
         assert set(table(text, title)) <= set(table(shown, title))
     served, answer = result["replay"], result["answer"]

@@ -9,7 +9,7 @@ import pytest
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.devices import find_device
-from memfit.probes.tune import sized_here
+from memfit.probes.experiments.base import sized_here
 from tests.cli.gating import SAMPLES, target, write_policy
 from tests.cli.running import Memfit
 from tests.selection import quick

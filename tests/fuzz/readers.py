@@ -45,6 +45,7 @@ from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.opening import size
 from memfit.estimators.trace.graph_format import Array, Call, Node, Trace, from_json, to_json
 from memfit.estimators.weights.expert_slots import ExpertLayer
+from memfit.probes.experiments.sweep import SweepCheckpoint
 from memfit.probes.experts import prepacked
 from memfit.probes.measurement_json import (
     collection_text,
@@ -54,7 +55,6 @@ from memfit.probes.measurement_json import (
 )
 from memfit.probes.prompt_caches.stored import checked_sha256
 from memfit.probes.store import Store
-from memfit.probes.sweep_checkpoint import SweepCheckpoint
 from memfit.probes.training_data import read_training_data
 from tests.gguf.writing import InMemory, header, tensor
 from tests.models import QWEN3_4B

@@ -253,7 +253,7 @@ def test_a_mistake_is_reported_with_line_and_key(
 def test_an_unknown_device_is_reported_with_suggestions(tmp_path: Path) -> None:
     ((line, key, text),) = mistakes(tmp_path, HEAD + TARGET.replace("m4-pro-24", "m4-pro-ultra"))
     assert (line, key) == (5, "targets.chat.device")
-    assert "no machine is called 'm4-pro-ultra'" in text
+    assert "unknown machine 'm4-pro-ultra'" in text
     assert "m4-pro-24" in text
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.machine.host import linux_from
-from memfit.estimators.machine.readings import Gpu, Memory
+from memfit.estimators.machine.host import Gpu, Memory, linux_from
 from tests.cli.running import Memfit
 from tests.gguf.writing import recorded, write
 

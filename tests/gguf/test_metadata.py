@@ -131,7 +131,7 @@ def test_glm_with_shared_indexers_must_list_them() -> None:
         ({"llama.attention.head_count": 0}, "llama.attention.head_count: expected at least 1"),
         ({"llama.nextn_predict_layers": 2}, "llama.nextn_predict_layers: expected 0 to 1"),
         ({"general.architecture": None}, "general.architecture: missing"),
-        ({"general.architecture": 3}, "general.architecture: expected a text"),
+        ({"general.architecture": 3}, "general.architecture: expected a string"),
     ],
 )
 def test_a_bad_key_is_reported(changed: dict[str, Any], fault: str) -> None:

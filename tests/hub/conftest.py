@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from memfit.estimators.base.progress import Request
+from memfit.estimators.base.progress import FinishedRequest
 from memfit.estimators.checkpoint.hub.header_cache import HeaderCache
 from memfit.estimators.checkpoint.hub.settings import Hub
 from memfit.estimators.checkpoint.hub.source import open_hub
@@ -28,7 +28,7 @@ class Reports:
 
     def __init__(self) -> None:
         self.begun: list[tuple[str, int]] = []
-        self.requests: list[Request] = []
+        self.requests: list[FinishedRequest] = []
         self.advanced = self.ended = 0
 
     def begin(self, what: str, steps: int) -> None:
@@ -40,7 +40,7 @@ class Reports:
     def end(self) -> None:
         self.ended += 1
 
-    def request(self, request: Request) -> None:
+    def request(self, request: FinishedRequest) -> None:
         self.requests.append(request)
 
 

@@ -51,9 +51,9 @@ def test_default_is_the_newest_macos() -> None:
         ("m4-max-96", "'m4-max-96': the M4 Max was sold with 36, 48, 64 or 128 GB"),
         ("m2-max-64gb", "'m2-max-64gb': the M2 Max was sold with 32, 64 or 96 GB"),
         ("m1", "'m1': name its memory too, such as m1-8 or m1-16"),
-        ("rtx-4091", "no machine is called 'rtx-4091'; nearest: rtx-4090, "),
-        ("h100", "no machine is called 'h100'; nearest: "),
-        ("toaster", "no machine is called 'toaster'; names look like m4-max-64 or rtx-4090"),
+        ("rtx-4091", "unknown machine 'rtx-4091'; nearest: rtx-4090, "),
+        ("h100", "unknown machine 'h100'; nearest: "),
+        ("toaster", "unknown machine 'toaster'; names look like m4-max-64 or rtx-4090"),
     ],
 )
 def test_an_unknown_name_is_reported_with_the_known_ones(name: str, message: str) -> None:

@@ -6,8 +6,15 @@ from pathlib import Path
 import pytest
 
 from memfit.estimators.machine.device import UNKNOWN_GPU
-from memfit.estimators.machine.host import detect_host, linux_from, mac_from, with_live_values
-from memfit.estimators.machine.readings import Gpu, MacFacts, Memory
+from memfit.estimators.machine.host import (
+    Gpu,
+    MacFacts,
+    Memory,
+    detect_host,
+    linux_from,
+    mac_from,
+    with_live_values,
+)
 
 GIB = 2**30
 M4_MAX = MacFacts(64 * GIB, "Apple M4 Max", 0)

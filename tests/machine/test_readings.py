@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.machine.readings import (
+from memfit.estimators.machine.host import (
     Gpu,
     MacFacts,
     Memory,

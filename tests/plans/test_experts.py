@@ -15,8 +15,12 @@ from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import OsRegime
-from memfit.estimators.plans.experts.advice import measured_worth, universal_share
-from memfit.estimators.plans.experts.plan import ExpertQuestion, plan_experts
+from memfit.estimators.plans.experts.plan import (
+    ExpertQuestion,
+    measured_worth,
+    plan_experts,
+    universal_share,
+)
 from memfit.estimators.plans.experts.routing import RoutingProfile
 from memfit.estimators.results.experts import ExpertsPlan, MeasuredCapacity
 from memfit.estimators.runtimes.expert_capacity import capacity_of_inventory

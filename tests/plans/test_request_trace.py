@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.reading.request_trace import TraceRequest, read_request_trace
-from memfit.estimators.plans.context.percentiles import distribution, percentile
+from memfit.estimators.plans.context.plan import distribution, percentile
 
 
 def write(folder: Path, name: str, text: str) -> Path:

@@ -16,9 +16,9 @@ from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.devices import working_set_device
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.plans.train.batches import Example, longest_batch
 from memfit.estimators.plans.train.commands import train_commands
-from memfit.estimators.plans.train.plan import TrainQuestion, plan_train
+from memfit.estimators.plans.train.plan import plan_train
+from memfit.estimators.plans.train.question import Example, TrainQuestion, longest_batch
 from memfit.estimators.plans.train.recipe_file import read_recipe
 from memfit.estimators.results.train import TrainPlan
 from memfit.estimators.sizing.opening import size

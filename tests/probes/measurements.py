@@ -51,5 +51,5 @@ def measurement(**changes: Any) -> Measurement:
     }
     key = ("fingerprint", "device", "mlx_version", "mlx_lm_version", "workload")
     caches = values.get("caches", ())
-    id = measurement_id(**{k: values[k] for k in (*key, "wired_limit_bytes")}, caches=caches)
+    id = measurement_id({k: values[k] for k in (*key, "wired_limit_bytes")} | {"caches": caches})
     return Measurement(id=id, **values)

@@ -21,7 +21,7 @@ from memfit.estimators.sizing.advise import NO_ADVICE
 from memfit.estimators.sizing.opening import size
 from memfit.estimators.sizing.server_bound import ServerBound, need_of
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.probes.command_lines import command_lines, recommended_workload
+from memfit.probes.experiments.recommendation import command_lines, recommended_workload
 from tests.models import QWEN3_4B_4BIT, write_config
 
 ASKED = Workload(prompt_tokens=4096, max_tokens=100)

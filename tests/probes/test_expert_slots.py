@@ -21,12 +21,14 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
+from memfit.probes.agreement import Agreement
 from memfit.probes.experts import prepacked
 from memfit.probes.experts.planned import difference_report, plan_of
-from memfit.probes.experts.process import ExpertProcess
 from memfit.probes.experts.result import ExpertsPoint, PlannedFigure
 from memfit.probes.experts.runner import ExpertRunner, ExpertSetup
-from memfit.probes.experts.slots import Policy, outputs_class
+from memfit.probes.experts.skipped import outputs_class
+from memfit.probes.experts.slots import Policy
+from memfit.probes.process import ModelProcess
 from tests.checkpoints import CASES, UNDESCRIBED, Checkpoints, Recipe, config_of, save_checkpoint
 from tests.fuzz.readers import READERS
 from tests.selection import quick
@@ -85,14 +87,14 @@ class Full:
         self.path, self.reference = path, reference
         whole = runner(path, mode="full")
         self.loaded = whole.load()
-        self.layers = whole.layers()["layers"]
-        self.routing = whole.routing([0, 1], STEP)
+        self.layers = whole.layers()[0]
+        self.routing = whole.routing((0, 1), STEP)
         whole.choose(0)
-        whole.agreement(str(reference), TOKENS, STEP, is_reference=True)
+        whole.save_reference(reference, TOKENS, STEP)
 
-    def agreement(self, other: ExpertRunner) -> dict[str, Any]:
+    def agreement(self, other: ExpertRunner) -> Agreement:
         other.choose(0)
-        return other.agreement(str(self.reference), TOKENS, STEP, is_reference=False)
+        return other.agreement(self.reference, TOKENS, STEP)
 
 
 @pytest.fixture(scope="module")
@@ -114,10 +116,10 @@ def test_any_capacity_that_reads_what_is_missing_has_the_full_models_logits(
     case: Any, name: str
 ) -> None:
     full = case(name)
-    count, top_k = full.layers[0]["experts"], full.routing[0]["top_k"]
+    count, top_k = full.layers[0].experts, full.routing[0].top_k
     for capacity in {top_k} if name in UNDESCRIBED else {top_k, count}:
         found = slots_of(full.path, capacity, "load", len(full.layers))
-        assert full.agreement(found)["identical"]
+        assert full.agreement(found).identical
 
 
 @pytest.mark.exhaustive
@@ -126,9 +128,9 @@ def test_any_capacity_that_reads_what_is_missing_has_the_full_models_logits(
 )
 def test_what_is_left_gets_the_weight_of_skipped_experts(case: Any, name: str) -> None:
     full = case(name)
-    top_k = full.routing[0]["top_k"]
+    top_k = full.routing[0].top_k
     found = slots_of(full.path, top_k, "skip", len(full.layers))
-    assert full.agreement(found)["tokens"] == TOKENS
+    assert full.agreement(found).tokens == TOKENS
 
 
 def test_scores_of_what_is_left_are_in_their_ratio_and_have_the_same_sum() -> None:
@@ -151,23 +153,25 @@ def test_a_token_without_any_of_its_experts_gets_nothing() -> None:
 
 def test_routers_choose_without_reading_an_expert(case: Any) -> None:
     full = case("qwen3_moe")
-    with ExpertProcess(full.path, ExpertSetup(mode="routers"), timeout_seconds=60) as process:
+    with ModelProcess(
+        full.path, experts=ExpertSetup(mode="routers"), timeout_seconds=60
+    ) as process:
         loaded = process.load()
-    experts = sum(layer["nbytes"] for layer in full.layers)
+    experts = sum(layer.nbytes for layer in full.layers)
     assert loaded.weights_bytes == full.loaded.weights_bytes - experts
     assert loaded.peak_bytes < loaded.weights_bytes + ROUNDING
     alone = runner(full.path, mode="routers")
     alone.load()
     # The first layer with experts sees the same hidden states.
-    assert alone.routing([0, 1], STEP)[0] == full.routing[0]
+    assert alone.routing((0, 1), STEP)[0] == full.routing[0]
 
 
 def test_tokens_and_prompts_are_counted_apart(case: Any) -> None:
     full = case("gpt_oss")
     for layer in full.routing:
-        tokens = sum(count for _, count in layer["tokens"])
-        assert tokens == layer["top_k"] * sum(map(len, PROMPTS))
-        assert {count for _, count in layer["prompts"]} <= {1, 2}
+        tokens = sum(count for _, count in layer.tokens)
+        assert tokens == layer.top_k * sum(map(len, PROMPTS))
+        assert {count for _, count in layer.prompts} <= {1, 2}
 
 
 @pytest.mark.parametrize("capacity", [2, pytest.param(6, marks=pytest.mark.exhaustive)])
@@ -179,7 +183,7 @@ def test_weights_and_start_up_are_as_planned(case: Any, capacity: int) -> None:
     setup = ExpertSetup(
         mode="slots", kept=(tuple(range(capacity)),) * layers, pinned=((),) * layers
     )
-    with ExpertProcess(full.path, setup, timeout_seconds=60) as process:
+    with ModelProcess(full.path, experts=setup, timeout_seconds=60) as process:
         loaded = process.load()
     planned = plan.at([capacity] * layers)
     assert loaded.weights_bytes == planned.weights
@@ -197,7 +201,7 @@ def test_16_bits_run_on_the_cpu_as_the_full_model(case: Any, capacity: int) -> N
     assert bool(run.value("decode_repeated")) == (capacity == 2)
     # Other models of these tests may still be in memory.
     above = run.decode_peak_bytes - mx.get_active_memory()
-    assert full.agreement(found)["identical"]
+    assert full.agreement(found).identical
     plan = plan_of(open_checkpoint(str(full.path)), HOST, RUN)
     assert not isinstance(plan, str)
     bound, without = (each.at([capacity] * layers) for each in (plan, plan._replace(copies=0)))
@@ -216,10 +220,10 @@ def test_experts_are_read_from_files_as_the_hub_has_them(tmp_path: Path, name: s
     path = tmp_path / name
     save_checkpoint(path, Recipe(name, shards=3, has_tokenizer=False, is_published=True))
     full = Full(path, tmp_path / "reference.safetensors")
-    found = slots_of(path, full.routing[0]["top_k"], "load", len(full.layers))
+    found = slots_of(path, full.routing[0].top_k, "load", len(full.layers))
     # First, while the slots still hold what they began with.
     assert found.run(RUN, None).value("prefill_reads")
-    assert full.agreement(found)["identical"]
+    assert full.agreement(found).identical
 
 
 def test_experts_that_are_stored_transposed_are_refused_by_name(tmp_path: Path) -> None:
@@ -238,7 +242,7 @@ def test_start_up_from_files_as_the_hub_has_them_is_as_planned(
     plan = plan_of(open_checkpoint(str(path)), HOST, RUN)
     assert not isinstance(plan, str)
     setup = ExpertSetup(mode="slots", kept=(tuple(range(capacity)),), pinned=((),))
-    with ExpertProcess(path, setup, timeout_seconds=60) as process:
+    with ModelProcess(path, experts=setup, timeout_seconds=60) as process:
         loaded = process.load()
     planned = plan.at([capacity]).startup
     assert planned is not None
@@ -279,12 +283,12 @@ def test_misses_and_reads_are_counted_for_each_phase(case: Any) -> None:
     full = case("gpt_oss")
     run = slots_of(full.path, 2, "load", len(full.layers)).run(RUN, None)
     assert run.value("prefill_tokens") == RUN.prompt_tokens - 1
-    slot_bytes = full.layers[0]["nbytes"] // full.layers[0]["experts"]
+    slot_bytes = full.layers[0].nbytes // full.layers[0].experts
     for phase in ("prefill", "decode"):
         reads, misses = (run.value(f"{phase}_{name}") or 0 for name in ("reads", "misses"))
         assert 0 < reads <= misses
         assert run.value(f"{phase}_read_bytes") == reads * slot_bytes
-    complete = slots_of(full.path, full.layers[0]["experts"], "load", len(full.layers))
+    complete = slots_of(full.path, full.layers[0].experts, "load", len(full.layers))
     assert complete.run(RUN, None).value("decode_reads") is None
 
 
@@ -316,7 +320,7 @@ def packed(full: Full, directory: Path) -> prepacked.Manifest:
         files=(),
     )
     found = slots_of(full.path, 3, "load", layers)
-    found.pack(str(directory), to_builtins(manifest))
+    found.pack(directory, manifest)
     return prepacked.read(directory)
 
 
@@ -326,7 +330,7 @@ def test_prepacked_experts_are_the_chosen_ones(case: Any, tmp_path: Path) -> Non
     prepacked.check(directory, manifest, full.path, manifest.fingerprint)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pack"]
     found = slots_of(full.path, 3, "load", len(full.layers), pack=str(directory))
-    assert full.agreement(found)["identical"]
+    assert full.agreement(found).identical
 
 
 @pytest.mark.parametrize("name", [prepacked.EXPERTS, prepacked.OTHERS])

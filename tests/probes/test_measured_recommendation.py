@@ -13,7 +13,7 @@ from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.sizing.opening import size
 from memfit.estimators.sizing.recommend import recommend_here
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.probes.measured_recommendation import advise, by_measurement, line_of
+from memfit.probes.experiments.recommendation import advise, by_measurement, line_of
 from memfit.probes.result import Point
 from tests.models import QWEN3_4B_4BIT, write_config
 from tests.probes.points import point, unmeasured

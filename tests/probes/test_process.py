@@ -20,6 +20,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.sizing.opening import size
+from memfit.probes.model_runner import ModelRunner
 from memfit.probes.process import ModelProcess, ProbeStopped
 from tests.checkpoints import RECIPES, Checkpoints
 from tests.selection import quick
@@ -110,7 +111,7 @@ def test_caches_with_every_setting_equal_the_estimate(
 def test_the_mlx_swift_lm_runtime_counts_logits_of_the_last_chunk(dense: ModelProcess) -> None:
     workload = Workload(prompt_tokens=512, prefill_step=256)
     run = dense.run(workload)
-    by_swift = dense.swift_workspace(workload)
+    by_swift = dense.call(ModelRunner.swift_workspace, workload)
     ours = run.prefill_peak_bytes - 1_190_400 - run.prefill_kv_held_bytes
     # Half of the prompt's logits in 16 bits; mlx-lm's own loop does not compute them.
     assert by_swift > ours + 256 * 320 * 2 // 2

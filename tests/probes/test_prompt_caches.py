@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import convert
 
 from memfit.estimators.base.errors import CheckpointError, InputError
 from memfit.estimators.base.reading.request_trace import TraceRequest
@@ -23,10 +22,10 @@ from memfit.estimators.sizing.opening import size
 from memfit.probes.agreement import Agreement
 from memfit.probes.prompt_caches import stored
 from memfit.probes.prompt_caches.answer import Room, cache_answer
+from memfit.probes.prompt_caches.conversations import StoredForm
 from memfit.probes.prompt_caches.planned import simulated_differences
-from memfit.probes.prompt_caches.process import Filled, Served
 from memfit.probes.prompt_caches.result import CacheRestore, Conversation, StoredCache
-from memfit.probes.prompt_caches.runner import CacheRunner
+from memfit.probes.prompt_caches.runner import CacheFile, CacheRunner, Restored
 from tests.checkpoints import CASES, Recipe, save_checkpoint
 from tests.selection import QUICK_CONFIGS
 
@@ -49,10 +48,9 @@ class Store:
         self.runner = CacheRunner(path, None, lambda figures: None)
         self.runner.prompt(None, TOKENS + 1)
         self.runner.load()
-        files = [{"path": str(self.file(each)), "bits": each, "write": True} for each in bits]
+        files = tuple(CacheFile(path=self.file(each), bits=each, write=True) for each in bits)
         if files:
-            answer = self.runner.store(TOKENS, STEP, GENERATED, files, str(self.reference), "model")
-            self.filled = convert(answer, Filled)
+            self.filled = self.runner.store(TOKENS, STEP, GENERATED, files, self.reference, "model")
 
     def file(self, bits: int) -> Path:
         return self.directory / stored.file_name("model", TOKENS, bits)
@@ -68,9 +66,8 @@ class Store:
             if name.startswith("0.")
         }
 
-    def restored(self, bits: int, way: Way, fingerprint: str = "model") -> dict[str, Any]:
-        path, reference = str(self.file(bits)), str(self.reference)
-        return self.runner.restore(path, way, TOKENS, reference, fingerprint)
+    def restored(self, bits: int, way: Way, fingerprint: str = "model") -> Restored:
+        return self.runner.restore(self.file(bits), way, TOKENS, self.reference, fingerprint)
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +77,10 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 def test_a_cache_in_all_its_bits_continues_bit_by_bit(dense: Store) -> None:
     found = dense.restored(16, "as-stored")
-    assert found["agreement"]["identical"]
-    assert found["agreement"]["perplexity"] == found["agreement"]["reference_perplexity"] > 1
-    assert found["cache_bytes"] == dense.filled.cache_bytes
-    assert found["peak_bytes"] == dense.filled.cache_bytes
+    assert found.agreement.identical
+    assert found.agreement.perplexity == found.agreement.reference_perplexity > 1
+    assert found.cache_bytes == dense.filled.cache_bytes
+    assert found.peak_bytes == dense.filled.cache_bytes
     assert not list(dense.directory.glob(f"{UNFINISHED}*"))
 
 
@@ -91,28 +88,28 @@ def test_each_way_restores_the_same_cache_with_its_own_peak(dense: Store) -> Non
     found = {way: dense.restored(8, way) for way in WAYS}
     whole, [_, eight] = dense.filled.cache_bytes, dense.filled.files
     assert eight.exact == (None,) * eight.layers
-    assert found["as-stored"]["cache_bytes"] == found["as-stored"]["peak_bytes"] < whole
+    assert found["as-stored"].cache_bytes == found["as-stored"].peak_bytes < whole
     dequantised = [found[way] for way in WAYS[1:]]
-    assert {each["cache_bytes"] for each in dequantised} == {whole}
-    assert len({repr(each["agreement"]) for each in dequantised}) == 1
-    assert not dequantised[0]["agreement"]["identical"]
+    assert {each.cache_bytes for each in dequantised} == {whole}
+    assert len({repr(each.agreement) for each in dequantised}) == 1
+    assert not dequantised[0].agreement.identical
     # All stored layers and all dequantised ones are held at once only in bulk.
-    assert found["bulk"]["peak_bytes"] >= whole + found["as-stored"]["cache_bytes"]
+    assert found["bulk"].peak_bytes >= whole + found["as-stored"].cache_bytes
     for way in WAYS[2:]:
-        assert found[way]["peak_bytes"] < found["bulk"]["peak_bytes"]
-    read = found["lazy"]["read_bytes"]
+        assert found[way].peak_bytes < found["bulk"].peak_bytes
+    read = found["lazy"].read_bytes
     assert read is None or read >= (eight.nbytes or 0)
 
 
 def test_what_cannot_be_quantised_is_stored_exactly(tmp_path: Path) -> None:
     found = Store("gemma3_text", tmp_path)
-    assert found.restored(16, "as-stored")["agreement"]["identical"]
+    assert found.restored(16, "as-stored").agreement.identical
     [_, eight] = found.filled.files
     assert {reason for reason in eight.exact if reason} == {
         "RotatingKVCache: mlx-lm does not quantise it"
     }
     assert None in eight.exact
-    assert found.restored(8, "lazy")["cache_bytes"] == found.filled.cache_bytes
+    assert found.restored(8, "lazy").cache_bytes == found.filled.cache_bytes
 
 
 @pytest.mark.exhaustive
@@ -121,9 +118,9 @@ def test_the_caches_of_every_kind_of_layer_are_stored_and_restored(
     case: str, tmp_path: Path
 ) -> None:
     found = Store(case, tmp_path)
-    assert found.restored(16, "as-stored")["agreement"]["identical"]
+    assert found.restored(16, "as-stored").agreement.identical
     if found.filled.files[1].nbytes is not None:
-        assert found.restored(8, "lazy")["cache_bytes"] == found.filled.cache_bytes
+        assert found.restored(8, "lazy").cache_bytes == found.filled.cache_bytes
 
 
 def test_a_file_that_is_not_what_was_stored_is_refused_by_name(
@@ -188,7 +185,7 @@ from pathlib import Path
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 from memfit.probes.prompt_caches import stored
-from memfit.probes.prompt_caches.conversations import ConversationFiles
+from memfit.probes.prompt_caches.conversations import ConversationFiles, StoredForm
 
 directory, log, step = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 LEFT = {"one": {"0-8"}, "two": {"0-8", "1-8"}, "longer": {"0-16", "1-8"}, "less": {"0-16"}}
@@ -305,10 +302,8 @@ def test_conversations_are_served_as_they_are_planned(
     largest = max(storage.stored_bytes(turn.total_tokens) for turn in TURNS)
     room, directory = Tiers(largest * 3 // 2, 2 * largest), tmp_path / "conversations"
     directory.mkdir()
-    form = ("model", bits, way, STEP)
-    found = convert(
-        runner.replay([turn[:3] for turn in TURNS], *room, form, str(directory)), Served
-    )
+    form = StoredForm("model", bits, way, STEP)
+    found = runner.replay(tuple(TURNS), room, form, directory)
     planned, served = simulate(TURNS, storage, room, Speeds()), found.simulation
     assert simulated_differences(planned, served) == ()
     assert min(served.hot, served.warm, served.cold) > 0

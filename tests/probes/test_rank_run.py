@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import convert
@@ -18,13 +19,14 @@ from msgspec import convert
 pytest.importorskip("mlx_lm", reason="the ranks are mlx-lm's")
 
 from memfit.estimators.base.errors import CheckpointError, InputError, UnsupportedError
-from memfit.estimators.base.progress import Request
+from memfit.estimators.base.progress import FinishedRequest
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.questions.machine import Ranks
+from memfit.probes.experiments.ranks import RankTune, RankTuneRequest, tune_ranks
 from memfit.probes.preflight import RefusedError
 from memfit.probes.rank_run import RankRequest, RankStopped, measure_ranks
-from memfit.probes.tune_ranks import RankTune, tune_ranks
 from tests.checkpoints import Recipe, save_checkpoint
 
 WORKLOAD = Workload(prompt_tokens=70, max_tokens=3, prefill_step=64)
@@ -48,7 +50,7 @@ class Acting:
 
     def begin(self, what: str, steps: int) -> None: ...
     def end(self) -> None: ...
-    def request(self, request: Request) -> None: ...
+    def request(self, request: FinishedRequest) -> None: ...
 
     def advance(self, steps: int = 1) -> None:
         """Count the stages."""
@@ -89,6 +91,13 @@ def require_none_left(path: Path) -> None:
         time.sleep(0.05)
 
 
+def request_of(path: Path, ranks: Ranks, **settings: Any) -> RankTuneRequest:
+    checkpoint, limits = open_checkpoint(str(path)), {"timeout_seconds": 240.0, **settings}
+    return RankTuneRequest(
+        checkpoint=checkpoint, path=path, workload=WORKLOAD, ranks=ranks, **limits
+    )
+
+
 def require_exact(result: RankTune) -> None:
     for rank in result.ranks:
         assert rank.loaded.weights_bytes == rank.estimated.weights_bytes
@@ -123,8 +132,7 @@ def test_weights_and_caches_of_every_rank_are_as_estimated(
 ) -> None:
     path = tmp_path / case
     save_checkpoint(path, Recipe(case, bits=8 if "_" in case else None))
-    ranks = Ranks(size, parallel, split)
-    result = tune_ranks(str(path), path, WORKLOAD, ranks, timeout_seconds=240)
+    result = tune_ranks(request_of(path, Ranks(size, parallel, split)))
     assert len(result.ranks) == size
     require_exact(result)
     require_none_left(path)
@@ -169,9 +177,7 @@ def test_ranks_run_on_the_hosts_of_a_file_and_one_that_cannot_connect_is_named(
 ) -> None:
     hosts = hostfile(tmp_path, "127.0.0.1", "localhost")
     ranks = Ranks(2, "tensor", None, (None, None))
-    require_exact(
-        tune_ranks(str(llama), llama, WORKLOAD, ranks, timeout_seconds=240, hostfile=hosts)
-    )
+    require_exact(tune_ranks(request_of(llama, ranks, hostfile=hosts)))
     require_none_left(llama)
     # Of the first rank: mlx.launch counts the ports from it.
     taken = socket.create_server(("127.0.0.1", 32323))
@@ -194,7 +200,9 @@ def test_a_host_without_the_model_is_named(tmp_path: Path) -> None:
 
 
 def test_ranks_are_checked_before_any_is_started(llama: Path, tmp_path: Path) -> None:
-    run = partial(tune_ranks, str(llama), llama, WORKLOAD, timeout_seconds=1)
+    def run(ranks: Ranks, **settings: Any) -> RankTune:
+        return tune_ranks(request_of(llama, ranks, timeout_seconds=1.0, **settings))
+
     with pytest.raises(UnsupportedError, match="has no pipeline"):
         run(Ranks(2, "pipeline"))
     with pytest.raises(RefusedError, match=r"llama: 2 ranks on this machine: estimated to need 2"):

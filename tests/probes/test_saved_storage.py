@@ -18,7 +18,7 @@ from memfit.estimators.sizing.opening import size
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.measurement_json import parse_measurement, to_text
 from memfit.probes.measurement_lookup import installed_versions
-from memfit.probes.prompt_caches.saved import saved_storage
+from memfit.probes.saved import saved_storage
 from memfit.probes.store import Store
 from tests.checkpoints import Checkpoints
 from tests.probes.measurements import RUN, measurement

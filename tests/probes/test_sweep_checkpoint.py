@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from memfit.estimators.base.workload import Workload
+from memfit.probes.experiments.sweep import Sweeps
 from memfit.probes.store import Store
-from memfit.probes.sweep_checkpoint import Sweeps
 from tests.probes.measurements import measurement
 
 ONE = measurement()

@@ -10,10 +10,11 @@ from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.sizing.advise import NO_ADVICE
 from memfit.estimators.sizing.opening import size
+from memfit.probes.experiments.base import RunRequest
+from memfit.probes.experiments.points import Points
+from memfit.probes.experiments.recommendation import with_wired_trial
 from memfit.probes.process import ModelProcess
 from memfit.probes.result import Point
-from memfit.probes.session import MeasurementSession
-from memfit.probes.wired_trial import with_wired_trial
 from memfit.probes.worker import Worker
 from tests.models import QWEN3_4B, write_config
 from tests.probes.points import point, unmeasured
@@ -39,7 +40,14 @@ def test_a_wired_limit_that_is_not_tried_is_reported(
     tmp_path: Path, asked: Point, reason: str
 ) -> None:
     sized = size(open_checkpoint(str(write_config(tmp_path, QWEN3_4B))), device=MAC)
-    session = MeasurementSession(sized, Worker(never), lambda _: None)
+    session = Points(
+        request=RunRequest(checkpoint=sized.checkpoint),
+        start=never,
+        save=lambda _: None,
+        machine=MAC,
+        sized=sized,
+        worker=Worker(never),
+    )
     points, found = with_wired_trial(session, (asked,), NO_ADVICE.recommendation, Units.GB)
     assert points == (asked,)
     assert found.wired_limit_bytes.reason == f"not searched; {reason}"

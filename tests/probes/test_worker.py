@@ -2,18 +2,22 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import repeat
 from pathlib import Path
 
 import pytest
 
+from memfit.estimators.base.progress import FinishedRequest
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.opening import size
+from memfit.probes.experiments.base import RunRequest
+from memfit.probes.experiments.points import Points
+from memfit.probes.model_runner import ModelRunner
 from memfit.probes.process import ModelProcess, ProbeStopped
-from memfit.probes.session import MeasurementSession
 from memfit.probes.worker import Worker
 from tests.checkpoints import Checkpoints
 
@@ -40,6 +44,22 @@ class Started:
         os.kill(pid, signal.SIGKILL)
 
 
+class Counting:
+    """Counts the steps of the runs, and does something after each."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.after: Iterator[Callable[[], object]] = repeat(lambda: None)
+
+    def advance(self, steps: int = 1) -> None:
+        self.steps += steps
+        next(self.after)()
+
+    def begin(self, what: str, steps: int) -> None: ...
+    def end(self) -> None: ...
+    def request(self, request: FinishedRequest) -> None: ...
+
+
 @pytest.fixture
 def model(checkpoints: Checkpoints) -> Path:
     return checkpoints("no-tokenizer")
@@ -60,13 +80,13 @@ def worker(started: Started) -> Iterator[Worker]:
 def test_a_dead_process_fails_its_run_and_the_next_run_starts_another(
     worker: Worker, started: Started
 ) -> None:
-    before = worker.run(WORKLOAD)
+    before = worker.call(ModelRunner.run, WORKLOAD, None)
     assert len(started.processes) == 1
     started.kill()
     with pytest.raises(ProbeStopped, match="SIGKILL"):
-        worker.run(WORKLOAD)
+        worker.call(ModelRunner.run, WORKLOAD, None)
     # The worker gives the prompt to the new process.
-    assert worker.run(WORKLOAD).kv_bytes == before.kv_bytes
+    assert worker.call(ModelRunner.run, WORKLOAD, None).kv_bytes == before.kv_bytes
     assert len(started.processes) == 2
 
 
@@ -74,17 +94,26 @@ def test_a_session_saves_complete_measurements_and_shows_the_others(
     worker: Worker, started: Started, model: Path
 ) -> None:
     kept: list[Measurement] = []
-    finished: list[int] = []
+    progress = Counting()
     sized = size(open_checkpoint(str(model)), device=HOST)
-    session = MeasurementSession(sized, worker, kept.append, lambda: finished.append(1))
+    session = Points(
+        request=RunRequest(checkpoint=sized.checkpoint),
+        start=started,
+        save=kept.append,
+        versions=worker.versions,
+        machine=HOST,
+        sized=sized,
+        worker=worker,
+        progress=progress,
+    )
     whole = session.measure(WORKLOAD)
     assert (whole.status, whole.repeats, whole.measurement_id) == ("measured", 3, kept[0].id)
-    assert len(finished) == 5  # a warm-up, three repeats, and mlx-swift-lm's rule
+    # A warm-up, three repeats, and mlx-swift-lm's rule.
+    assert session.finished_runs == progress.steps == 5
     assert session.from_measurement(kept[0]) == whole
     once = session.measure(WORKLOAD, repeats=1)
     assert (once.status, once.repeats, once.measurement_id) == ("measured", 1, None)
-    after = iter((lambda: None, started.kill))  # the warm-up, the first repeat
-    session.on_run = lambda: next(after)()
+    progress.after = iter((lambda: None, started.kill))  # the warm-up, the first repeat
     cut = session.measure(WORKLOAD)
     assert (cut.status, cut.repeats, cut.measurement_id) == ("failed", 1, None)
     assert "SIGKILL" in str(cut.reason)
@@ -98,8 +127,8 @@ def test_a_process_killed_before_it_has_loaded_fails_one_run_only(
 ) -> None:
     started.kill()
     with pytest.raises(ProbeStopped, match=r"loading .*\(SIGKILL\)"):
-        worker.run(WORKLOAD)
-    assert worker.run(WORKLOAD).kv_bytes > 0
+        worker.call(ModelRunner.run, WORKLOAD, None)
+    assert worker.call(ModelRunner.run, WORKLOAD, None).kv_bytes > 0
     assert len(started.processes) == 2
 
 
@@ -109,5 +138,5 @@ def test_a_model_that_fails_to_load_twice_in_a_row_is_not_started_again(model: P
     with Worker(started) as worker:
         for _ in range(3):
             with pytest.raises(ProbeStopped, match="limit"):
-                worker.run(WORKLOAD)
+                worker.call(ModelRunner.run, WORKLOAD, None)
     assert len(started.processes) == 2

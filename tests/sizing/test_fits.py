@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from memfit.estimators.base.progress import Request
+from memfit.estimators.base.progress import FinishedRequest
 from memfit.estimators.base.quantization import converted
 from memfit.estimators.checkpoint.local.local_models import LocalModel
 from memfit.estimators.machine.devices import find_device, memory_device
@@ -126,7 +126,7 @@ def test_every_model_is_a_step_of_the_progress() -> None:
     class Counting:
         def begin(self, what: str, steps: int) -> None: ...
         def end(self) -> None: ...
-        def request(self, request: Request) -> None: ...
+        def request(self, request: FinishedRequest) -> None: ...
         def advance(self, steps: int = 1, seen: list[int] = steps) -> None:
             seen.append(steps)
 

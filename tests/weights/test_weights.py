@@ -113,13 +113,13 @@ def test_each_mode_takes_its_bytes_per_element(
         ({"quantization": {"bits": True, "group_size": 64}}, "bits: expected an integer, got True"),
         ({"quantization": {"bits": 7, "group_size": 64}}, "MLX has no such format"),
         ({"quantization": {"bits": 4, "group_size": 64, "mode": "gguf"}}, "mode 'gguf'"),
-        ({"quantization": {"bits": 4, "group_size": 64, "mode": 1}}, "mode: expected a text"),
+        ({"quantization": {"bits": 4, "group_size": 64, "mode": 1}}, "mode: expected a string"),
         (
             {"quantization": {"bits": 4, "group_size": 64, "lm_head": {"bits": 9}}},
             "quantization.lm_head",
         ),
         ({"quantization_config": [1]}, "quantization_config: expected an object, got list"),
-        ({"quantization_config": {"quant_method": 3}}, "quant_method: expected a text, got 3"),
+        ({"quantization_config": {"quant_method": 3}}, "quant_method: expected a string, got 3"),
     ],
 )
 def test_a_malformed_quantization_block_is_rejected_with_its_key(

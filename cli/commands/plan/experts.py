@@ -85,7 +85,7 @@ def _profile(
 ) -> "RoutingProfile | None":
     """Return the profile of a file, else the one that ``memfit tune experts`` saved."""
     from memfit.estimators.plans.experts.routing import read_profile
-    from memfit.probes.experts.saved import saved_profile
+    from memfit.probes.saved import saved_profile
     from memfit.probes.store import user_store
 
     file = given or saved_profile(sized.checkpoint, user_store())
@@ -97,10 +97,10 @@ def _with_measurements(
 ) -> "ExpertsPlan":
     """Add what ``memfit tune experts`` measured here, that its profile was used, and notes."""
     from memfit.estimators.machine.host import detect_host
-    from memfit.estimators.plans.experts.advice import measured_worth
+    from memfit.estimators.plans.experts.plan import measured_worth
     from memfit.estimators.results.estimate import Note
     from memfit.estimators.sizing.estimate import ALONE, notes_on_versions
-    from memfit.probes.experts.saved import saved_capacities
+    from memfit.probes.saved import saved_capacities
     from memfit.probes.store import user_store
 
     measured = saved_capacities(sized.checkpoint, sized.device or detect_host(), user_store())

@@ -16,9 +16,8 @@ from memfit.estimators.questions.workload import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
     from memfit.estimators.arch.model import Model
-    from memfit.estimators.base.workload import Workload
     from memfit.estimators.machine.device import Device
-    from memfit.estimators.plans.offload.plan import OffloadQuestion, Server
+    from memfit.estimators.plans.offload.plan import OffloadQuestion
     from memfit.estimators.plans.offload.session_cache import Storage
     from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -105,41 +104,17 @@ def offload(
 
     Also the time saved by loading them again.
     """
-    from memfit.estimators.base.workload import Workload
     from memfit.estimators.plans.offload.plan import plan_offload
-    from memfit.estimators.sizing.estimate import ALONE, notes_on_versions
 
     question = options.question()
     device = machine.machine()
     sized = sized_for_mlx_lm(model, device, versions, verbose=output.verbose)
-    alone = Workload(prompt_tokens=question.tokens)
     storage = options.storage(sized.model)
-    result = plan_offload(
-        storage,
-        question if model.quantization() else _with_measured(question, sized, storage, device),
-        _server(sized, alone),
-    )
-    others = notes_on_versions(sized, alone, of=ALONE)
-    result = replace(result, notes=(*result.notes, *others))
+    if not model.quantization():
+        question = _with_measured(question, sized, storage, device)
+    result = plan_offload(sized, storage, question)
     output.write(result, units=output.units, plot=output.draws(options.plot))
     raise typer.Exit(Exit.NO if result.hot_conversations == 0 else Exit.YES)
-
-
-def _server(sized: "SizedModel", active: "Workload") -> "Server":
-    from memfit.estimators.plans.offload.plan import Server
-    from memfit.estimators.runtimes.registry import runtime_summary
-    from memfit.estimators.sizing.estimate import device_summary
-
-    return Server(
-        model=sized.checkpoint.id,
-        model_type=sized.model.model_type,
-        runtime=runtime_summary(sized.runtime_model.runtime),
-        max_context=sized.model.max_context,
-        weight_bytes=sized.resident_bytes,
-        active_bytes=sized.requirement(active).peak_bytes,
-        device=sized.device,
-        summary=device_summary(sized.device) if sized.device else None,
-    )
 
 
 def _with_measured(
@@ -147,7 +122,7 @@ def _with_measured(
 ) -> "OffloadQuestion":
     """Add what ``memfit tune cache`` measured of the same files on the machine."""
     from memfit.estimators.machine.host import detect_host
-    from memfit.probes.prompt_caches.saved import saved_storage
+    from memfit.probes.saved import saved_storage
     from memfit.probes.store import user_store
 
     measured, warnings = saved_storage(

@@ -15,7 +15,7 @@ from memfit.cli.options.training import TrainingOptions
 
 if TYPE_CHECKING:
     from memfit.estimators.base.recipe import Recipe
-    from memfit.estimators.plans.train.plan import TrainingData
+    from memfit.estimators.plans.train.question import TrainingData
     from memfit.estimators.sizing.sized_model import SizedModel
 
 
@@ -31,9 +31,10 @@ def train(
 
     The step of mlx-lm's own trainer is traced: it needs MLX and mlx-lm, and no weights.
     """
-    from memfit.estimators.plans.train.plan import TrainQuestion, plan_train, with_measured
+    from memfit.estimators.plans.train.plan import plan_train, with_measured
+    from memfit.estimators.plans.train.question import TrainQuestion
     from memfit.estimators.questions.runtime import MARGIN_BYTES
-    from memfit.probes.saved_training import saved_phases
+    from memfit.probes.saved import saved_phases
     from memfit.probes.store import user_store
 
     recipe, model, directory = training.recipe(), training.of_file(model), training.data_directory()

@@ -58,7 +58,7 @@ def _restores(measurement: Measurement, units: Units) -> Document:
         (
             str(cache.bits),
             size(cache.file_bytes, units),
-            NOTHING if cache.write_ns is None else seconds(cache.write_ns),
+            seconds(cache.write_ns),
             restore.way,
             size(restore.peak_bytes, units),
             seconds(restore.restore_ns),

@@ -18,7 +18,7 @@ from memfit.cli.render.views import text as estimate_text
 from memfit.cli.render.views.assumed import marked
 from memfit.cli.render.views.text import image_lines
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.plans.context.percentiles import PERCENTILES
+from memfit.estimators.plans.context.plan import PERCENTILES
 from memfit.estimators.results.context import ContextPlan, Distribution, MatrixCell, TrafficPlan
 from memfit.estimators.results.estimate import CurvePoint
 

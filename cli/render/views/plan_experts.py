@@ -18,19 +18,10 @@ from memfit.cli.render.views.text import runtime_text
 from memfit.cli.render.views.tune_text import rate
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.experts import CapacityRow, ExpertMisses, ExpertsPlan
-from memfit.estimators.results.terms import Verdict
 
 _MEMORY = (
-    "Experts",
-    "Weights",
-    "Lookup",
-    "KV",
-    "State",
-    "Workspace",
-    "Running",
-    "Start-up",
-    "By layer",
-    "Verdict",
+    *("Experts", "Weights", "Lookup", "KV", "State", "Workspace"),
+    *("Running", "Start-up", "By layer", "Verdict"),
 )
 _MISSES = ("Experts", "Coverage", "Misses", "From disk", "Time", "Pinned", "Found", "Filler")
 
@@ -46,7 +37,7 @@ def to_document(result: ExpertsPlan, units: Units, *, plot: bool = False) -> Doc
             Table(_MISSES, tuple(_missed(row, units) for row in result.rows), "Per token"),
         ),
         verdict=_verdict(result, units),
-        colour=VERDICT_COLOURS[_colour_of(result)],
+        colour=VERDICT_COLOURS[result.verdict],
         sections=(
             ("To set", tuple(_settings(result, units))),
             ("Measured here", tuple(_measured(result, units))),
@@ -55,13 +46,6 @@ def to_document(result: ExpertsPlan, units: Units, *, plot: bool = False) -> Doc
         ),
         charts=(_plot(result, units),) if plot else (),
     )
-
-
-def _colour_of(result: ExpertsPlan) -> Verdict:
-    row = result.chosen
-    if row is None:
-        return "unknown"
-    return "tight" if row.verdict == "fits" and any(_caveats(result, row)) else row.verdict
 
 
 def _facts(result: ExpertsPlan, units: Units) -> Iterator[str]:
@@ -134,14 +118,8 @@ def _verdict(result: ExpertsPlan, units: Units) -> str:
     # What is measured here outranks what was published of the model.
     if any(each.capacity == row.capacity for each in result.measured):
         return f"{text}, measured here."
-    caveats = "; ".join(_caveats(result, row))
+    caveats = "; ".join(result.caveats)
     return f"{text}; but {caveats}." if caveats else f"{text}."
-
-
-def _caveats(result: ExpertsPlan, row: CapacityRow) -> Iterator[str]:
-    """Why the chosen capacity may be no good though it fits."""
-    codes = row.warnings if row.verdict != "exceeds" else ()
-    return (note.message for note in result.notes if note.code in codes)
 
 
 def _settings(result: ExpertsPlan, units: Units) -> Iterator[str]:

@@ -12,7 +12,6 @@ from memfit.estimators.results.ranks import FleetPlan
 @view(FleetPlan)
 def to_document(result: FleetPlan, units: Units) -> Document:
     """Return where each model runs, equal placements together, and what is left."""
-    unit = "GB" if units is Units.GB else "GiB"
     rows = tuple(
         (
             placement.model,
@@ -39,12 +38,12 @@ def to_document(result: FleetPlan, units: Units) -> Document:
         facts=("; ".join((placed, *map(runtime_text, result.runtimes))),),
         tables=(
             Table(
-                ("Model", "Machines", "Shared", f"Needs, {unit}"),
+                ("Model", "Machines", "Shared", f"Needs, {units.symbol}"),
                 rows,
                 align="lllr",
                 wrapped=(0, 1),
             ),
-            Table(("Left on", "Machines", f"Free, {unit}", "Of"), left, align="lrrr"),
+            Table(("Left on", "Machines", f"Free, {units.symbol}", "Of"), left, align="lrrr"),
         ),
         verdict=f"{result.placed} of {whole} models have a place.",
         colour=VERDICT_COLOURS["fits" if result.placed == whole else "exceeds"],

@@ -8,6 +8,10 @@ from memfit.cli.render.views.text import runtime_text
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.growth import GrowthPlan, GrowthRow
 
+_HEADINGS = (
+    *("Runtime", "Growth", "Step", "Per token", "Allocated", "Needed", "Peak"),
+    *("Growths", "Copied", "Shared"),
+)
 _MOST_TURNS = 8  # shown; JSON has all
 _NOTES = (
     "peak: the old and the new cache of the growing session are alive together, in all its layers;"
@@ -28,7 +32,7 @@ def to_document(result: GrowthPlan, units: Units, *, plot: bool = False) -> Docu
             f" {sessions.turn_tokens} tokens"
         )
     rows = tuple((*_row(rule, units), *_budget(result, rule, units)) for rule in result.rules)
-    headings = (*_HEADINGS, "Budget") if _has_budgets(result) else _HEADINGS
+    headings = (*_HEADINGS, "Budget") if result.has_budgets else _HEADINGS
     if result.runtimes:
         facts.append(", ".join(map(runtime_text, result.runtimes)))
     tables = [Table(headings, rows)]
@@ -48,20 +52,6 @@ def to_document(result: GrowthPlan, units: Units, *, plot: bool = False) -> Docu
     )
 
 
-_HEADINGS = (
-    "Runtime",
-    "Growth",
-    "Step",
-    "Per token",
-    "Allocated",
-    "Needed",
-    "Peak",
-    "Growths",
-    "Copied",
-    "Shared",
-)
-
-
 def _row(rule: GrowthRow, units: Units) -> tuple[str, ...]:
     return (
         ", ".join(rule.runtimes),
@@ -77,15 +67,8 @@ def _row(rule: GrowthRow, units: Units) -> tuple[str, ...]:
     )
 
 
-def _has_budgets(result: GrowthPlan) -> bool:
-    """Whether runtimes leave their caches different amounts."""
-    return result.budget_bytes is None and any(
-        rule.budget_bytes is not None for rule in result.rules
-    )
-
-
 def _budget(result: GrowthPlan, rule: GrowthRow, units: Units) -> tuple[str, ...]:
-    if not _has_budgets(result) or rule.budget_bytes is None:
+    if not result.has_budgets or rule.budget_bytes is None:
         return ()
     return (format_bytes(rule.budget_bytes, units),)
 
@@ -131,7 +114,7 @@ def _notes(result: GrowthPlan) -> Iterator[str]:
 def _verdict(result: GrowthPlan, units: Units) -> str:
     if result.budget_bytes is not None:
         budget = f"the budget of {format_bytes(result.budget_bytes, units)}"
-    elif _has_budgets(result):
+    elif result.has_budgets:
         budget = "the runtime's budget"
     else:
         return "No budget: give --budget, a device or a memory size."
@@ -150,7 +133,7 @@ def _plot(result: GrowthPlan, units: Units) -> BarChart:
         kinds=("needed", "allocated in addition", "old and new"),
         bars=[bar for rule in result.rules for bar in _bars(rule, result)],
         units=units,
-        limit=limit if budget is not None or _has_budgets(result) else "",
+        limit=limit if budget is not None or result.has_budgets else "",
     )
 
 

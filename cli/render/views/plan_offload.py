@@ -96,11 +96,9 @@ def simulation_rows(run: Simulation, units: Units) -> tuple[tuple[str, str], ...
 
 
 def _policy(run: PolicyRun, units: Units) -> tuple[str, ...]:
-    """One policy; what users wait for is the reload and the prefill, files are written later."""
-    found, most = run.simulation, run.threshold_tokens
+    """One policy."""
+    found, most, waiting = run.simulation, run.threshold_tokens, run.simulation.waiting_ms
     name = run.policy if most is None else f"{run.policy}, {most} tokens"
-    times = (found.read_ms, found.prefill_ms)
-    known = [time for time in times if time is not None]
     return (
         name,
         str(found.hot),
@@ -109,7 +107,7 @@ def _policy(run: PolicyRun, units: Units) -> tuple[str, ...]:
         format_bytes(found.read_bytes, units),
         format_bytes(found.written_bytes, units),
         format_bytes(found.largest_hot_bytes, units),
-        format_duration(sum(known)) if len(known) == len(times) else "-",
+        "-" if waiting is None else format_duration(waiting),
     )
 
 

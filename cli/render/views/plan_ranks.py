@@ -23,8 +23,7 @@ def to_document(result: RanksPlan, units: Units) -> Document:
     """Return a row for each number of machines, and the commands of the fewest that fit."""
     named = result.choices[-1].on
     name = " + ".join(named) if named else machine_name(result.device)
-    asked = result.workload.prompt_tokens
-    unit = "GB" if units is Units.GB else "GiB"
+    tokens_text = f"{result.workload.prompt_tokens} tokens"
     headings = ("Machines", "Shared", "Weights", "Needs", "", "Longest prompt")
     rows = tuple(_row(choice, units) for choice in result.choices)
     least = result.least_machines
@@ -32,9 +31,9 @@ def to_document(result: RanksPlan, units: Units) -> Document:
     verdict = f"{_fewest(found, name)} {'are' if (least or 1) > 1 else 'is'} enough"
     return report(
         title=result.model.id,
-        facts=(f"{name}, {asked} tokens, {runtime_text(result.runtime)}",),
-        tables=(Table(headings, rows, f"on each machine, in {unit}", align="rlrrlr"),),
-        verdict=f"{verdict} for {asked} tokens.",
+        facts=(f"{name}, {tokens_text}, {runtime_text(result.runtime)}",),
+        tables=(Table(headings, rows, f"on each machine, in {units.symbol}", align="rlrrlr"),),
+        verdict=f"{verdict} for {tokens_text}.",
         colour=VERDICT_COLOURS["fits" if least else "exceeds"],
         sections=(
             ("Second machine", tuple(_second(result))),

@@ -100,7 +100,7 @@ class TuneView(NamedTuple):
                 ("Beyond the stated error: please report these lines", result.report),
                 ("Notes", tuple(note.message for note in result.notes)),
             ),
-            charts=_charts(result, units) if self.plot else (),
+            charts=tuple(_charts(result, units)) if self.plot else (),
             commands=result.flags,
         )
 
@@ -123,70 +123,66 @@ def _cells(point: Point) -> Iterator[Any]:
     yield point.reason
 
 
-def _charts(result: TuneResult, units: Units) -> tuple[Chart, ...]:
-    """Memory against context by setting and speed against memory, of the measured points."""
-    measured = [p for p in result.points if p.status == "measured" and p.wired_limit_bytes is None]
-    if not measured:
-        return ()
-    points = _lettered(measured)
-    prefill, decode = [], []
-    for letter, point in points:
-        if point.speed:
-            nbytes, rate = point.peak_bytes or 0, point.speed.decode_tokens_per_second
-            prefill.append(Dot(letter, nbytes, point.speed.prefill_tokens_per_second))
-            decode += [Dot(letter, nbytes, rate)] if rate is not None else []
-    sizes = [dot.nbytes for dot in (*prefill, *decode)]
-    budget = result.device.working_set_bytes
+def _charts(result: TuneResult, units: Units) -> Iterator[Chart]:
+    """Yield memory against context by setting, and speed against memory, of the usual points."""
+    points = _lettered(result.usual_points)
+    if points:
+        yield _memory_chart(points, result.device.working_set_bytes, units)
+        yield from _speed_charts(points, units)
+
+
+def _memory_chart(points: Sequence[tuple[str, Point]], budget: int, units: Units) -> BarChart:
     # A budget far above the bars would leave no room for them.
     is_near = budget < 2 * max(point.peak_bytes or 0 for _, point in points)
-    return (
-        BarChart(
-            title="Memory against context",
-            kinds=("weights", "caches", "workspace"),
-            bars=tuple(_bars(points, budget if is_near else None)),
-            units=units,
-            limit=working_set(budget, units) if is_near else "",
-        ),
-        *(
-            Scatter(
+    return BarChart(
+        title="Memory against context",
+        kinds=("weights", "caches", "workspace"),
+        bars=tuple(_bars(points, budget if is_near else None)),
+        units=units,
+        limit=working_set(budget, units) if is_near else "",
+    )
+
+
+def _speed_charts(points: Sequence[tuple[str, Point]], units: Units) -> Iterator[Scatter]:
+    phases: dict[str, list[Dot]] = {"Prefill": [], "Decode": []}
+    for letter, point in points:
+        if speed := point.speed:
+            rates = (speed.prefill_tokens_per_second, speed.decode_tokens_per_second)
+            for dots, rate in zip(phases.values(), rates, strict=True):
+                dots += [Dot(letter, point.peak_bytes or 0, rate)] if rate is not None else []
+    sizes = [dot.nbytes for dots in phases.values() for dot in dots]
+    for phase, dots in phases.items():
+        if dots:
+            yield Scatter(
                 title=f"{phase}, tokens/s against memory",
                 dots=dots,
                 units=units,
                 least=min(sizes),
                 most=max(sizes),
             )
-            for phase, dots in (("Prefill", prefill), ("Decode", decode))
-            if dots
-        ),
-    )
 
 
 def _lettered(points: Sequence[Point]) -> list[tuple[str, Point]]:
     """The points with the letter of their settings, sorted by setting, then by context."""
-    names = dict.fromkeys(tune_text.settings_without_context(point.workload) for point in points)
-    letters = dict(zip(names, chain(ascii_letters, repeat("*")), strict=False))
-    order = {name: place for place, name in enumerate(names)}
-    named = [(tune_text.settings_without_context(point.workload), point) for point in points]
-    named.sort(key=lambda each: (order[each[0]], each[1].workload.prompt_tokens))
-    return [(letters[name], point) for name, point in named]
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        groups.setdefault(tune_text.settings_without_context(point.workload), []).append(point)
+    letters = chain(ascii_letters, repeat("*"))
+    return [
+        (letter, point)
+        for letter, group in zip(letters, groups.values(), strict=False)
+        for point in sorted(group, key=lambda each: each.workload.prompt_tokens)
+    ]
 
 
 def _bars(points: Sequence[tuple[str, Point]], budget: int | None) -> Iterator[Bar]:
     last = ""
     for letter, point in points:
-        tokens, peak = point.workload.prompt_tokens, point.peak_bytes or 0
         settings = tune_text.settings_without_context(point.workload)
         yield Bar(
-            f"{tokens} tokens",
-            _parts(point, peak),
+            f"{point.workload.prompt_tokens} tokens",
+            point.parts,
             budget,
             heading="" if letter == last else f"{letter}  {settings}",
         )
         last = letter
-
-
-def _parts(point: Point, peak: int) -> tuple[int, int, int]:
-    """Bytes of weights, caches and the rest of the peak."""
-    figures = {figure.name: figure.measured_bytes or 0 for figure in point.figures}
-    weights, caches = figures.get("active", 0), figures.get("kv", 0) + figures.get("ssm", 0)
-    return weights, caches, peak - weights - caches

@@ -20,19 +20,8 @@ _STORED = (
     *("Quantised", "Exact"),
 )
 _RESTORED = (
-    *(
-        "Tokens",
-        "Bits",
-        "Way",
-        "Peak",
-        "Planned",
-        "Held",
-        "Read",
-        "Restored in",
-        "First token",
-        "Cold",
-    ),
-    *("Equal", "Divergence", "Perplexity"),
+    *("Tokens", "Bits", "Way", "Peak", "Planned", "Held", "Read", "Restored in", "First token"),
+    *("Cold", "Equal", "Divergence", "Perplexity"),
 )
 
 
@@ -86,7 +75,7 @@ def _stored(each: Conversation, file: StoredCache, units: Units) -> tuple[str, .
         size(file.held_bytes, units),
         size(file.planned_held_bytes, units),
         size(file.file_bytes, units),
-        _time(file.write_ns),
+        seconds(file.write_ns),
         seconds(each.prefill_ns),
         str(file.quantised_layers),
         str(file.exact_layers),
@@ -105,17 +94,13 @@ def _restored(
         size(restore.planned_peak_bytes, units),
         size(restore.cache_bytes, units),
         size(restore.read_bytes, units),
-        _time(restore.restore_ns),
-        _time(restore.first_token_ns),
+        seconds(restore.restore_ns),
+        seconds(restore.first_token_ns),
         seconds(each.first_token_ns),
         f"{agreement.same_tokens} of {agreement.tokens}" if agreement else NOTHING,
         f"{agreement.mean_divergence:.2g}" if agreement else NOTHING,
         f"{agreement.perplexity:.4g}" if agreement else NOTHING,
     )
-
-
-def _time(nanoseconds: int | None) -> str:
-    return NOTHING if nanoseconds is None else seconds(nanoseconds)
 
 
 def _verdict(result: CacheTuneResult) -> str:

@@ -6,7 +6,7 @@ from memfit.cli.render.document import Bar, BarChart, Document, Table, report
 from memfit.cli.render.view import view
 from memfit.cli.render.views.tune_text import NOTHING, rate, seconds, size
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.probes.experts.result import ExpertsPoint, ExpertsTuneResult, PlannedFigure, SlotTraffic
+from memfit.probes.experts.result import ExpertsPoint, ExpertsTuneResult, SlotTraffic
 
 _MEMORY = (
     "Experts",
@@ -17,14 +17,8 @@ _MEMORY = (
 )
 _SPEED = ("Experts", "Loaded in", "Prefill/s", "Decode/s", "Coverage", "Misses", "Read", "Waits")
 _AGREEMENT = (
-    "Experts",
-    "Equal",
-    "Leading",
-    "Divergence",
-    "Largest",
-    "Pinned",
-    "Profiled",
-    "Filler",
+    *("Experts", "Equal", "Leading", "Divergence", "Largest"),
+    *("Pinned", "Profiled", "Filler"),
 )
 _COLOURS = {True: "green", False: "yellow", None: "default"}
 
@@ -32,10 +26,9 @@ _COLOURS = {True: "green", False: "yellow", None: "default"}
 @view(ExpertsTuneResult)
 def to_document(result: ExpertsTuneResult, units: Units, plot: bool = False) -> Document:
     """Return the tables of all capacities, and the answer; ``plot`` adds a chart."""
-    points = [*([result.full] if result.full else ()), *result.points]
-    names = ["all, mlx-lm"] if result.full else []
-    names += [str(point.capacity) for point in result.points]
-    rows = list(zip(names, points, strict=True))
+    rows = [(str(point.capacity), point) for point in result.points]
+    if result.full:
+        rows.insert(0, ("all, mlx-lm", result.full))
     memory = tuple((name, *_memory(point, units)) for name, point in rows)
     speed = tuple((name, *_speed(point, units)) for name, point in rows)
     agreement = tuple((name, *_agreement(point)) for name, point in rows)
@@ -91,19 +84,16 @@ def _facts(result: ExpertsTuneResult, units: Units) -> Iterator[str]:
 
 def _memory(point: ExpertsPoint, units: Units) -> Iterator[str]:
     for figure in (point.weights, point.startup, point.prefill_peak, point.decode_peak):
-        yield from _pair(figure, units)
-
-
-def _pair(figure: PlannedFigure, units: Units) -> tuple[str, str]:
-    return size(figure.measured_bytes, units), size(figure.planned_bytes, units)
+        yield size(figure.measured_bytes, units)
+        yield size(figure.planned_bytes, units)
 
 
 def _speed(point: ExpertsPoint, units: Units) -> tuple[str, ...]:
     speed, traffic = point.speed, point.decode
     return (
-        NOTHING if point.load_ns is None else seconds(point.load_ns),
+        seconds(point.load_ns),
         rate(speed.prefill_tokens_per_second if speed else None),
-        rate(speed.decode_tokens_per_second if speed else None),
+        rate(point.decode_tokens_per_second),
         f"{point.coverage_percent:.1f} %",
         *(_per_token(traffic, units) if traffic and traffic.tokens else (NOTHING,) * 3),
     )
@@ -111,9 +101,9 @@ def _speed(point: ExpertsPoint, units: Units) -> tuple[str, ...]:
 
 def _per_token(traffic: SlotTraffic, units: Units) -> tuple[str, str, str]:
     return (
-        f"{traffic.misses / traffic.tokens:.2f}",
-        format_bytes(traffic.read_bytes // traffic.tokens, units),
-        f"{traffic.wait_ns / traffic.tokens / 1e6:.2f} ms",
+        f"{traffic.per_token(traffic.misses):.2f}",
+        format_bytes(int(traffic.per_token(traffic.read_bytes)), units),
+        f"{traffic.per_token(traffic.wait_ns) / 1e6:.2f} ms",
     )
 
 
@@ -165,13 +155,9 @@ def _warm(result: ExpertsTuneResult, units: Units) -> Iterator[str]:
 
 
 def _chart(rows: list[tuple[str, ExpertsPoint]], units: Units) -> BarChart:
-    bars = []
-    for name, point in rows:
-        weights = point.weights.measured_bytes or 0
-        run = max(point.prefill_peak.measured_bytes or 0, point.decode_peak.measured_bytes or 0)
-        startup = point.startup.measured_bytes or 0
-        decode = point.speed.decode_tokens_per_second if point.speed else None
-        parts = (weights, max(0, run - weights), max(0, startup - max(run, weights)))
-        bars.append(Bar(name, parts, note=f"{rate(decode)} tokens/s"))
+    bars = [
+        Bar(name, point.parts, note=f"{rate(point.decode_tokens_per_second)} tokens/s")
+        for name, point in rows
+    ]
     kinds = ("weights", "rest of the run", "start-up above it")
     return BarChart(title="Memory and decode speed by experts", kinds=kinds, bars=bars, units=units)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from memfit.cli.render.document import Document, Heading, Table, Text, Verdict
 from memfit.cli.render.view import view
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.probes.tune_ranks import MeasuredRank, RankTune
+from memfit.probes.experiments.ranks import MeasuredRank, RankTune
 
 _NONE = "-"
 

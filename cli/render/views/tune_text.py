@@ -179,8 +179,10 @@ def percent(figure: TuneFigure) -> str:
     return f"{share:+.2f} %" if nbytes else "0 %"
 
 
-def seconds(nanoseconds: int) -> str:
+def seconds(nanoseconds: int | None) -> str:
     """A time in seconds, to a millisecond below a minute."""
+    if nanoseconds is None:
+        return NOTHING
     time = Decimal(nanoseconds) / 10**9
     return f"{time:.3f} s" if time < 60 else f"{time:.1f} s"
 

@@ -3,9 +3,7 @@
 from memfit.cli.render.document import Document, Table, report
 from memfit.cli.render.view import view
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.probes.tune_train import TrainTuneResult
-
-_NEAR = 0.05
+from memfit.probes.experiments.train import TrainTuneResult
 
 
 @view(TrainTuneResult)
@@ -20,8 +18,7 @@ def to_document(result: TrainTuneResult, units: Units) -> Document:
         )
         for each in result.phases
     )
-    largest = max(result.phases, key=lambda each: each.measured_bytes)
-    is_near = abs(largest.ratio - 1) <= _NEAR
+    largest = result.largest
     return report(
         title=result.model,
         facts=(
@@ -32,7 +29,7 @@ def to_document(result: TrainTuneResult, units: Units) -> Document:
         ),
         tables=(Table(("Peak of", "Estimated", "Measured", "Ratio"), rows),),
         verdict=f"The run took {format_bytes(largest.measured_bytes, units)} at most; the estimate"
-        f" is {'within' if is_near else 'not within'} 5 % of it.",
-        colour="green" if is_near else "yellow",
+        f" is {'within' if largest.is_near else 'not within'} 5 % of it.",
+        colour="green" if largest.is_near else "yellow",
         sections=(("Notes", tuple(note.message for note in result.notes)),),
     )

@@ -1,12 +1,15 @@
 """Strict reading of untrusted mappings: each error names the file, its line in YAML, and the key.
 
 A `Reading` either raises at the first error or, with ``collect``, keeps every error until
-`Reading.finish`.
+`Reading.finish`. `to_record` makes a record of a mapping whose fields have its types and ranges.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, Final, TypeVar
+
+from msgspec import Struct, ValidationError, convert
 
 from memfit.estimators.base.errors import InputError, MemfitError, Mistake, PolicyError
 from memfit.estimators.base.files import printable, read_whole, short
@@ -16,6 +19,20 @@ from memfit.estimators.base.reading.strict_json import parse_object
 MAX_VALUE = 2**40
 REQUIRED: Final = object()
 Value = TypeVar("Value")
+Record = TypeVar("Record", bound=Struct)
+# msgspec's messages: "Expected `int` >= 0 - at `$.runs[0].kv_bytes`".
+_MESSAGE = re.compile(r"(.*?)(?: - at `(?:key` in `)?\$(.*)`)?", re.DOTALL)
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]|\[\.\.\.\].*")
+_NAMES = {
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "object": "a mapping",
+    "array": "a list",
+}
+_TYPE = re.compile(rf"\b({'|'.join(_NAMES)})\b")
+_KEY = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
 
 
 class Reading:
@@ -195,7 +212,7 @@ class Section:
     def text(self, key: str, default: str | None = None) -> str:
         value = self._take(key, REQUIRED if default is None else default)
         if not isinstance(value, str):
-            raise self.fail(key, f"expected a text, got {short(value)}")
+            raise self.fail(key, f"expected a string, got {short(value)}")
         return value
 
     def full_path(self, key: str) -> str:
@@ -227,3 +244,39 @@ class Section:
         if length is not None and len(value) != length:
             raise self.fail(key, f"expected {length} entries, one per layer, got {len(value)}")
         return value
+
+
+def to_record(kind: type[Record], value: Any, reading: Reading, place: Place = ()) -> Record:
+    """Convert a mapping to a record; a type with a tag needs it in the mapping.
+
+    Raises:
+        MemfitError: of the reading's class, for the first field that is unknown, missing or wrong.
+    """
+    tag_field, tag = kind.__struct_config__.tag_field, kind.__struct_config__.tag
+    if tag_field is not None and reading.section(value, place).values.get(tag_field) != tag:
+        raise reading.fail((*place, tag_field), f"expected {tag}")
+    try:
+        return convert(value, kind)
+    except ValidationError as error:
+        steps, text = _located(str(error), value)
+        raise reading.fail((*place, *steps), text) from None
+    except InputError as error:  # of the record's own check
+        raise reading.fail(place, str(error)) from None
+
+
+def _located(message: str, value: Any) -> tuple[Place, str]:
+    """Return where a message of msgspec is about, and what it says with the value that is there."""
+    text, path = _MESSAGE.fullmatch(message).groups()  # type: ignore[union-attr]
+    place: Place = ()
+    for step in _STEP.finditer(path or ""):
+        if step.lastindex is None:  # into a mapping: msgspec does not name the key
+            break
+        place += (step[1] or int(step[2]),)
+        value = value[place[-1]]
+    if key := _KEY.fullmatch(text):
+        return (*place, key[2]), "missing" if key[1].startswith("missing") else "unknown key"
+    if text.startswith("Invalid"):
+        return place, f"{short(value)} is not one of the values it can have"
+    text, _, _ = text.partition(", got `")
+    named = _TYPE.sub(lambda name: _NAMES[name[0]], text.replace("`", ""))
+    return place, f"{named[0].lower()}{named[1:]}, got {short(value)}"

@@ -27,7 +27,7 @@ _WORDS: dict[str, bool | None] = {
 }
 
 
-class Placed(NamedTuple):
+class PlacedDocument(NamedTuple):
     """A document with the line each value begins on, counted from 1.
 
     ``repeated`` holds the lines and places of names that occur twice; the first value is kept.
@@ -53,7 +53,7 @@ def parse_document(text: bytes, path: Path) -> Any:
     return placed.value
 
 
-def parse_placed(text: bytes, path: Path) -> Placed:
+def parse_placed(text: bytes, path: Path) -> PlacedDocument:
     """Return the one document that ``text`` holds with its lines, for mistakes named later.
 
     Raises:
@@ -80,14 +80,14 @@ class _Document:
         self._lines: dict[Place, int] = {}
         self._repeated: list[tuple[int, Place]] = []
 
-    def read(self) -> Placed:
+    def read(self) -> PlacedDocument:
         values: list[Any] = []
         for event in self._events:
             if isinstance(event, yaml.DocumentStartEvent):
                 if values:
                     raise self._error(event, "a second document begins; write one")
                 values.append(self._value(next(self._events), ()))
-        return Placed(values[0] if values else None, self._lines, tuple(self._repeated))
+        return PlacedDocument(values[0] if values else None, self._lines, tuple(self._repeated))
 
     def _bounded(self, events: Iterator[Any]) -> Iterator[Any]:
         for number, event in enumerate(events):
@@ -122,7 +122,7 @@ class _Document:
         self._reject_marks(event)
         key = self._scalar(event) if isinstance(event, yaml.ScalarEvent) else None
         if not isinstance(key, str):
-            raise self._error(event, "a key is not a text; put it in quotes")
+            raise self._error(event, "a key is not a string; put it in quotes")
         return key
 
     def _reject_marks(self, event: Any) -> None:

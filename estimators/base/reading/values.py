@@ -66,7 +66,7 @@ def as_name(value: Any) -> str:
 
 def as_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise InputError(f"expected a text, got {short(value)}")
+        raise InputError(f"expected a string, got {short(value)}")
     return value
 
 

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.files import printable
-from memfit.estimators.base.progress import Progress, Request
+from memfit.estimators.base.progress import FinishedRequest, Progress
 from memfit.estimators.base.version import __version__
 from memfit.estimators.checkpoint.hub.http_errors import http_error
 from memfit.estimators.checkpoint.hub.parallel import start
@@ -259,7 +259,7 @@ class Client:
             seconds = time.monotonic() - started
             self.fastest_seconds = min(self.fastest_seconds, seconds)
             # Without its query: a signed address carries a key in it.
-            self._sink.request(Request(url.partition("?")[0], status, len(body), seconds))
+            self._sink.request(FinishedRequest(url.partition("?")[0], status, len(body), seconds))
 
     def _request(
         self, session: "httpx2.Client", url: str, span: tuple[int, int] | None

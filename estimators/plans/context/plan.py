@@ -1,21 +1,21 @@
 """``memfit plan context``: which contexts fit, for how many requests, under a runtime's rules."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.reading.request_trace import TraceRequest
-from memfit.estimators.base.units import format_bytes, round_up
+from memfit.estimators.base.units import ceil_div, format_bytes, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.plans.context.percentiles import distribution, percentile
 from memfit.estimators.results.context import (
     AutoContext,
     Ceilings,
     ContextFit,
     ContextPlan,
+    Distribution,
     LargestContext,
     MatrixCell,
     TrafficPlan,
@@ -48,6 +48,7 @@ from memfit.estimators.sizing.sized_model import SizedModel
 CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072)
 REQUESTS = (1, 2, 4, 8, 16)
 MAX_REQUESTS = 4096
+PERCENTILES = (50, 90, 95, 99)
 
 
 class ContextQuestion(Struct, frozen=True, kw_only=True):
@@ -67,20 +68,37 @@ class ContextQuestion(Struct, frozen=True, kw_only=True):
 def plan_context(
     sized: SizedModel,
     workload: Workload,
-    asked: ContextQuestion | None = None,
+    question: ContextQuestion | None = None,
 ) -> ContextPlan:
     """Return the contexts that fit under the model's runtime.
 
     Raises:
         UnsupportedError: when the runtime cannot run the workload.
     """
-    return _Plan(sized, workload, asked or ContextQuestion()).answer()
+    return _ContextPlan(sized, workload, question or ContextQuestion()).answer()
 
 
-class _Plan(Struct, frozen=True):
+def percentile(ordered: list[int], percent: int) -> int:
+    """Return the nearest-rank percentile of sorted counts.
+
+    >>> percentile([1, 2, 3, 4], 50), percentile([1, 2, 3, 4], 99)
+    (2, 4)
+    """
+    return ordered[max(0, ceil_div(percent * len(ordered), 100) - 1)]
+
+
+def distribution(tokens: Iterable[int]) -> Distribution:
+    """Return the percentiles of at least one count."""
+    ordered = sorted(tokens)
+    p50, p90, p95, p99 = (percentile(ordered, percent) for percent in PERCENTILES)
+    mean = ceil_div(sum(ordered), len(ordered))
+    return Distribution(mean, p50, p90, p95, p99, ordered[-1])
+
+
+class _ContextPlan(Struct, frozen=True):
     sized: SizedModel
     workload: Workload
-    asked: ContextQuestion
+    question: ContextQuestion
 
     def answer(self) -> ContextPlan:
         sized, workload, device = self.sized, self.workload, self.sized.device
@@ -113,7 +131,7 @@ class _Plan(Struct, frozen=True):
             verdict=self._verdict(workload),
             matrix=tuple(self._matrix(ceilings)),
             largest_batch=self._at_once(workload.prompt_tokens) if device else None,
-            traffic=self._traffic(longest) if self.asked.traffic else None,
+            traffic=self._traffic(longest) if self.question.traffic else None,
             assumptions=both_units(tuple(allocation)),
             notes=(*both_units(tuple(self._notes())), *self._notes_on_matrix(ceilings)),
             images=image_advice(sized, workload) or UNSET,
@@ -124,11 +142,11 @@ class _Plan(Struct, frozen=True):
         return self.sized.runtime_model.runtime.budget
 
     def _ceilings(self) -> Ceilings:
-        model, asked = self.sized.model.max_context, self.asked
-        requested = asked.ceiling or self.sized.runtime_model.runtime.max_context
-        known = [value for value in (model, requested, asked.backend_cap) if value is not None]
+        model, question = self.sized.model.max_context, self.question
+        requested = question.ceiling or self.sized.runtime_model.runtime.max_context
+        known = [value for value in (model, requested, question.backend_cap) if value is not None]
         most = min(known, default=UNBOUNDED_CONTEXT)
-        return Ceilings(model, requested, asked.backend_cap, most)
+        return Ceilings(model, requested, question.backend_cap, most)
 
     def _largest(
         self, ceilings: Ceilings, device: Device, profile: RuntimeMemoryProfile | None = None
@@ -168,8 +186,8 @@ class _Plan(Struct, frozen=True):
 
     def _matrix(self, ceilings: Ceilings) -> Iterator[MatrixCell]:
         usual = [tokens for tokens in CONTEXTS if tokens <= ceilings.effective]
-        for tokens in self.asked.contexts or usual:
-            for requests in self.asked.requests:
+        for tokens in self.question.contexts or usual:
+            for requests in self.question.requests:
                 workload = replace(
                     self.workload.prompt_only(tokens), batch=requests, decode_batch=requests
                 )
@@ -185,13 +203,13 @@ class _Plan(Struct, frozen=True):
         return tightened(verdict, run_limits(self.sized.runtime_model, workload))
 
     def _notes_on_matrix(self, ceilings: Ceilings) -> Iterator[Note]:
-        for tokens in self.asked.contexts:
+        for tokens in self.question.contexts:
             if tokens > ceilings.effective:
                 text = f"{tokens} tokens are above {ceilings.effective}, the most that can be run"
                 yield Note("warning", "above-ceiling", text)
         if (
             self.sized.runtime_model.facet(MlxLmPrograms)
-            and max(self.asked.requests, default=1) > 1
+            and max(self.question.requests, default=1) > 1
         ):
             text = (
                 "requests at once are one batch that begins and ends together; mlx_lm.server lets"
@@ -209,7 +227,7 @@ class _Plan(Struct, frozen=True):
         return first_fitting(range(MAX_REQUESTS, 0, -1), fits, monotone=True) or 0
 
     def _traffic(self, longest: int | None) -> TrafficPlan:
-        requests = self.asked.traffic
+        requests = self.question.traffic
         totals = sorted(request.total_tokens for request in requests)
         served = round_up(percentile(totals, 99), self.sized.runtime_model.runtime.kv_step)
         whole = distribution(totals)

@@ -1,5 +1,6 @@
 """Routing profiles: how often each expert was used, and the share that slots cover."""
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -59,6 +60,11 @@ class RoutingProfile(Struct, frozen=True):
             )
             for uses, prompts in zip(self.counts, by_prompts, strict=True)
         )
+
+    @property
+    def sha256(self) -> str:
+        """The checksum of the counts."""
+        return hashlib.sha256(repr((self.counts, self.prompt_counts)).encode()).hexdigest()
 
     def used(self) -> tuple[int, ...]:
         """Return for each layer how many experts were used at all."""

@@ -5,6 +5,7 @@ by the threshold that the budget allows.
 """
 
 from collections.abc import Iterator
+from functools import cached_property
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -12,10 +13,11 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.machine.device import ANY_CPU, ANY_MAC, Device
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import ANY_CPU, ANY_MAC
 from memfit.estimators.plans.offload.cache_tiers import Tiers, milliseconds, simulate
 from memfit.estimators.plans.offload.session_cache import PLAIN_BITS, Storage, longest_hot
-from memfit.estimators.results.estimate import DeviceSummary, Note, RuntimeSummary
+from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.offload import (
     Disk,
     MeasuredStorage,
@@ -32,7 +34,14 @@ from memfit.estimators.results.offload import (
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.agent_memory import adaptive_chunk
 from memfit.estimators.runtimes.budget import comfortable_bytes
-from memfit.estimators.sizing.estimate import limit_notes
+from memfit.estimators.runtimes.registry import runtime_summary
+from memfit.estimators.sizing.estimate import (
+    ALONE,
+    device_summary,
+    limit_notes,
+    notes_on_versions,
+)
+from memfit.estimators.sizing.sized_model import SizedModel
 
 # agent-memory, CACHE_HOT_THRESHOLD_TOKENS: 8192 tokens, which it counts as 200 MB.
 FIXED_THRESHOLD = 8192
@@ -76,78 +85,160 @@ class OffloadQuestion(Struct, frozen=True):
             raise InputError("a conversation of 0 tokens: give at least 1")
 
 
-class Server(Struct, frozen=True):
-    """The model that serves the conversations."""
-
-    model: str
-    model_type: str
-    runtime: RuntimeSummary
-    max_context: int | None
-    weight_bytes: int
-    active_bytes: int
-    """Peak of the model with one active conversation."""
-    device: Device | None
-    summary: DeviceSummary | None
-
-
-def plan_offload(storage: Storage, question: OffloadQuestion, server: Server) -> OffloadPlan:
+def plan_offload(sized: SizedModel, storage: Storage, question: OffloadQuestion) -> OffloadPlan:
     """Return the plan; without a device or a budget it does not say what fits.
 
     Raises:
         InputError: for a request trace without a budget.
+        UnsupportedError: when the runtime cannot run a conversation.
     """
-    speeds = question.speeds.or_measured(question.measured)
-    question = replace(question, speeds=speeds)
-    hot = _hot_bytes(question, server)
-    rows = tuple(_size_row(storage, tokens, hot) for tokens in _lengths(question, server))
-    stored = storage.stored_bytes(question.tokens)
-    threshold = _threshold(storage, question, server, hot)
-    policies = tuple(_policies(storage, question, hot, threshold))
-    return OffloadPlan(
-        model=server.model,
-        model_type=server.model_type,
-        runtime=server.runtime,
-        device=server.summary,
-        conversations=question.conversations,
-        tokens=question.tokens,
-        bits=storage.bits,
-        group_size=storage.group_size,
-        layers=len(storage.buffers),
-        state_bytes=storage.state_bytes,
-        weight_bytes=server.weight_bytes,
-        active_bytes=server.active_bytes,
-        hot_conversations=None if hot is None else min(question.conversations, hot // stored),
-        pool=_pool(storage, hot),
-        sizes=rows,
-        restore=_restore(storage, question, server, hot),
-        speeds=question.speeds,
-        measured=question.measured,
-        times=_times(stored, question),
-        disk=_disk(stored, question),
-        threshold=threshold,
-        simulation=policies[0].simulation if policies else None,
-        policies=policies,
-        notes=tuple(_notes(storage, question, server, hot)),
-    )
+    question = replace(question, speeds=question.speeds.or_measured(question.measured))
+    return _OffloadPlan(sized, storage, question).answer()
 
 
-def _hot_bytes(question: OffloadQuestion, server: Server) -> int | None:
-    """The rest of 90 % of the working set after the peak of the active conversation."""
-    if question.hot_bytes is not None:
-        return question.hot_bytes
-    if server.device is None:
-        return None
-    return max(0, comfortable_bytes(server.device.working_set_bytes) - server.active_bytes)
+class _OffloadPlan(Struct, frozen=True, dict=True):
+    sized: SizedModel
+    storage: Storage
+    question: OffloadQuestion
 
+    def answer(self) -> OffloadPlan:
+        sized, storage, question, hot = self.sized, self.storage, self.question, self.hot_bytes
+        stored = storage.stored_bytes(question.tokens)
+        threshold = self._threshold()
+        policies = tuple(self._policies(threshold))
+        return OffloadPlan(
+            model=sized.checkpoint.id,
+            model_type=sized.model.model_type,
+            runtime=runtime_summary(sized.runtime_model.runtime),
+            device=device_summary(sized.device) if sized.device else None,
+            conversations=question.conversations,
+            tokens=question.tokens,
+            bits=storage.bits,
+            group_size=storage.group_size,
+            layers=len(storage.buffers),
+            state_bytes=storage.state_bytes,
+            weight_bytes=sized.resident_bytes,
+            active_bytes=self.active_bytes,
+            hot_conversations=None if hot is None else min(question.conversations, hot // stored),
+            pool=_pool(storage, hot),
+            sizes=tuple(_size_row(storage, tokens, hot) for tokens in self._lengths()),
+            restore=self._restore(),
+            speeds=question.speeds,
+            measured=question.measured,
+            times=_times(stored, question),
+            disk=_disk(stored, question),
+            threshold=threshold,
+            simulation=policies[0].simulation if policies else None,
+            policies=policies,
+            notes=tuple(self._notes()),
+        )
 
-def _lengths(question: OffloadQuestion, server: Server) -> list[int]:
-    most = server.max_context or _UNBOUNDED
-    lengths = {min(most, question.tokens), question.tokens}
-    tokens = _FIRST_ROW
-    while tokens <= most:
-        lengths.add(tokens)
-        tokens *= 2
-    return sorted(lengths)
+    @cached_property
+    def active_bytes(self) -> int:
+        """The peak of the model with one active conversation."""
+        return self.sized.requirement(Workload(prompt_tokens=self.question.tokens)).peak_bytes
+
+    @cached_property
+    def hot_bytes(self) -> int | None:
+        """The given memory, else what 90 % of the working set leaves next to the active one."""
+        if self.question.hot_bytes is not None or self.sized.device is None:
+            return self.question.hot_bytes
+        budget = comfortable_bytes(self.sized.device.working_set_bytes)
+        return max(0, budget - self.active_bytes)
+
+    @property
+    def _most_tokens(self) -> int:
+        return self.sized.model.max_context or _UNBOUNDED
+
+    def _lengths(self) -> list[int]:
+        most, requested = self._most_tokens, self.question.tokens
+        lengths = {min(most, requested), requested}
+        tokens = _FIRST_ROW
+        while tokens <= most:
+            lengths.add(tokens)
+            tokens *= 2
+        return sorted(lengths)
+
+    def _restore(self) -> Restore:
+        storage, question, device = self.storage, self.question, self.sized.device
+        bulk, streaming = storage.restore(question.tokens, device or ANY_MAC)
+        cpu_bulk, cpu_streaming = storage.restore(question.tokens, ANY_CPU)
+        basis: Basis = "derived"
+        found = question.measured
+        if found and found.bulk_bytes is not None and found.streaming_bytes is not None:
+            bulk, streaming, basis = found.bulk_bytes, found.streaming_bytes, "measured"
+        others = (question.conversations - 1) * storage.stored_bytes(question.tokens)
+        resident = self.sized.resident_bytes + min(others, self.hot_bytes or 0)
+        limit = device.working_set_bytes if device else None
+        return Restore(
+            bulk_bytes=bulk,
+            streaming_bytes=streaming,
+            bulk_total_bytes=resident + bulk,
+            streaming_total_bytes=resident + streaming,
+            bulk_fits=None if limit is None else resident + bulk <= limit,
+            streaming_fits=None if limit is None else resident + streaming <= limit,
+            basis=basis,
+            cpu_bulk_bytes=cpu_bulk,
+            cpu_streaming_bytes=cpu_streaming,
+        )
+
+    def _threshold(self) -> Threshold:
+        storage, hot, most = self.storage, self.hot_bytes, self._most_tokens
+        conversations = self.question.conversations
+        tokens = None if hot is None else longest_hot(storage, conversations, hot, most)
+        return Threshold(
+            tokens=tokens,
+            fixed_tokens=FIXED_THRESHOLD,
+            fixed_plain_bytes=storage.exact_bytes(FIXED_THRESHOLD, PLAIN_BITS),
+            fixed_stored_bytes=storage.stored_bytes(FIXED_THRESHOLD),
+        )
+
+    def _policies(self, threshold: Threshold) -> Iterator[PolicyRun]:
+        """Yield what happens to the requests with each policy, the reactive one first."""
+        question, hot = self.question, self.hot_bytes
+        if not question.requests:
+            return
+        if hot is None:
+            raise InputError("a request trace needs a budget: give a device or --cache-budget")
+        disk = question.disk_bytes
+        tiers = Tiers(hot, _NEVER_FULL if disk is None else usable_disk(disk))
+        most = threshold.tokens or FIXED_THRESHOLD
+        kept: tuple[tuple[Policy, int | None], ...] = (
+            ("reactive", None),
+            ("proactive", 0),
+            ("hybrid", most),
+        )
+        for policy, tokens in kept:
+            run = simulate(
+                question.requests, self.storage, tiers, question.speeds, most_kept=tokens
+            )
+            yield PolicyRun(policy, tokens or None, run)
+
+    def _notes(self) -> Iterator[Note]:
+        sized, storage, question, hot = self.sized, self.storage, self.question, self.hot_bytes
+        yield from question.warnings
+        longest = max((each.total_tokens for each in question.requests), default=0)
+        yield from limit_notes(sized.model.max_context, max(question.tokens, longest))
+        if sized.device and self.active_bytes > sized.device.working_set_bytes:
+            text = "the model with one active conversation is larger than the working set"
+            yield Note("warning", "too-large", text)
+        elif hot is not None and hot < storage.stored_bytes(question.tokens):
+            text = (
+                "no further conversation of this length fits in memory with the active one:"
+                " every request reads its conversation from disk"
+            )
+            yield Note("warning", "no-hot", text)
+        yield from _format_notes(storage)
+        if question.speeds.prefill is None:
+            text = "no prefill speed: give one to compare a reload with prefill"
+            yield Note("info", "no-prefill-speed", text)
+        yield Note(
+            "info",
+            "memory-limit",
+            "mx.set_memory_limit is a guideline, not a cap: the server has to enforce the budget",
+        )
+        alone = Workload(prompt_tokens=question.tokens)
+        yield from notes_on_versions(sized, alone, of=ALONE)
 
 
 def _size_row(storage: Storage, tokens: int, hot: int | None) -> SizeRow:
@@ -169,31 +260,6 @@ def _pool(storage: Storage, hot: int | None) -> Pool | None:
         return None
     block = max(map(storage.block_bytes, storage.buffers))
     return Pool(hot, block, hot // block)
-
-
-def _restore(
-    storage: Storage, question: OffloadQuestion, server: Server, hot: int | None
-) -> Restore:
-    bulk, streaming = storage.restore(question.tokens, server.device or ANY_MAC)
-    cpu_bulk, cpu_streaming = storage.restore(question.tokens, ANY_CPU)
-    basis: Basis = "derived"
-    found = question.measured
-    if found and found.bulk_bytes is not None and found.streaming_bytes is not None:
-        bulk, streaming, basis = found.bulk_bytes, found.streaming_bytes, "measured"
-    others = (question.conversations - 1) * storage.stored_bytes(question.tokens)
-    resident = server.weight_bytes + min(others, hot or 0)
-    limit = server.device.working_set_bytes if server.device else None
-    return Restore(
-        bulk_bytes=bulk,
-        streaming_bytes=streaming,
-        bulk_total_bytes=resident + bulk,
-        streaming_total_bytes=resident + streaming,
-        bulk_fits=None if limit is None else resident + bulk <= limit,
-        streaming_fits=None if limit is None else resident + streaming <= limit,
-        basis=basis,
-        cpu_bulk_bytes=cpu_bulk,
-        cpu_streaming_bytes=cpu_streaming,
-    )
 
 
 def _times(stored: int, question: OffloadQuestion) -> Times:
@@ -221,67 +287,6 @@ def usable_disk(disk_bytes: int) -> int:
     """Bytes that may be written so that the reserve stays free."""
     part, whole = DISK_RESERVE
     return disk_bytes * whole // part
-
-
-def _threshold(
-    storage: Storage, question: OffloadQuestion, server: Server, hot: int | None
-) -> Threshold:
-    most = server.max_context or _UNBOUNDED
-    tokens = None if hot is None else longest_hot(storage, question.conversations, hot, most)
-    return Threshold(
-        tokens=tokens,
-        fixed_tokens=FIXED_THRESHOLD,
-        fixed_plain_bytes=storage.exact_bytes(FIXED_THRESHOLD, PLAIN_BITS),
-        fixed_stored_bytes=storage.stored_bytes(FIXED_THRESHOLD),
-    )
-
-
-def _policies(
-    storage: Storage, question: OffloadQuestion, hot: int | None, threshold: Threshold
-) -> Iterator[PolicyRun]:
-    """Yield what happens to the requests of a trace with each policy, the reactive one first."""
-    if not question.requests:
-        return
-    if hot is None:
-        raise InputError("a request trace needs a budget: give a device or --cache-budget")
-    disk = question.disk_bytes
-    tiers = Tiers(hot, _NEVER_FULL if disk is None else usable_disk(disk))
-    most = threshold.tokens or FIXED_THRESHOLD
-    kept: tuple[tuple[Policy, int | None], ...] = (
-        ("reactive", None),
-        ("proactive", 0),
-        ("hybrid", most),
-    )
-    for policy, tokens in kept:
-        run = simulate(question.requests, storage, tiers, question.speeds, most_kept=tokens)
-        yield PolicyRun(policy, tokens or None, run)
-
-
-def _notes(
-    storage: Storage, question: OffloadQuestion, server: Server, hot: int | None
-) -> Iterator[Note]:
-    yield from question.warnings
-    device = server.device
-    longest = max((each.total_tokens for each in question.requests), default=0)
-    yield from limit_notes(server.max_context, max(question.tokens, longest))
-    if device and server.active_bytes > device.working_set_bytes:
-        text = "the model with one active conversation is larger than the working set"
-        yield Note("warning", "too-large", text)
-    elif hot is not None and hot < storage.stored_bytes(question.tokens):
-        text = (
-            "no further conversation of this length fits in memory with the active one:"
-            " every request reads its conversation from disk"
-        )
-        yield Note("warning", "no-hot", text)
-    yield from _format_notes(storage)
-    if question.speeds.prefill is None:
-        text = "no prefill speed: give one to compare a reload with prefill"
-        yield Note("info", "no-prefill-speed", text)
-    yield Note(
-        "info",
-        "memory-limit",
-        "mx.set_memory_limit is a guideline, not a cap: the server has to enforce the budget",
-    )
 
 
 def _format_notes(storage: Storage) -> Iterator[Note]:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, MemfitError
 from memfit.estimators.base.quantization import converted
@@ -40,7 +41,7 @@ class FleetMachine(Struct, frozen=True):
 
 
 class FleetModel(Struct, frozen=True):
-    """A model, what it is asked to do, and how many copies of it run."""
+    """A model, its workload, and how many copies of it run."""
 
     reference: str
     workload: Workload
@@ -118,32 +119,23 @@ def plan_fleet(fleet: Fleet, catalog: Catalog) -> FleetPlan:
 
 
 def _placed(model: FleetModel, needs: "_Needs", rooms: "_Rooms") -> Placement:
-    if reason := needs.fault(model):
-        return Placement(
-            model=model.reference, machines=(), parallel=None, needed_bytes=None, reason=reason
-        )
+    unplaced = Placement(model=model.reference, machines=(), parallel=None, needed_bytes=None)
+    if fault := needs.fault(model):
+        return replace(unplaced, reason=fault)
     for size in (1, *SIZES):
-        found = [
-            (rooms.left_by(device, size, need), device, need, parallel)
+        fitting = [
+            (left, device, need, parallel)
             for device in rooms.devices
             for need, parallel in needs.over(model, rooms.devices[device], size)
+            if (left := rooms.left_by(device, size, need)) is not None
         ]
-        fitting = [each for each in found if each[0] is not None]
         if fitting:
             # Best fit: where the least is left.
-            _, device, need, parallel = min(fitting, key=lambda each: each[0] or 0)
+            _, device, need, parallel = min(fitting, key=lambda each: each[0])
             machines = rooms.take(device, size, need)
-            return Placement(
-                model=model.reference, machines=machines, parallel=parallel, needed_bytes=need
-            )
-    alone = needs.alone(model)
-    return Placement(
-        model=model.reference,
-        machines=(),
-        parallel=None,
-        needed_bytes=alone,
-        reason=f"no machine and no {SIZES[-1]} equal ones have the room that is left for it",
-    )
+            return replace(unplaced, machines=machines, parallel=parallel, needed_bytes=need)
+    reason = f"no machine and no {SIZES[-1]} equal ones have the room that is left for it"
+    return replace(unplaced, needed_bytes=needs.alone(model), reason=reason)
 
 
 _Need = tuple[int, Parallel | None]

@@ -16,7 +16,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.processor import image_plan
-from memfit.estimators.mlx.arrivals import Request
+from memfit.estimators.mlx.arrivals import ServedRequest
 from memfit.estimators.plans.server.plan import check_lengths
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan
@@ -49,7 +49,7 @@ def plan_image_server(
         InputError: when a request is longer than the model's context.
         UnsupportedError: when mlx-vlm cannot run the workload, or with KV bits.
     """
-    check_lengths(sized, [Request(workload.prompt_tokens, workload.max_tokens)])
+    check_lengths(sized, [ServedRequest(workload.prompt_tokens, workload.max_tokens)])
     if workload.kv_bits is not None:
         raise UnsupportedError(
             "mlx_vlm.server quantises caches of batches in its own way: leave out KV bits"

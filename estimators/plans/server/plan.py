@@ -9,7 +9,7 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.arrivals import AtTimes, ClosedLoop, Request
+from memfit.estimators.mlx.arrivals import AtTimes, ClosedLoop, ServedRequest
 from memfit.estimators.plans.server.mixes import usual_mixes
 from memfit.estimators.plans.server.simulation import Simulated, simulated
 from memfit.estimators.results.estimate import Note
@@ -40,7 +40,7 @@ def plan_server(
     settings: ServerSettings,
     *,
     clients: int,
-    traffic: Sequence[Request] = (),
+    traffic: Sequence[ServedRequest] = (),
     times: Sequence[tuple[float, float]] = (),
 ) -> ServerPlan:
     """Return what the server takes at most, and with usual mixes, with ``clients`` requests open.
@@ -54,7 +54,7 @@ def plan_server(
         UnsupportedError: when mlx-lm cannot run the workload.
     """
     recorded = tuple(traffic[:MAX_SIMULATED])
-    requests = recorded or (Request(workload.prompt_tokens, max(1, workload.max_tokens)),)
+    requests = recorded or (ServedRequest(workload.prompt_tokens, max(1, workload.max_tokens)),)
     check_lengths(sized, requests)
     clients = max(clients, _open_together(times))
     prompt = max(each.prompt_tokens for each in requests)
@@ -110,7 +110,7 @@ class _Mixes:
         bound: ServerBound,
         prompt: int,
         reply: int,
-        recorded: Sequence[Request],
+        recorded: Sequence[ServedRequest],
         times: Sequence[tuple[float, float]],
     ) -> None:
         self._bound, self._lengths = bound, (prompt, reply)
@@ -160,7 +160,7 @@ def _commands(sized: SizedModel, workload: Workload, settings: ServerSettings) -
     )
 
 
-def check_lengths(sized: SizedModel, requests: Iterable[Request]) -> None:
+def check_lengths(sized: SizedModel, requests: Iterable[ServedRequest]) -> None:
     """Check that no request is longer than the model's context.
 
     Raises:

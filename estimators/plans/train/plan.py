@@ -1,10 +1,9 @@
 """``memfit plan train``: the memory of mlx_lm.lora, and what lowers it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median_high
-from typing import Any, NamedTuple
+from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
@@ -12,10 +11,11 @@ from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.recipe import SHORTEST, Recipe
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions, format_version, parse_version
-from memfit.estimators.plans.train.batches import Example, longest_batch
+from memfit.estimators.plans.train.changes import Change
 from memfit.estimators.plans.train.commands import train_commands
+from memfit.estimators.plans.train.question import TrainQuestion
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.results.terms import Basis, Cost
+from memfit.estimators.results.terms import Basis
 from memfit.estimators.results.train import (
     DataSummary,
     KnobName,
@@ -45,51 +45,6 @@ _KNOB_BITS = 4
 _MOST_LOOPS = 8
 
 
-class TrainingData(NamedTuple):
-    """The examples of a directory."""
-
-    directory: str
-    train: Sequence[Example]
-    valid: Sequence[Example]
-    is_tokenized: bool
-
-
-class TrainQuestion(Struct, frozen=True, kw_only=True):
-    """What is asked: a recipe, on data or on batches of the longest sequences."""
-
-    recipe: Recipe
-    quantize: Quantization | None = None
-    data: TrainingData | None = None
-    config: str | None = None
-    """The file of mlx_lm.lora that has the adapter of the recipe."""
-
-    def tokens(self, recipe: Recipe) -> int:
-        """Return the tokens of each sequence of the longest batch.
-
-        Raises:
-            InputError: when the data has fewer examples than a batch.
-        """
-        data = self.data
-        return longest_batch(data.train, recipe, data.directory) if data else recipe.max_seq_length
-
-    def validated(self, recipe: Recipe) -> int | None:
-        """Return the same of the validation, None where there is none."""
-        if self.data is None:
-            return recipe.max_seq_length
-        valid = self.data.valid
-        # The trainer needs a whole batch here too.
-        return longest_batch(valid, recipe, f"{self.data.directory}: valid") if valid else None
-
-
-class _Change(NamedTuple):
-    """Settings to change, and the recipe with them."""
-
-    settings: Mapping[KnobName, int | bool]
-    cost: Cost
-    recipe: Recipe
-    quantize: Quantization | None
-
-
 def plan_train(sized: SizedModel, question: TrainQuestion) -> TrainPlan:
     """Return what a recipe takes, what fits, and what each setting saves.
 
@@ -99,7 +54,7 @@ def plan_train(sized: SizedModel, question: TrainQuestion) -> TrainPlan:
     """
     runtime = sized.runtime_model.runtime
     steps = TracedSteps(sized.checkpoint, sized.model.dtype, sized.device, runtime.versions)
-    return _Plan(sized, question, steps).result()
+    return _TrainPlan(sized, question, steps).result()
 
 
 def with_measured(
@@ -122,7 +77,7 @@ def with_measured(
     )
 
 
-class _Plan:
+class _TrainPlan:
     """One question; every setting is evaluated by the same steps."""
 
     def __init__(self, sized: SizedModel, question: TrainQuestion, steps: TracedSteps) -> None:
@@ -132,6 +87,7 @@ class _Plan:
         if recipe.num_layers < 1:
             recipe = replace(recipe, num_layers=self._layers)
         self._recipe = recipe
+        self._start = Change({}, recipe, question.quantize)
 
     def result(self) -> TrainPlan:
         recipe, quantize, sized = self._recipe, self._question.quantize, self._sized
@@ -152,7 +108,7 @@ class _Plan:
         return TrainPlan(
             model=sized.checkpoint.id,
             model_type=sized.model.model_type,
-            versions={**versions(), "mlx rules": format_version(self._asked.mlx)},
+            versions={**versions(), "mlx rules": format_version(self._versions.mlx)},
             device=device_summary(sized.device) if sized.device else None,
             recipe=recipe,
             weight_bits=quantize.bits if quantize else None,
@@ -177,7 +133,7 @@ class _Plan:
         )
 
     @property
-    def _asked(self) -> MlxVersions:
+    def _versions(self) -> MlxVersions:
         """The versions with the rules that apply; classes and trainer are the installed ones."""
         return self._sized.runtime_model.runtime.versions
 
@@ -201,8 +157,8 @@ class _Plan:
     ) -> TrainingPeak:
         tokens, validated = self._question.tokens(recipe), self._question.validated(recipe)
         # Only a validation on longer sequences can take more than a step.
-        is_asked = (recipe, quantize) == (self._recipe, self._question.quantize)
-        if validated and validated <= tokens and not is_asked:
+        is_requested = (recipe, quantize) == (self._recipe, self._question.quantize)
+        if validated and validated <= tokens and not is_requested:
             validated = None
         return self._steps.peak(
             recipe, tokens, validated=validated, is_whole=is_whole, quantize=quantize
@@ -232,7 +188,7 @@ class _Plan:
             quantize=quantize,
         )
 
-    def _evaluated(self, change: _Change) -> TrainingChange | None:
+    def _evaluated(self, change: Change) -> TrainingChange | None:
         """Return what a change saves, None where it makes the graph too large."""
         try:
             need = self._need(change.recipe, change.quantize)
@@ -248,21 +204,21 @@ class _Plan:
             commands=self._commands(change.recipe, change.quantize),
         )
 
-    def _knobs(self) -> Iterator[_Change]:
+    def _knobs(self) -> Iterator[Change]:
         """Yield one change each, cheapest first."""
-        recipe, quantize = self._recipe, self._question.quantize
-        if not recipe.grad_checkpoint:
-            yield self._checkpointed(recipe, quantize)
-        if recipe.batch_size > 1:
-            yield _with_batch(recipe, quantize, 1)
-        if recipe.num_layers > 1:
-            yield _with_layers(recipe, quantize, recipe.num_layers // 2)
+        start = self._start
+        if not start.recipe.grad_checkpoint:
+            yield start.with_setting("grad_checkpoint", True)
+        if start.recipe.batch_size > 1:
+            yield start.with_setting("batch_size", 1)
+        if start.recipe.num_layers > 1:
+            yield start.with_setting("num_layers", start.recipe.num_layers // 2)
         if self._is_convertible:
-            yield _Change({"weight_bits": _KNOB_BITS}, "quality", recipe, converted(_KNOB_BITS))
+            yield start.with_setting("weight_bits", _KNOB_BITS)
         # Half of what the batches have, which examples of a data set may not reach.
-        tokens = self._question.tokens(recipe)
+        tokens = self._question.tokens(start.recipe)
         if tokens >= 2 * SHORTEST:
-            yield _with_length(recipe, quantize, tokens // 2)
+            yield start.with_setting("max_seq_length", tokens // 2)
 
     @property
     def _is_convertible(self) -> bool:
@@ -276,10 +232,6 @@ class _Plan:
             return False
         return True
 
-    def _checkpointed(self, recipe: Recipe, quantize: Quantization | None) -> _Change:
-        changed = replace(recipe, grad_checkpoint=True)
-        return _Change({"grad_checkpoint": True}, "speed", changed, quantize)
-
     def _actions(self) -> tuple[TrainingChange, ...]:
         """Return the cheapest settings together that fit, and of them the fewest."""
         # The first is known already, and mostly these are enough.
@@ -289,58 +241,39 @@ class _Plan:
         evaluated = self._evaluated(self._fewest(found)) if found else None
         return (evaluated,) if evaluated else ()
 
-    def _fits(self, change: _Change) -> bool:
+    def _fits(self, change: Change) -> bool:
         try:
             need = self._need(change.recipe, change.quantize)
         except TooLargeError:
             return False
         return judge(need, self._sized.device)[0] != "exceeds"
 
-    def _fewest(self, found: _Change) -> _Change:
+    def _fewest(self, found: Change) -> Change:
         """Return the change without the settings that it fits without, the dearest first.
 
         Each setting of `_joint` keeps the ones before, of which a later one may need none. One
         that takes more memory here, as checkpointing can, may be all that another makes up for.
         """
-        fewer = (self._without(found, name) for name in reversed(tuple(found.settings)))
+        fewer = (found.without(name, self._start) for name in reversed(tuple(found.settings)))
         smaller = next((each for each in fewer if each.settings and self._fits(each)), None)
         return self._fewest(smaller) if smaller else found
 
-    def _without(self, change: _Change, name: KnobName) -> _Change:
-        settings = {key: value for key, value in change.settings.items() if key != name}
-        cost: Cost = "quality" if settings.keys() - {"grad_checkpoint", "batch_size"} else "speed"
-        change = change._replace(settings=settings, cost=cost)
-        if name == "weight_bits":
-            return change._replace(quantize=self._question.quantize)
-        fields: dict[str, int | bool] = {name: getattr(self._recipe, name)}
-        if name == "batch_size":
-            fields["grad_accumulation_steps"] = self._recipe.grad_accumulation_steps
-        return change._replace(recipe=replace(change.recipe, **fields))
-
-    def _joint(self) -> Iterator[_Change]:
+    def _joint(self) -> Iterator[Change]:
         """Yield changes that each keep the ones before, those of the least cost first."""
-        made = _Change({}, "none", self._recipe, self._question.quantize)
-
-        def added(change: _Change) -> _Change:
-            nonlocal made
-            made = change._replace(settings={**made.settings, **change.settings})
-            return made
-
-        if not made.recipe.grad_checkpoint:
-            yield added(self._checkpointed(made.recipe, made.quantize))
-        for size in halves(made.recipe.batch_size, 1):
-            yield added(_with_batch(made.recipe, made.quantize, size))
+        change = self._start
+        if not change.recipe.grad_checkpoint:
+            yield (change := change.with_setting("grad_checkpoint", True))
+        for size in halves(change.recipe.batch_size, 1):
+            yield (change := change.with_setting("batch_size", size))
         if self._is_convertible:
-            yield added(
-                _Change({"weight_bits": _KNOB_BITS}, "quality", made.recipe, converted(_KNOB_BITS))
-            )
-        for layers in halves(made.recipe.num_layers, 1):
-            yield added(_with_layers(made.recipe, made.quantize, layers))
-        for length in halves(self._question.tokens(made.recipe), SHORTEST):
-            yield added(_with_length(made.recipe, made.quantize, length))
+            yield (change := change.with_setting("weight_bits", _KNOB_BITS))
+        for layers in halves(change.recipe.num_layers, 1):
+            yield (change := change.with_setting("num_layers", layers))
+        for length in halves(self._question.tokens(change.recipe), SHORTEST):
+            yield (change := change.with_setting("max_seq_length", length))
 
     def _limits(self) -> TrainingLimits:
-        """Return the most of each setting that fits, all else as asked."""
+        """Return the most of each setting that fits, everything else as requested."""
         recipe, data = self._recipe, self._question.data
         # The trainer needs a whole batch of each set.
         sets = filter(None, (data.train, data.valid)) if data else ()
@@ -354,24 +287,24 @@ class _Plan:
 
     def _most(self, name: KnobName, values: Sequence[int]) -> int:
         """Return the largest value of a setting that fits, 0 when none does."""
-        device, quantize, asked = self._sized.device, self._question.quantize, self._recipe
+        device, quantize, recipe = self._sized.device, self._question.quantize, self._recipe
         assert device is not None
         limit = device.working_set_bytes
 
         def needed(value: int, *, is_whole: bool = False) -> int:
-            need = self._need(replace(asked, **{name: value}), quantize, is_whole=is_whole)
+            need = self._need(replace(recipe, **{name: value}), quantize, is_whole=is_whole)
             # A buffer that is too large does not fit, however much memory is free.
             fits = judge(need, device)[0] != "exceeds"
             return need.peak_bytes if fits else max(need.peak_bytes, limit + 1)
 
-        now = getattr(asked, name)
+        now = getattr(recipe, name)
         found = most_fitting(
             values,
             needed,
             limit,
             # A half of it is among the changes.
             (now,) if name == "batch_size" else (now, max(1, now // 2)),
-            floor=self._peak(asked, quantize).frozen_bytes,
+            floor=self._peak(recipe, quantize).frozen_bytes,
         )
         # The first step is traced for the answer alone: it is hardly ever larger.
         fitting = (v for v in reversed(values) if v <= found and needed(v, is_whole=True) <= limit)
@@ -406,17 +339,17 @@ class _Plan:
         found = ", ".join(f"{name} {version}" for name, version in versions().items())
         yield (
             f"one batch of each kind, traced with {found}, by the rules of mlx"
-            f" {format_version(self._asked.mlx)}; the trainer clears MLX's cache"
+            f" {format_version(self._versions.mlx)}; the trainer clears MLX's cache"
         )
         if self._question.data is None:
             yield "a batch is as long as max_seq_length: --data DIR takes the lengths of the data"
 
     def _notes(self, peak: TrainingPeak) -> Iterator[Note]:
         data, installed = self._question.data, versions()["mlx-lm"]
-        if parse_version(installed) != self._asked.mlx_lm:
+        if parse_version(installed) != self._versions.mlx_lm:
             text = (
                 f"classes and trainer are those of mlx-lm {installed}, which is installed, not of"
-                f" {format_version(self._asked.mlx_lm)}"
+                f" {format_version(self._versions.mlx_lm)}"
             )
             yield Note("warning", "other-classes", text)
         if self._is_cuda:
@@ -459,23 +392,9 @@ def _memory(peak: TrainingPeak, moment: CallPeak[Any]) -> TrainingMemory:
     )
 
 
-def _with_batch(recipe: Recipe, quantize: Quantization | None, size: int) -> _Change:
-    return _Change({"batch_size": size}, "speed", recipe.in_batches(size), quantize)
-
-
-def _with_layers(recipe: Recipe, quantize: Quantization | None, layers: int) -> _Change:
-    changed = replace(recipe, num_layers=layers)
-    return _Change({"num_layers": layers}, "quality", changed, quantize)
-
-
-def _with_length(recipe: Recipe, quantize: Quantization | None, length: int) -> _Change:
-    changed = replace(recipe, max_seq_length=length)
-    return _Change({"max_seq_length": length}, "quality", changed, quantize)
-
-
-def _lengths(longest: int, asked: int) -> Sequence[int]:
+def _lengths(longest: int, requested: int) -> Sequence[int]:
     """Return lengths to search: each about an eighth longer than the one before."""
-    lengths, length = {asked, longest}, SHORTEST // 2
+    lengths, length = {requested, longest}, SHORTEST // 2
     while length < longest:
         lengths.add(length)
         length += max(SHORTEST // 2, length // 512 * 64)

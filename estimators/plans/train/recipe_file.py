@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from memfit.estimators.base.reading.section import Section, read_yaml
-from memfit.estimators.base.reading.typed import to_record
+from memfit.estimators.base.reading.section import Section, read_yaml, to_record
 from memfit.estimators.base.recipe import ADAPTER, Recipe
 
 MAX_RECIPE_BYTES = 2**20

@@ -6,9 +6,14 @@ from collections.abc import Iterable, Iterator
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import format_duration, open_size
 from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.wired_limit import RISK, wired_limit
+from memfit.estimators.machine.working_set import RISK, wired_limit
 from memfit.estimators.plans.wired.ledger import SimulatedBackend, WiredEvent, WiredLedger
-from memfit.estimators.plans.wired.scenario import Change, Draft, ScheduledTicket, WiredScenario
+from memfit.estimators.plans.wired.scenario import (
+    Change,
+    DraftAdmission,
+    ScheduledTicket,
+    WiredScenario,
+)
 from memfit.estimators.results.result import both_units
 from memfit.estimators.results.wired import (
     TicketOutcome,
@@ -177,7 +182,7 @@ class _Simulation:
                 f" of which {open_size(baseline)} are baseline"
             )
 
-    def _draft_problem(self, draft: Draft, size: int) -> str | None:
+    def _draft_problem(self, draft: DraftAdmission, size: int) -> str | None:
         """Why a draft model is not loaded, None when it is."""
         main = next((each for each in self.ledger.held if each.name == draft.main), None)
         if main is None:

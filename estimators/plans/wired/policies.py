@@ -60,7 +60,15 @@ class SumPolicy(Struct, frozen=True):
         return clamp(projected, self.cap, recommended) == projected
 
 
-class MaxPolicy(Struct, frozen=True):
+class _AlwaysAdmits(Struct, frozen=True):
+    def admits(
+        self, baseline: int, sizes: Sequence[int], size: int, recommended: int | None = None
+    ) -> bool:
+        """Return True."""
+        return True
+
+
+class MaxPolicy(_AlwaysAdmits, frozen=True):
     """The largest ticket alone; always admits.
 
     >>> MaxPolicy().limit(100, [20, 150, 60]), MaxPolicy(on_baseline=True).limit(100, [20, 150])
@@ -75,13 +83,8 @@ class MaxPolicy(Struct, frozen=True):
         largest = max(sizes, default=0)
         return baseline + largest if self.on_baseline else max(baseline, largest)
 
-    def admits(
-        self, baseline: int, sizes: Sequence[int], size: int, recommended: int | None = None
-    ) -> bool:
-        return True
 
-
-class FixedPolicy(Struct, frozen=True):
+class FixedPolicy(_AlwaysAdmits, frozen=True):
     """One limit for any tickets; always admits.
 
     >>> FixedPolicy(123).limit(100, [50])
@@ -97,11 +100,6 @@ class FixedPolicy(Struct, frozen=True):
 
     def limit(self, baseline: int, sizes: Sequence[int], recommended: int | None = None) -> int:
         return self.nbytes
-
-    def admits(
-        self, baseline: int, sizes: Sequence[int], size: int, recommended: int | None = None
-    ) -> bool:
-        return True
 
 
 class BudgetPolicy(Struct, frozen=True, eq=False):

@@ -67,7 +67,7 @@ KINDS: tuple[TicketKind, ...] = ("active", "reservation")
 OVER_BUDGET: tuple[OverBudget, ...] = ("allow", "fallback", "fail")
 
 
-class Draft(Struct, frozen=True):
+class DraftAdmission(Struct, frozen=True):
     """How a draft model is admitted: its policy, and the ticket of its main model."""
 
     policy: SpeculativePolicy
@@ -84,7 +84,7 @@ class ScheduledTicket(Struct, frozen=True):
     """A ticket that still waits at its end is cancelled."""
     runs_ms: int | None
     """Counted from admission."""
-    draft: Draft | None
+    draft: DraftAdmission | None
     source: str | None = None
     """Where its size comes from, None when it was given."""
 
@@ -290,7 +290,7 @@ def _ticket(
     named = policies[policy_name]
     if isinstance(named, SpeculativePolicy):
         main = earlier[section.need("main", one_of(tuple(earlier)))]
-        draft, policy = Draft(named, main.ticket.name), main.ticket.policy
+        draft, policy = DraftAdmission(named, main.ticket.name), main.ticket.policy
     elif "main" in section:
         raise section.fail("main", "is for a draft model, under a speculative policy")
     else:

@@ -5,36 +5,40 @@
 Each prompt, and each restore, is run by a process of its own.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec import field
+from msgspec.structs import asdict, replace
 
-from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
+from memfit.estimators.base.errors import MachineError, UnsupportedError
 from memfit.estimators.base.files import is_there
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
-from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.unfinished import remove_unfinished, unfinished_folder
-from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
-from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.offload.cache_tiers import Tiers
-from memfit.estimators.plans.offload.plan import MAX_CONVERSATIONS, usable_disk
-from memfit.estimators.results.estimate import Note
+from memfit.estimators.plans.offload.plan import usable_disk
 from memfit.estimators.runtimes.budget import Need, comfortable_bytes
-from memfit.estimators.runtimes.measurement import Loaded, MeasuredCache, MeasuredRestore, Run, Way
-from memfit.estimators.sizing.estimate import device_summary
+from memfit.estimators.runtimes.measurement import Loaded, MeasuredCache, MeasuredRestore, Way
 from memfit.probes.disk import require_free, usable_bytes
-from memfit.probes.preflight import RefusedError, limited, memory_obstacle, require_room
+from memfit.probes.experiments.base import Experiment, Start, sized_here
+from memfit.probes.preflight import (
+    RefusedError,
+    memory_obstacle,
+    require_loadable,
+    require_room,
+    require_within_limit,
+)
+from memfit.probes.process import ModelProcess
 from memfit.probes.prompt_caches import stored
 from memfit.probes.prompt_caches.answer import Room, cache_answer
 from memfit.probes.prompt_caches.conversations import StoredForm
 from memfit.probes.prompt_caches.planned import CachePlan
-from memfit.probes.prompt_caches.process import CacheFile, CacheProcess, WrittenCache
+from memfit.probes.prompt_caches.request import CONVERSATIONS, CacheRequest, check_possible
 from memfit.probes.prompt_caches.result import (
     CacheAnswer,
     CacheRestore,
@@ -43,50 +47,23 @@ from memfit.probes.prompt_caches.result import (
     Replay,
     StoredCache,
 )
-from memfit.probes.prompt_caches.served import Service, of_first, serve, speeds_of
-from memfit.probes.session import new_measurement
+from memfit.probes.prompt_caches.runner import CacheFile, CacheRunner, Restored, WrittenCache
+from memfit.probes.prompt_caches.served import of_first, serve, speeds_of
 from memfit.probes.store import Store
-from memfit.probes.tune import measuring_device, require_loadable, require_within_limit, sized_here
 
-_BITS = (2, 3, 4, 5, 6, 8, stored.FULL_BITS)
-CONVERSATIONS = 8
 _WAYS: tuple[Way, ...] = ("as-stored", "bulk", "freeing", "lazy")
-
-
-class CacheRequest(Struct, frozen=True, kw_only=True):
-    checkpoint: Checkpoint
-    path: Path
-    prompt_tokens: tuple[int, ...]
-    stored_bits: tuple[int, ...] = (16, 8, 4)
-    directory: Path | None = None
-    """Where the files stay; None: they are removed."""
-    max_tokens: int = 32
-    prefill_step: int = 2048
-    agreement_percent: int = 95
-    conversations: int | None = None
-    """Those that the answer is for; None: those of the requests, else `CONVERSATIONS`."""
-    requests: tuple[TraceRequest, ...] = ()
-    """Of several conversations, to be served under a budget."""
-    hot_bytes: int | None = None
-    """Memory for conversations; None takes what the machine leaves."""
-    disk_bytes: int | None = None
-    """Disk space for conversations, with the reserve; None takes the free one."""
-    memory_limit_bytes: int | None = None
-    margin_bytes: int = 0
-    force: bool = False
-    units: Units = Units.GB
 
 
 def tune_cache(
     request: CacheRequest,
     *,
-    start: Callable[[], CacheProcess],
+    start: Start,
     store: Store,
     progress: Progress = NULL_PROGRESS,
 ) -> CacheTuneResult:
     """Store the caches of prompts, restore them, and say what is worth storing.
 
-    What was measured is kept in ``store``.
+    The measurements are saved in ``store``.
 
     Raises:
         InputError: for impossible lengths or bits, a directory that cannot be written, or a file
@@ -95,40 +72,44 @@ def tune_cache(
         MachineError: when MLX is missing, or there is too little memory or disk space.
     """
     require_loadable(request.checkpoint)
-    _check(request)
+    check_possible(request)
     if request.conversations and request.requests:
         request = replace(request, requests=of_first(request.requests, request.conversations))
     with _directory(request) as directory, unfinished_folder() as own:
-        probe = _Probe(request, start, store, directory, own, fingerprint_of(request.checkpoint))
-        lengths = sorted(set(request.prompt_tokens))
-        probe.check_stored()
-        conversations = []
-        with reported(progress, "measuring", len(lengths)):
-            for tokens in lengths:
-                conversations.append(probe.conversation(tokens))
-                progress.advance()
-        return probe.result(tuple(conversations))
+        experiment = _CacheExperiment(
+            request=request,
+            start=start,
+            save=store.save,
+            progress=progress,
+            directory=directory,
+            own=own,
+            fingerprint=fingerprint_of(request.checkpoint),
+        )
+        return experiment.result()
 
 
-class _Probe(Struct):
-    """One request while it is answered."""
-
-    request: CacheRequest
-    start: Callable[[], CacheProcess]
-    store: Store
+class _CacheExperiment(Experiment[CacheRequest], kw_only=True):
     directory: Path
+    """The directory of the stored files."""
     own: Path
     """A directory for the logits that are compared."""
     fingerprint: str
-    notes: list[Note] = field(default_factory=list)
-    versions: dict[str, str] = field(default_factory=dict)
-    device: Device | None = None
     loaded: Loaded | None = None
     plan: CachePlan | None = None
     checksums: dict[Path, str] = field(default_factory=dict)
-    """Of the files that were there before."""
+    """The checksums of the files that were there before."""
 
-    def check_stored(self) -> None:
+    def result(self) -> CacheTuneResult:
+        """Store and restore the cache of each prompt, the shortest first."""
+        lengths, conversations = sorted(set(self.request.prompt_tokens)), list[Conversation]()
+        self._check_stored()
+        with reported(self.progress, "measuring", len(lengths)):
+            for tokens in lengths:
+                conversations.append(self._conversation(tokens))
+                self.progress.advance()
+        return self._result(tuple(conversations))
+
+    def _check_stored(self) -> None:
         """Require that the files that are there already are as they were stored."""
         for tokens in set(self.request.prompt_tokens):
             for bits in self.request.stored_bits:
@@ -136,16 +117,18 @@ class _Probe(Struct):
                 if is_there(path):
                     self.checksums[path] = stored.checked_sha256(path)
 
-    def conversation(self, tokens: int) -> Conversation:
+    def _conversation(self, tokens: int) -> Conversation:
         """Run one prompt, store its cache, and restore it in each way."""
         request, reference = self.request, self.own / f"{tokens}.safetensors"
         files = self._files(tokens)
         with self._writing() as process:
-            if self.device is None:
+            if self.machine is None:
                 self._require_room(process.versions)
-            self._notes_of(process.prompt(None, tokens + 1).notes)
+            for text in process.prompt(None, tokens + 1).notes:
+                self.inform("prompt", text)
             self.loaded = process.load()
-            filled = process.store(
+            filled = process.call(
+                CacheRunner.store,
                 tokens,
                 step=request.prefill_step,
                 generated=request.max_tokens,
@@ -167,13 +150,20 @@ class _Probe(Struct):
             prefill_ns=filled.prefill_ns,
             first_token_ns=filled.run.first_token_ns,
             stored=rows,
-            measurement_id=self._saved_id(tokens, filled.run, rows),
+            measurement_id=self.saved_id(
+                self._workload(tokens),
+                loaded=self.loaded,
+                runs=(filled.run,),
+                caches=tuple(map(_measured, rows)),
+            )
+            if rows
+            else None,
         )
 
     @contextmanager
-    def _writing(self) -> Iterator[CacheProcess]:
+    def _writing(self) -> Iterator[ModelProcess]:
         """Start a process; when it is ended while it writes, nothing half-written stays."""
-        process = self.start()
+        process = self.start(task="store caches")
         try:
             with process:
                 yield process
@@ -181,21 +171,16 @@ class _Probe(Struct):
             if process.pid is not None:
                 remove_unfinished(self.directory)
 
-    def result(self, conversations: tuple[Conversation, ...]) -> CacheTuneResult:
+    def _result(self, conversations: tuple[Conversation, ...]) -> CacheTuneResult:
         """Return everything that was measured, with the answer."""
         request = self.request
-        if self.device is None or self.loaded is None:
-            raise MachineError("nothing was measured")
+        assert self.loaded is not None  # there is at least one prompt
         room = self._room(self.device, self.loaded)
         answer = cache_answer(
             conversations, room, agreement_percent=request.agreement_percent, units=request.units
         )
         return CacheTuneResult(
-            model=request.checkpoint.id,
-            model_type=str(request.checkpoint.config.get("model_type", "unknown")),
-            device=device_summary(self.device),
-            mlx_version=self.versions["mlx"],
-            mlx_lm_version=self.versions["mlx_lm"],
+            **self.header(),
             weights_bytes=self.loaded.weights_bytes,
             max_tokens=request.max_tokens,
             prefill_step=request.prefill_step,
@@ -204,7 +189,7 @@ class _Probe(Struct):
             answer=answer,
             replay=self._replayed(conversations[-1], answer, room),
             report=self.plan.differences(conversations, self.versions) if self.plan else (),
-            notes=tuple(dict.fromkeys(self.notes)),
+            notes=self.all_notes,
         )
 
     def _room(self, device: Device, loaded: Loaded) -> Room:
@@ -234,11 +219,9 @@ class _Probe(Struct):
             return None
         bits, way = answer.bits or max(request.stored_bits), answer.way or "as-stored"
         return serve(
-            Service(
-                requests=request.requests,
-                form=StoredForm(self.fingerprint, bits, way, request.prefill_step),
-                room=Tiers(answer.hot_bytes, room.disk),
-            ),
+            request.requests,
+            StoredForm(self.fingerprint, bits, way, request.prefill_step),
+            Tiers(answer.hot_bytes, room.disk),
             self.plan,
             start=self.start,
             directory=self.directory,
@@ -271,63 +254,27 @@ class _Probe(Struct):
     ) -> CacheRestore:
         planned = self.plan.peak_bytes(tokens, bits, way) if self.plan else None
         try:
-            with self.start() as process:
+            with self.start(task="store caches") as process:
                 process.prompt(None, tokens + 1)
                 process.load()
-                found = process.restore(
-                    path, way, tokens, reference=reference, fingerprint=self.fingerprint
+                found = process.call(
+                    CacheRunner.restore, path, way, tokens, reference, self.fingerprint
                 )
         except (MachineError, UnsupportedError) as error:
+            unknown: dict[str, Any] = dict.fromkeys(Restored.__struct_fields__)
             return CacheRestore(
                 way=way,
                 status="failed",
                 reason=str(error),
-                peak_bytes=None,
                 planned_peak_bytes=planned,
-                cache_bytes=None,
-                read_bytes=None,
-                from_disk=False,
-                restore_ns=None,
-                first_token_ns=None,
-                agreement=None,
+                **unknown | {"from_disk": False},
             )
         if not found.from_disk:
             text = "the system cannot forget a file: it may have been read from memory"
-            self.notes.append(Note("info", "from-memory", text))
+            self.inform("from-memory", text)
         return CacheRestore(
-            way=way,
-            status="measured",
-            reason=None,
-            peak_bytes=found.peak_bytes,
-            planned_peak_bytes=planned,
-            cache_bytes=found.cache_bytes,
-            read_bytes=found.read_bytes,
-            from_disk=found.from_disk,
-            restore_ns=found.restore_ns,
-            first_token_ns=found.first_token_ns,
-            agreement=found.agreement,
+            way=way, status="measured", reason=None, planned_peak_bytes=planned, **asdict(found)
         )
-
-    def _saved_id(self, tokens: int, run: Run, files: Sequence[StoredCache]) -> str | None:
-        """Save what was measured of a conversation; return its id."""
-        if self.device is None or self.loaded is None or not files:
-            return None
-        measurement = new_measurement(
-            self.request.checkpoint,
-            self.device,
-            self.versions,
-            workload=self._workload(tokens),
-            loaded=self.loaded,
-            runs=(run,),
-            caches=tuple(map(_measured, files)),
-        )
-        try:
-            self.store.save(measurement)
-        except InputError as error:
-            text = f"the measurement could not be saved: {error}"
-            self.notes.append(Note("warning", "not-kept", text))
-            return None
-        return measurement.id
 
     def _workload(self, tokens: int) -> Workload:
         request = self.request
@@ -337,23 +284,22 @@ class _Probe(Struct):
             prefill_step=request.prefill_step,
         )
 
-    def _require_room(self, versions: dict[str, str]) -> None:
-        """Require that all that was asked fits this machine now, unless the user forces it."""
-        request, self.versions = self.request, versions
-        self.device = limited(measuring_device(versions), request.memory_limit_bytes)
+    def _require_room(self, versions: Mapping[str, str]) -> None:
+        """Require that the whole request fits this machine now, unless the user forces it."""
+        self.take_machine(versions)
+        request, device = self.request, self.device
         workload = self._workload(max(request.prompt_tokens))
         try:
             sized = sized_here(
-                request.checkpoint, self.device, workload, margin_bytes=request.margin_bytes
+                request.checkpoint, device, workload, margin_bytes=request.margin_bytes
             )
-            plan = self.plan = CachePlan(sized, self.device, request.prefill_step)
+            plan = self.plan = CachePlan(sized, device, request.prefill_step)
             require_within_limit(sized, workload, force=request.force)
             if not request.force:
                 require_room(sized, workload, request.units)
                 self._require_room_for_requests(plan)
         except UnsupportedError as error:
-            text = f"nothing was estimated before: {error}"
-            self.notes.append(Note("warning", "no-plan", text))
+            self.warn("no-plan", f"nothing was estimated before: {error}")
         else:
             require_free(self.directory, self._bytes_to_write(plan))
 
@@ -378,12 +324,12 @@ class _Probe(Struct):
         if request.disk_bytes is not None:
             require_free(self.directory, min(usable_disk(request.disk_bytes), most))
 
-    def _files(self, tokens: int) -> list[CacheFile]:
+    def _files(self, tokens: int) -> tuple[CacheFile, ...]:
         paths = {bits: self._file(tokens, bits) for bits in self.request.stored_bits}
-        return [
-            CacheFile(path=str(path), bits=bits, write=path not in self.checksums)
+        return tuple(
+            CacheFile(path=path, bits=bits, write=path not in self.checksums)
             for bits, path in paths.items()
-        ]
+        )
 
     def _file(self, tokens: int, bits: int) -> Path:
         return self.directory / stored.file_name(self.fingerprint, tokens, bits)
@@ -393,10 +339,7 @@ class _Probe(Struct):
         for reason in dict.fromkeys(reasons):
             share = f"{reasons.count(reason)} of {len(written.exact)} layers"
             text = f"{share} are not quantised, and stored exactly: {reason}"
-            self.notes.append(Note("info", "stored-exactly", text))
-
-    def _notes_of(self, texts: tuple[str, ...]) -> None:
-        self.notes += (Note("info", "prompt", text) for text in texts)
+            self.inform("stored-exactly", text)
 
 
 def _measured(file: StoredCache) -> MeasuredCache:
@@ -416,26 +359,6 @@ def _measured(file: StoredCache) -> MeasuredCache:
             if each.peak_bytes is not None and each.restore_ns is not None
         ),
     )
-
-
-def _check(request: CacheRequest) -> None:
-    if not request.prompt_tokens or min(request.prompt_tokens) < 1:
-        raise InputError("a prompt needs at least 1 token")
-    for bits in request.stored_bits:
-        if bits not in _BITS:
-            known = ", ".join(map(str, _BITS))
-            raise InputError(f"stored bits {bits}: MLX stores a cache in {known}")
-    _check_conversations(request)
-    if request.max_tokens < 1:
-        raise InputError("generate at least 1 token, to compare it")
-
-
-def _check_conversations(request: CacheRequest) -> None:
-    asked, agents = request.conversations, len({each.agent for each in request.requests})
-    if asked is not None and not 1 <= asked <= MAX_CONVERSATIONS:
-        raise InputError(f"{asked} conversations: give from 1 to {MAX_CONVERSATIONS}")
-    if asked is not None and request.requests and asked > agents:
-        raise InputError(f"{asked} conversations: the requests have {agents}")
 
 
 @contextmanager

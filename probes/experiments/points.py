@@ -1,27 +1,12 @@
 """Run workloads one after another, compare each with its estimate, save complete measurements."""
 
-from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
-from typing import Any
-
 from msgspec import Struct, field
 
-from memfit.estimators.base.errors import InputError, MachineError, MemfitError, UnsupportedError
-from memfit.estimators.base.version import __version__
+from memfit.estimators.base.errors import MachineError, MemfitError, UnsupportedError
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.fingerprint import fingerprint_of
-from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.measurement import (
-    Loaded,
-    MeasuredCache,
-    MeasuredExperts,
-    MeasuredTraining,
-    Measurement,
-    Run,
-)
-from memfit.estimators.sizing.measurement_lookup import machine_name
+from memfit.estimators.runtimes.measurement import Loaded, Measurement, Run
 from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.probes.experiments.base import Experiment, RunRequest
 from memfit.probes.figures import (
     EstimatedFigure,
     estimated_figures,
@@ -30,6 +15,7 @@ from memfit.probes.figures import (
     partial_figures,
 )
 from memfit.probes.measurement_json import measurement_id
+from memfit.probes.model_runner import ModelRunner
 from memfit.probes.process import ProbeStopped
 from memfit.probes.result import Point
 from memfit.probes.speed import median_speed
@@ -40,22 +26,15 @@ STEPS = REPEATS + 2
 """The runs of a point: a warm-up, the repeats, and one by mlx-swift-lm's rule."""
 
 
-def ignore_progress() -> None:
-    """Do nothing when a run is finished."""
-
-
-class MeasurementSession(Struct):
+class Points(Experiment[RunRequest], kw_only=True):
     """A sized model and the worker that runs the same model."""
 
     sized: SizedModel
     worker: Worker
-    save: Callable[[Measurement], None]
-    """Called with every measurement of `REPEATS` repeats."""
-    on_run: Callable[[], None] = ignore_progress
-    """Called after each run."""
+    steps_per_run: int = 1
+    """Steps of the progress that each run is."""
+    finished_runs: int = 0
     loaded: Loaded | None = None
-    save_error: str | None = None
-    """Why the last measurement could not be saved; it is shown in the result all the same."""
 
     def measure(
         self, workload: Workload, *, repeats: int = REPEATS, wired_limit_bytes: int | None = None
@@ -75,8 +54,7 @@ class MeasurementSession(Struct):
             state.failure = error
         else:
             self._run(state, repeats)
-        id = self._saved_id(state) if len(state.runs) == REPEATS else None
-        return self._point(state, self.loaded, id)
+        return self._point(state, self.loaded, self._saved_id(state))
 
     def measure_if_supported(self, workload: Workload, *, repeats: int = REPEATS) -> Point:
         """Run a workload that the user did not ask for: an unsupported one is skipped.
@@ -113,10 +91,9 @@ class MeasurementSession(Struct):
         state.warm_up = measurement.warm_up
         return self._point(state, measurement.loaded, measurement.id)
 
-    def id_of(self, workload: Workload, wired_limit_bytes: int | None = None) -> str:
+    def id_of(self, workload: Workload) -> str:
         """Return the id that a measurement of a workload has, or will have."""
-        run_by = _run_by(self.sized.checkpoint, self.sized.device, self.worker.versions)
-        return measurement_id(**run_by, workload=workload, wired_limit_bytes=wired_limit_bytes)
+        return measurement_id(self.key_of(workload))
 
     def _run(self, state: "_RunState", repeats: int) -> None:
         try:
@@ -129,19 +106,23 @@ class MeasurementSession(Struct):
             return
         if repeats == REPEATS:
             state.swift_bytes = self._swift_workspace(state.workload)
-            self.on_run()
+            self._finish_run()
 
     def _run_once(self, state: "_RunState") -> Run:
-        run = self.worker.run(state.workload, wired_limit_bytes=state.wired_limit_bytes)
-        self.on_run()
+        run = self.worker.call(ModelRunner.run, state.workload, state.wired_limit_bytes)
+        self._finish_run()
         return run
+
+    def _finish_run(self) -> None:
+        self.finished_runs += 1
+        self.progress.advance(self.steps_per_run)
 
     def _swift_workspace(self, workload: Workload) -> int | None:
         if workload.batch > 1:  # mlx-swift-lm's tune runs one sequence
             return None
         # This rule evaluates logits that generation never holds, so it can run out of memory.
         try:
-            return self.worker.swift_workspace(workload)
+            return self.worker.call(ModelRunner.swift_workspace, workload)
         except (MachineError, UnsupportedError):
             return None
 
@@ -172,76 +153,17 @@ class MeasurementSession(Struct):
             return {}
 
     def _saved_id(self, state: "_RunState") -> str | None:
-        """Save the measurement; return its id, None when it could not be saved."""
-        device = self.sized.device
-        if device is None or self.loaded is None:
+        """Save a complete measurement; return its id, None when it is not saved."""
+        if self.loaded is None or len(state.runs) < REPEATS:
             return None
-        measurement = new_measurement(
-            self.sized.checkpoint,
-            device,
-            self.worker.versions,
-            workload=state.workload,
+        return self.saved_id(
+            state.workload,
             wired_limit_bytes=state.wired_limit_bytes,
             loaded=self.loaded,
             runs=tuple(state.runs),
             warm_up=state.warm_up,
             swift_workspace_bytes=state.swift_bytes,
         )
-        try:
-            self.save(measurement)
-        except InputError as error:
-            self.save_error = str(error)
-            return None
-        return measurement.id
-
-
-def new_measurement(
-    checkpoint: Checkpoint,
-    device: Device,
-    versions: Mapping[str, str],
-    *,
-    workload: Workload,
-    loaded: Loaded,
-    runs: tuple[Run, ...],
-    warm_up: Run | None = None,
-    wired_limit_bytes: int | None = None,
-    swift_workspace_bytes: int | None = None,
-    experts: MeasuredExperts | None = None,
-    caches: tuple[MeasuredCache, ...] = (),
-    training: MeasuredTraining | None = None,
-) -> Measurement:
-    key: dict[str, Any] = {
-        **_run_by(checkpoint, device, versions),
-        "workload": workload,
-        "wired_limit_bytes": wired_limit_bytes,
-        "experts": experts,
-        "caches": caches,
-        "training": training,
-    }
-    return Measurement(
-        id=measurement_id(**key),
-        measured_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        memfit_version=__version__,
-        model=checkpoint.id,
-        backend=device.backend,
-        loaded=loaded,
-        runs=runs,
-        warm_up=warm_up,
-        swift_workspace_bytes=swift_workspace_bytes,
-        **key,
-    )
-
-
-def _run_by(
-    checkpoint: Checkpoint, device: Device | None, versions: Mapping[str, str]
-) -> dict[str, Any]:
-    return {
-        "fingerprint": fingerprint_of(checkpoint),
-        "device": machine_name(device) if device else "",
-        "mlx_version": versions["mlx"],
-        "mlx_lm_version": versions["mlx_lm"],
-        "mlx_vlm_version": versions.get("mlx_vlm"),
-    }
 
 
 class _RunState(Struct):

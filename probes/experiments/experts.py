@@ -5,42 +5,39 @@
 Each run is a process of its own. Nothing is loaded before the plan says that it fits.
 """
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
-from memfit.estimators.base.files import is_there, printable
+from memfit.estimators.base.files import printable, write_atomically
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
 from memfit.estimators.base.unfinished import unfinished_folder
 from memfit.estimators.base.units import format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.fingerprint import fingerprint_of
-from memfit.estimators.machine.device import Device, free_bytes
+from memfit.estimators.machine.device import free_bytes
 from memfit.estimators.plans.experts.routing import (
     ChosenSlots,
     RoutingProfile,
     chosen_slots,
     profile_text,
 )
-from memfit.estimators.results.estimate import Note
-from memfit.estimators.runtimes.measurement import Loaded, MeasuredExperts, Run
-from memfit.estimators.sizing.estimate import device_summary
+from memfit.estimators.runtimes.measurement import MeasuredExperts, Run
 from memfit.estimators.weights.expert_slots import ExpertLayer
-from memfit.probes.agreement import Agreement
-from memfit.probes.data_dir import save
+from memfit.probes.disk import unwritable
+from memfit.probes.experiments.base import Experiment, Start
+from memfit.probes.experiments.points import REPEATS
 from memfit.probes.experts import prepacked
 from memfit.probes.experts.answer import offloading
-from memfit.probes.experts.planned import Plan, PlannedBytes, difference_report, plan_of
-from memfit.probes.experts.process import ExpertProcess, LayerRouting
-from memfit.probes.experts.profiling import (
-    Counts,
-    coverage_percent,
+from memfit.probes.experts.planned import Plan, difference_report, plan_of
+from memfit.probes.experts.points import (
+    Discovered,
+    SlotRuns,
     overlap_percent,
+    point_of,
     profile_of,
     rows_of,
     token_counts,
@@ -50,20 +47,13 @@ from memfit.probes.experts.result import (
     DiscoveryResult,
     ExpertsPoint,
     ExpertsTuneResult,
-    PlannedFigure,
-    SlotTraffic,
     WarmStart,
 )
-from memfit.probes.experts.runner import ExpertSetup
+from memfit.probes.experts.runner import ExpertRunner, ExpertSetup, LayerRouting
 from memfit.probes.experts.slots import NOT_STORED
-from memfit.probes.preflight import limited
-from memfit.probes.result import PointStatus
-from memfit.probes.session import REPEATS, new_measurement
-from memfit.probes.speed import median_speed
-from memfit.probes.store import Store
-from memfit.probes.tune import measuring_device, require_loadable
-
-Start = Callable[[ExpertSetup], ExpertProcess]
+from memfit.probes.preflight import require_loadable
+from memfit.probes.process import ModelProcess
+from memfit.probes.store import Store, save
 
 
 def tune_experts(
@@ -79,58 +69,35 @@ def tune_experts(
     """
     require_loadable(request.checkpoint)
     check_described(request)
-    packed = _existing_pack(request)
+    packed = None
+    if request.pack:
+        packed = prepacked.existing(request.pack, request.path, fingerprint_of(request.checkpoint))
     if packed and request.capacities:
         capacities = tuple({*request.capacities, packed.capacity})
         request = replace(request, capacities=capacities)
     steps = 2 + (len(request.capacities) or PARTS)
     with reported(progress, "measuring", steps), unfinished_folder() as directory:
-        reference = directory / "reference.safetensors"
-        return _Probe(request, start, store, progress, reference, packed).result()
+        experiment = _ExpertExperiment(
+            request=request,
+            start=start,
+            save=store.save,
+            progress=progress,
+            profile_path=store.profile_path(fingerprint_of(request.checkpoint)),
+            reference=directory / "reference.safetensors",
+            packed=packed,
+        )
+        return experiment.result()
 
 
-class _Discovered(NamedTuple):
-    """What the run without experts found."""
-
-    loaded: Loaded
-    layers: tuple[ExpertLayer, ...]
-    largest_bytes: int
-    """Of one stacked tensor."""
-    profile: RoutingProfile
-    measured: Counts
-    """Tokens that used each expert in the measured prompts."""
-
-    @property
-    def expert_bytes(self) -> int:
-        return sum(layer.slot_bytes * layer.experts for layer in self.layers)
-
-    def kept_bytes(self, capacity: int) -> int:
-        return self.loaded.weights_bytes + sum(n.slot_bytes * capacity for n in self.layers)
-
-
-class _Measured(NamedTuple):
-    loaded: Loaded
-    warm_up: Run
-    runs: Sequence[Run]
-    agreement: Agreement | None = None
-
-
-class _Probe(Struct):
-    """One request while it is answered."""
-
-    request: ExpertsRequest
-    start: Start
-    store: Store
-    progress: Progress
+class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
+    profile_path: Path
+    """The file of the store for the profile."""
     reference: Path
     """A file for the full model's logits."""
     packed: prepacked.Manifest | None
-    """Of a directory that was prepacked before."""
-    notes: list[Note] = field(default_factory=list)
-    versions: dict[str, str] = field(default_factory=dict)
+    """The manifest of a directory that was prepacked before."""
     tokens: tuple[int, ...] = ()
-    """Of each prompt, those of the profile first."""
-    device: Device | None = None
+    """The tokens of each prompt, those of the profile first."""
     plan: Plan | None = None
     has_reference: bool = False
 
@@ -142,7 +109,7 @@ class _Probe(Struct):
             experts = [layer.experts for layer in found.layers]
             prepacked.require_layers(request.pack, self.packed, experts)
         capacities = capacities_of(request, found.layers[0])
-        device = self._planned()
+        self._make_plan()
         if request.pack and not self.packed:
             prepacked.require_room(request.pack, found.kept_bytes(capacities[-1]))
         full, profile = self._full(found)
@@ -160,11 +127,7 @@ class _Probe(Struct):
             units=request.units,
         )
         return ExpertsTuneResult(
-            model=request.checkpoint.id,
-            model_type=str(request.checkpoint.config.get("model_type", "unknown")),
-            device=device_summary(device),
-            mlx_version=self.versions["mlx"],
-            mlx_lm_version=self.versions["mlx_lm"],
+            **self.header(),
             layers=len(found.layers),
             experts=found.layers[0].experts,
             top_k=found.layers[0].top_k,
@@ -188,7 +151,7 @@ class _Probe(Struct):
             answer=answer,
             report=self._report([*([full] if full else []), *points]),
             warm=self._warm(answer.capacity, points, best, found),
-            notes=tuple(dict.fromkeys(self.notes)),
+            notes=self.all_notes,
         )
 
     def _report(self, points: Sequence[ExpertsPoint]) -> tuple[str, ...]:
@@ -196,20 +159,20 @@ class _Probe(Struct):
             return ()
         return difference_report(self.plan, points, self._workload(), self.versions)
 
-    def _discovered(self) -> _Discovered:
+    def _discovered(self) -> Discovered:
         """Run the routers alone; no expert is read."""
-        with self.start(ExpertSetup(mode="routers")) as process:
-            self.versions = process.versions
-            self.tokens = tuple(process.prompts(self._texts()))
+        with self.start(experts=ExpertSetup(mode="routers")) as process:
+            self.take_machine(process.versions)
+            self.tokens = tuple(process.call(ExpertRunner.prompts, self._texts()))
             loaded = process.load()
-            layers, _ = process.layers()
+            layers, _ = process.call(ExpertRunner.layers)
             routing, measured = self._routing(process)
         self.progress.advance()
         rows = rows_of(layers, routing)
         unreadable = next((layer.unreadable for layer in layers if layer.unreadable), None)
         if unreadable and self.request.policy == "load":
             raise UnsupportedError(f"{printable(unreadable)}: {NOT_STORED}")
-        return _Discovered(
+        return Discovered(
             loaded,
             rows,
             max(layer.largest_nbytes for layer in layers),
@@ -217,120 +180,102 @@ class _Probe(Struct):
             token_counts(measured, rows),
         )
 
-    def _full(self, found: _Discovered) -> tuple[ExpertsPoint | None, RoutingProfile | None]:
+    def _full(self, found: Discovered) -> tuple[ExpertsPoint | None, RoutingProfile | None]:
         """Run the model as mlx-lm does, where it fits; return its point and profile."""
         layers, request = found.layers, self.request
         try:
             self._require_room([layer.experts for layer in layers], found)
-            with self.start(ExpertSetup(mode="full")) as process:
-                process.prompts(self._texts())
+            with self.start(experts=ExpertSetup(mode="full")) as process:
+                process.call(ExpertRunner.prompts, self._texts())
                 loaded = process.load()
-                self.notes += (Note("info", "experts", text) for text in process.layers()[1])
+                for text in process.call(ExpertRunner.layers)[1]:
+                    self.inform("experts", text)
                 routing, measured = self._routing(process)
-                process.choose(self._measured_prompts()[0])
-                process.save_reference(self.reference, request.max_tokens, request.prefill_step)
+                process.call(ExpertRunner.choose, self._measured_prompts()[0])
+                process.call(
+                    ExpertRunner.save_reference,
+                    self.reference,
+                    request.max_tokens,
+                    request.prefill_step,
+                )
                 warm_up, *runs = self._runs(process)
         except MachineError as error:
             text = f"the full model is not measured: {error}; nothing is compared with it"
-            self.notes.append(Note("warning", "no-full-model", text))
+            self.warn("no-full-model", text)
             return None, None
         finally:
             self.progress.advance()
         self.has_reference = True
         every = [ChosenSlots(tuple(range(layer.experts)), (), layer.experts) for layer in layers]
-        point = self._described(
-            every, token_counts(measured, layers), _Measured(loaded, warm_up, runs)
-        )
+        counts, taken = token_counts(measured, layers), SlotRuns(loaded, warm_up, runs)
+        point = point_of(every, counts, self.plan, taken, workload=self._workload())
         return point, profile_of(routing, layers, len(request.prompts))
 
-    def _point(self, capacity: int, profile: RoutingProfile, found: _Discovered) -> ExpertsPoint:
-        slots = chosen_slots(profile, capacity, found.layers)
+    def _point(self, capacity: int, profile: RoutingProfile, found: Discovered) -> ExpertsPoint:
+        slots, workload = chosen_slots(profile, capacity, found.layers), self._workload()
+        described = partial(point_of, slots, found.measured, self.plan, workload=workload)
         try:
             self._require_room([capacity] * len(slots), found)
         except MachineError as error:
-            return self._described(slots, found.measured, None, ("skipped", str(error)))
+            return described(status="skipped", reason=str(error))
         try:
             measured = self._measure(self._setup(slots))
         except MachineError as error:
-            return self._described(slots, found.measured, None, ("failed", str(error)))
+            return described(status="failed", reason=str(error))
         finally:
             self.progress.advance()
-        id = self._saved_id(capacity, profile, measured)
-        return self._described(slots, found.measured, measured, id=id)
+        id = self.saved_id(
+            workload,
+            loaded=measured.loaded,
+            runs=tuple(measured.runs),
+            warm_up=measured.warm_up,
+            experts=MeasuredExperts(
+                capacity=capacity, policy=self.request.policy, profile_sha256=profile.sha256
+            ),
+        )
+        return described(measured, measurement_id=id)
 
-    def _measure(self, setup: ExpertSetup) -> _Measured:
+    def _measure(self, setup: ExpertSetup) -> SlotRuns:
         request = self.request
-        with self.start(setup) as process:
-            process.prompts(self._texts())
+        with self.start(experts=setup) as process:
+            process.call(ExpertRunner.prompts, self._texts())
             loaded, agreement = process.load(), None
             warm_up, *runs = self._runs(process)
             if self.has_reference:
-                process.choose(self._measured_prompts()[0])
-                agreement = process.agreement(
-                    self.reference, request.max_tokens, request.prefill_step
+                process.call(ExpertRunner.choose, self._measured_prompts()[0])
+                agreement = process.call(
+                    ExpertRunner.agreement,
+                    self.reference,
+                    request.max_tokens,
+                    request.prefill_step,
                 )
-        return _Measured(loaded, warm_up, runs, agreement)
+        return SlotRuns(loaded, warm_up, runs, agreement)
 
-    def _runs(self, process: ExpertProcess) -> Iterator[Run]:
+    def _runs(self, process: ModelProcess) -> Iterator[Run]:
         """Run the first measured prompt as a warm-up, then all one after another."""
         workload, prompts = self._workload(), self._measured_prompts()
         for repeat in (0, *range(REPEATS)):
-            process.choose(prompts[repeat % len(prompts)])
+            process.call(ExpertRunner.choose, prompts[repeat % len(prompts)])
             yield process.run(workload)
-
-    def _described(
-        self,
-        slots: Sequence[ChosenSlots],
-        counts: Counts,
-        measured: _Measured | None,
-        outcome: tuple[PointStatus, str | None] = ("measured", None),
-        *,
-        id: str | None = None,
-    ) -> ExpertsPoint:
-        loaded, runs = (measured.loaded, measured.runs) if measured else (None, ())
-        kept = [len(each.kept) for each in slots]
-        planned = self.plan.at(kept) if self.plan else PlannedBytes(None, None, None, None)
-        pinned = sum(len(each.pinned) for each in slots)
-        profiled = sum(each.profiled for each in slots)
-        taken = (measured.warm_up, *runs) if measured else ()
-        peaks = [(run.prefill_peak_bytes, run.decode_peak_bytes) for run in taken]
-        prefill, decode = map(max, zip(*peaks, strict=True)) if peaks else (None, None)
-        return ExpertsPoint(
-            capacity=kept[0],
-            status=outcome[0],
-            reason=outcome[1],
-            pinned_slots=pinned,
-            profiled_slots=profiled,
-            filler_slots=sum(kept) - pinned - profiled,
-            coverage_percent=coverage_percent(slots, counts),
-            weights=PlannedFigure(planned.weights, loaded.weights_bytes if loaded else None),
-            startup=PlannedFigure(planned.startup, loaded.peak_bytes if loaded else None),
-            prefill_peak=PlannedFigure(planned.prefill_peak, prefill),
-            decode_peak=PlannedFigure(planned.decode_peak, decode),
-            load_ns=loaded.load_ns if loaded else None,
-            speed=median_speed(self._workload(), runs),
-            prefill=_traffic("prefill", runs),
-            decode=_traffic("decode", runs),
-            agreement=measured.agreement if measured else None,
-            measurement_id=id,
-        )
 
     def _warm(
         self,
         capacity: int | None,
         points: Sequence[ExpertsPoint],
         profile: RoutingProfile,
-        found: _Discovered,
+        found: Discovered,
     ) -> WarmStart | None:
         """Write the chosen experts to the directory, and load them from there."""
         if self.request.pack is None:
             return None
         if self.packed:
             capacity = self.packed.capacity
-        point = _packed_point(capacity, points)
-        if point is None:
-            self._warn("not-packed", "no capacity was measured: nothing is prepacked")
+        measured = [point for point in points if point.status == "measured"]
+        if not measured:
+            self.warn("not-packed", "no capacity was measured: nothing is prepacked")
             return None
+        # That of the answer, else the largest.
+        point = next((each for each in measured if each.capacity == capacity), measured[-1])
         if self.packed:
             manifest = self.packed
             pairs = zip(manifest.kept, manifest.pinned, strict=True)
@@ -357,33 +302,30 @@ class _Probe(Struct):
             fingerprint=fingerprint_of(checkpoint),
             revision=checkpoint.revision,
             source=prepacked.source_files(path),
-            profile_sha256=_sha256(profile),
+            profile_sha256=profile.sha256,
             kept=tuple(each.kept for each in slots),
             pinned=tuple(each.pinned for each in slots),
             files=(),
         )
-        with self.start(self._setup(slots)) as process:
+        with self.start(experts=self._setup(slots)) as process:
             process.load()
-            return process.pack(directory, manifest)
+            return process.call(ExpertRunner.pack, directory, manifest)
 
-    def _planned(self) -> Device:
+    def _make_plan(self) -> None:
         """Plan the run for this machine; without a plan only weights are known before."""
-        request = self.request
-        self.device = limited(measuring_device(self.versions), request.memory_limit_bytes)
-        plan = plan_of(request.checkpoint, self.device, self._workload())
+        plan = plan_of(self.request.checkpoint, self.device, self._workload())
         if isinstance(plan, str):
-            self._warn("no-plan", f"there is no plan to compare with: {plan}")
+            self.warn("no-plan", f"there is no plan to compare with: {plan}")
         else:
             self.plan = plan
-        return self.device
 
-    def _require_room(self, capacities: Sequence[int], found: _Discovered) -> None:
+    def _require_room(self, capacities: Sequence[int], found: Discovered) -> None:
         """Require that a run fits this machine now.
 
         Raises:
             MachineError: when it does not, and the user does not force it.
         """
-        if self.request.force or self.device is None:
+        if self.request.force:
             return
         held = sum(n * layer.slot_bytes for n, layer in zip(capacities, found.layers, strict=True))
         need = found.loaded.weights_bytes + held + found.largest_bytes
@@ -406,13 +348,13 @@ class _Probe(Struct):
         return range(profiled)[:REPEATS]
 
     def _routing(
-        self, process: ExpertProcess
+        self, process: ModelProcess
     ) -> tuple[tuple[LayerRouting, ...], tuple[LayerRouting, ...]]:
         """The routing of the profile's prompts, and of those that are measured."""
         step, profiled = self.request.prefill_step, len(self.request.prompts)
-        first = process.routing(range(profiled), step)
-        rest = range(profiled, len(self.tokens))
-        return first, process.routing(rest, step) if rest else first
+        first = process.call(ExpertRunner.routing, tuple(range(profiled)), step)
+        rest = tuple(range(profiled, len(self.tokens)))
+        return first, process.call(ExpertRunner.routing, rest, step) if rest else first
 
     def _workload(self) -> Workload:
         """Of the longest measured prompt; a shorter one is repeated to its length."""
@@ -434,84 +376,14 @@ class _Probe(Struct):
 
     def _keep_profile(self, profile: RoutingProfile, layers: Sequence[ExpertLayer]) -> None:
         """Write the profile to the user's file, and to the store."""
-        checkpoint, request = self.request.checkpoint, self.request
-        model_type = str(checkpoint.config.get("model_type", "unknown"))
-        tokens = sum(self.tokens[: len(request.prompts)])
-        text = profile_text(profile, layers, model_type, tokens)
-        if request.profile_file:
-            _write_profile(request.profile_file, text)
+        tokens = sum(self.tokens[: len(self.request.prompts)])
+        text = profile_text(profile, layers, self.header()["model_type"], tokens)
+        if file := self.request.profile_file:
+            try:
+                write_atomically(file, text.encode("utf-8"), mode=0o644)
+            except OSError as error:
+                raise unwritable(file, error) from None
         try:
-            save(self.store.profile_path(fingerprint_of(checkpoint)), text)
+            save(self.profile_path, text)
         except InputError as error:
-            self._warn("not-kept", f"the profile could not be saved: {error}")
-
-    def _saved_id(self, capacity: int, profile: RoutingProfile, measured: _Measured) -> str | None:
-        if self.device is None:
-            return None
-        measurement = new_measurement(
-            self.request.checkpoint,
-            self.device,
-            self.versions,
-            workload=self._workload(),
-            loaded=measured.loaded,
-            runs=tuple(measured.runs),
-            warm_up=measured.warm_up,
-            experts=MeasuredExperts(
-                capacity=capacity, policy=self.request.policy, profile_sha256=_sha256(profile)
-            ),
-        )
-        try:
-            self.store.save(measurement)
-        except InputError as error:
-            self._warn("not-kept", f"the measurement could not be saved: {error}")
-            return None
-        return measurement.id
-
-    def _warn(self, code: str, text: str) -> None:
-        self.notes.append(Note("warning", code, text))
-
-
-def _existing_pack(request: ExpertsRequest) -> prepacked.Manifest | None:
-    """The manifest of a directory that was prepacked before, None when it has to be written.
-
-    Raises:
-        InputError: when it is damaged, of another checkpoint, or cannot be written.
-    """
-    if request.pack is None:
-        return None
-    if not is_there(request.pack / prepacked.MANIFEST):
-        prepacked.require_room(request.pack, 0)
-        return None
-    manifest = prepacked.read(request.pack)
-    prepacked.check(request.pack, manifest, request.path, fingerprint_of(request.checkpoint))
-    return manifest
-
-
-def _packed_point(capacity: int | None, points: Sequence[ExpertsPoint]) -> ExpertsPoint | None:
-    """The answer's point, else the largest that was measured."""
-    measured = [point for point in points if point.status == "measured"]
-    chosen = [point for point in measured if point.capacity == capacity]
-    return next(iter(chosen or measured[-1:]), None)
-
-
-def _traffic(phase: str, runs: Sequence[Run]) -> SlotTraffic | None:
-    if not runs:
-        return None
-    totals = {
-        name: sum(run.value(f"{phase}_{name}") or 0 for run in runs)
-        for name in SlotTraffic.__struct_fields__
-    }
-    return SlotTraffic(**totals)
-
-
-def _sha256(profile: RoutingProfile) -> str:
-    return hashlib.sha256(repr((profile.counts, profile.prompt_counts)).encode()).hexdigest()
-
-
-def _write_profile(path: Path, text: str) -> None:
-    from memfit.estimators.base.files import write_atomically
-
-    try:
-        write_atomically(path, text.encode("utf-8"), mode=0o644)
-    except OSError as error:
-        raise InputError(f"{printable(path)}: cannot be written: {error.strerror}") from None
+            self.warn_unsaved("the profile", error)

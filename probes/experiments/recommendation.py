@@ -1,24 +1,38 @@
 """Recommendations after a measurement: the search of estimates, over measured peaks.
 
+    advise(sized, points) -> Recommendation
+    with_wired_trial(session, points, recommendation, units) -> points and recommendation
+    command_lines(sized, recommended_workload(...), model=..., prompt=...) -> tuple[str, ...]
+
 A peak is the measured one where there is one, else that of the line through measured peaks.
+Commands have only flags of the argument parsers of mlx_lm/generate.py and mlx_lm/server.py.
 """
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from msgspec.structs import replace
 
+from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.advice import Recommendation
+from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.working_set import wired_limit
+from memfit.estimators.results.advice import Advice, Recommendation
 from memfit.estimators.results.result import in_units
 from memfit.estimators.results.terms import Basis
+from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.facets import Images
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.mlx_lm import MlxLm
+from memfit.estimators.runtimes.mlx_lm_commands import STDIN, generate_command, server_command
 from memfit.estimators.sizing.peak_fit import Line, Peak, ShortPrompt, calibration, line_through
 from memfit.estimators.sizing.recommend import recommend_here
+from memfit.estimators.sizing.search import with_kv_bits
+from memfit.estimators.sizing.serving import server_flags
 from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.probes.experiments.points import Points
 from memfit.probes.result import Point
 
 
@@ -27,7 +41,7 @@ class MeasuredLine(MlxLm, Images, frozen=True):
 
     inner: RuntimeModel
     """The estimate of everything else."""
-    asked: Workload
+    requested: Workload
     """The line is valid for workloads that differ from it only in prompt and prefill step."""
     peaks: dict[Workload, int]
     line: Line | None
@@ -49,7 +63,7 @@ class MeasuredLine(MlxLm, Images, frozen=True):
         kept = self.resident_bytes() + figures.kv.nbytes + figures.ssm_bytes
         if (measured := self.peaks.get(workload)) is not None:
             return _with_peak(figures, measured, kept)
-        if _setting(workload) != _setting(self.asked):
+        if _setting(workload) != _setting(self.requested):
             return figures
         if self.line is None:
             return _with_peak(figures, figures.moment.nbytes + self._missed_bytes, kept)
@@ -71,8 +85,8 @@ class MeasuredLine(MlxLm, Images, frozen=True):
     @property
     def _missed_bytes(self) -> int:
         """How far the estimate was below the measured peak, so that it is likely to be again."""
-        estimated = self.inner.figures(self.asked).moment.nbytes
-        return max(0, self.peaks.get(self.asked, 0) - estimated)
+        estimated = self.inner.figures(self.requested).moment.nbytes
+        return max(0, self.peaks.get(self.requested, 0) - estimated)
 
     def comparing(self, *workloads: Workload) -> RuntimeModel:
         """Return the measured peaks where all are measured, else the estimate of all."""
@@ -85,14 +99,14 @@ def line_of(points: Sequence[Point]) -> Line | None:
     It is at the first point's prefill step, or at the largest with several prompts. A line that
     falls with the prompt is not used: such peaks have another cause.
     """
-    asked = points[0].workload
+    requested = points[0].workload
     peaks = [
         Peak(p.workload.prompt_tokens, p.workload.prefill_step, p.peak_bytes)
         for p in points
-        if _counts(p) and p.peak_bytes is not None and _setting(p.workload) == _setting(asked)
+        if _counts(p) and p.peak_bytes is not None and _setting(p.workload) == _setting(requested)
     ]
     steps = sorted({peak.prefill_step for peak in peaks}, reverse=True)
-    for step in (asked.prefill_step, *steps):
+    for step in (requested.prefill_step, *steps):
         line = line_through(peaks, prefill_step=step)
         if line and line.per_token[0] >= 0:
             return line
@@ -103,8 +117,8 @@ def by_measurement(sized: SizedModel, points: Sequence[Point], line: Line | None
     """Return the model with measured peaks instead of estimates, where points give them."""
     inner = sized.formula_view().runtime_model
     peaks = {p.workload: p.peak_bytes for p in points if _counts(p) and p.peak_bytes is not None}
-    asked = points[0].workload
-    measured = MeasuredLine(inner.runtime, inner.subject, inner, asked, peaks, line)
+    requested = points[0].workload
+    measured = MeasuredLine(inner.runtime, inner.subject, inner, requested, peaks, line)
     return replace(sized, runtime_model=measured, _answers={})
 
 
@@ -113,8 +127,8 @@ def advise(sized: SizedModel, points: Sequence[Point], units: Units = Units.GB) 
 
     ``sized`` is the estimate that the points were compared with.
     """
-    asked, line = points[0].workload, line_of(points)
-    found = in_units(recommend_here(by_measurement(sized, points, line), asked), units)
+    requested, line = points[0].workload, line_of(points)
+    found = in_units(recommend_here(by_measurement(sized, points, line), requested), units)
     return replace(found, basis=tuple(_basis(sized, points, line, units)))
 
 
@@ -186,3 +200,97 @@ def _explained(line: Line, units: Units) -> str:
 
 def _rounded(ratio: tuple[int, int], units: Units) -> str:
     return format_bytes(-(-ratio[0] // ratio[1]), units)
+
+
+def recommended_workload(
+    sized: SizedModel, requested: Workload, recommendation: Recommendation
+) -> Workload | None:
+    """Return the requested workload with as many recommended settings as fit together.
+
+    None when none of them fits. ``sized`` carries the measured peaks.
+    """
+    bits, step = recommendation.kv_bits, recommendation.prefill_step.value
+    step = step or requested.prefill_step
+    cached = with_kv_bits(requested, bits.value) if bits.state == "change" else requested
+    candidates = (replace(cached, prefill_step=step), replace(requested, prefill_step=step), cached)
+    return next((each for each in candidates if _fits(sized, each)), None)
+
+
+def command_lines(
+    sized: SizedModel,
+    workload: Workload,
+    *,
+    model: str,
+    prompt: str | None,
+    prompt_file: str | None = None,
+) -> tuple[str, ...]:
+    """Return the commands for mlx_lm.generate and mlx_lm.server, quoted for a shell.
+
+    Without ``prompt`` the command reads ``prompt_file``, else standard input.
+
+    The server handles one request at a time, as measured; there is no command for it where no flags
+    of it fit in every order of requests. Each request sets its own number of tokens.
+    """
+    line = generate_command(model, workload, prompt or STDIN)
+    if prompt is None and prompt_file is not None:
+        line += f" < {shlex.quote(prompt_file)}"
+    flags = server_flags(sized, workload)
+    return (line, server_command(model, workload, flags)) if flags else (line,)
+
+
+def _fits(sized: SizedModel, workload: Workload) -> bool:
+    try:
+        return judge(sized.requirement(workload), sized.device)[0] == "fits"
+    except UnsupportedError:
+        return False
+
+
+def with_wired_trial(
+    session: Points,
+    points: tuple[Point, ...],
+    recommendation: Recommendation,
+    units: Units,
+) -> tuple[tuple[Point, ...], Recommendation]:
+    """Return the points, on Metal with a further one: the first workload with the limit set.
+
+    Other backends have no limit to set: the recommendation says what the limit would be, and that
+    nothing was changed. The measuring process restores the limit after the run.
+    """
+    device, first = session.sized.device, points[0]
+    if device is None or first.status != "measured":
+        return points, with_wired_reason(recommendation, "not tried: the workload was not measured")
+    if device.backend != "metal":
+        return points, _without_wired_limit(session, points, recommendation, device, units)
+    if (limit := recommendation.wired_limit_bytes.value) is None:
+        return points, with_wired_reason(recommendation, "none is recommended, so none was tried")
+    return (*points, session.measure(first.workload, wired_limit_bytes=limit)), recommendation
+
+
+def with_wired_reason(recommendation: Recommendation, reason: str) -> Recommendation:
+    advice = recommendation.wired_limit_bytes
+    reasons = "; ".join(filter(None, (advice.reason, reason)))
+    return replace(recommendation, wired_limit_bytes=replace(advice, reason=reasons))
+
+
+def _without_wired_limit(
+    session: Points,
+    points: tuple[Point, ...],
+    recommendation: Recommendation,
+    device: Device,
+    units: Units,
+) -> Recommendation:
+    first, context = points[0].workload, recommendation.context_tokens.value
+    workload = replace(first, prompt_tokens=context, max_tokens=0) if context else first
+    sized = by_measurement(session.sized, points, line_of(points))
+    figures, need = sized.figures_for(workload), sized.requirement(workload)
+    limit = wired_limit(need.peak_bytes, device).nbytes
+    caches = figures.kv.nbytes + figures.ssm_bytes
+    workspace = figures.moment.nbytes - sized.resident_bytes - caches
+    parts = {"weights": sized.resident_bytes, "caches": caches, "workspace": workspace}
+    listed = ", ".join(f"{name} {format_bytes(size, units)}" for name, size in parts.items())
+    reason = (
+        f"{format_bytes(limit, units)} by policy alone for {workload.total_tokens}"
+        f" tokens ({listed}, margin {format_bytes(sized.margin_bytes, units)}); the"
+        f" {device.backend} backend has no wired limit, nothing was set"
+    )
+    return replace(recommendation, wired_limit_bytes=Advice("keep", limit, reason))

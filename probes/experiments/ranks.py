@@ -12,7 +12,6 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.machine.hosts import require_addresses
 from memfit.estimators.questions.machine import Ranks
-from memfit.estimators.questions.runtime import MARGIN_BYTES
 from memfit.estimators.results.estimate import ModelSummary, RankFigures, RankPlan
 from memfit.estimators.results.result import Result
 from memfit.estimators.runtimes.budget import Need
@@ -21,7 +20,8 @@ from memfit.estimators.runtimes.registry import as_installed
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import model_summary
 from memfit.estimators.sizing.ranks import RankedModel, ranked
-from memfit.probes.preflight import RefusedError, memory_obstacle
+from memfit.probes.experiments.base import RunRequest
+from memfit.probes.preflight import require_memory
 from memfit.probes.rank_run import RankRequest, RankRun, measure_ranks
 from memfit.probes.speed import median_speed
 
@@ -49,19 +49,19 @@ class RankTune(Result, frozen=True, kw_only=True, tag="memfit.tune-ranks/1"):
     """The largest peak of a rank."""
 
 
-def tune_ranks(
-    reference: str,
-    path: Path,
-    workload: Workload,
-    ranks: Ranks,
-    *,
-    timeout_seconds: float,
-    memory_limit_bytes: int | None = None,
-    margin_bytes: int = MARGIN_BYTES,
-    hostfile: Path | None = None,
-    force: bool = False,
-    progress: Progress = NULL_PROGRESS,
-) -> RankTune:
+class RankTuneRequest(RunRequest, frozen=True, kw_only=True):
+    """The workload to run once, and the ranks to run it on."""
+
+    path: Path
+    """The directory of the checkpoint."""
+    workload: Workload
+    ranks: Ranks
+    timeout_seconds: float
+    hostfile: Path | None = None
+    """None: all ranks on this machine."""
+
+
+def tune_ranks(request: RankTuneRequest, *, progress: Progress = NULL_PROGRESS) -> RankTune:
     """Return what each rank took of what it was estimated to take, by trace.
 
     Raises:
@@ -70,29 +70,31 @@ def tune_ranks(
         RefusedError: when they do not fit by the estimate, unless it is forced.
         MachineError: when MLX is not installed, or a rank ends, hangs or cannot connect.
     """
+    ranks, workload, hostfile = request.ranks, request.workload, request.hostfile
     if hostfile:
         require_addresses(hostfile)
-    device = detect_host()
-    devices = ranks.devices if hostfile else (device,) * ranks.size
-    asked = replace(ranks, devices=devices)
-    sized = Catalog(progress=progress, versioned=as_installed).sized(
-        reference, device=devices[0], margin_bytes=margin_bytes, method="trace"
+    devices = ranks.devices if hostfile else (detect_host(),) * ranks.size
+    catalog = Catalog(progress=progress, versioned=as_installed)
+    sized = catalog.sized(
+        catalog.add(request.checkpoint),
+        device=devices[0],
+        margin_bytes=request.margin_bytes,
+        method="trace",
     )
-    shared = ranked(sized, asked)
-    if not force:
+    shared = ranked(sized, replace(ranks, devices=devices))
+    if not request.force:
         _require_room(shared, workload, together=hostfile is None)
-    request = RankRequest(
-        path=path,
+    run = RankRequest(
+        path=request.path,
         size=ranks.size,
         parallel=shared.parallel or "tensor",
         split=None if shared.is_even else shared.split,
         workload=workload,
-        timeout_seconds=timeout_seconds,
-        memory_limit_bytes=memory_limit_bytes,
+        timeout_seconds=request.timeout_seconds,
+        memory_limit_bytes=request.memory_limit_bytes,
         hostfile=hostfile,
     )
-    found = measure_ranks(request, progress)
-    return _result(model_summary(sized), workload, shared, found)
+    return _result(model_summary(sized), workload, shared, measure_ranks(run, progress))
 
 
 def _require_room(shared: RankedModel, workload: Workload, *, together: bool) -> None:
@@ -104,14 +106,15 @@ def _require_room(shared: RankedModel, workload: Workload, *, together: bool) ->
         total = Need(sum(need.peak_bytes for _, need in needs), largest)
         named = [(f"{len(needs)} ranks on this machine", needs[0][0], total)]
     for name, device, need in named:
-        if device and (why := memory_obstacle(need, device, Units.GB)):
-            raise RefusedError(f"{shared.ranks[0].checkpoint.id}: {name}: {why}")
+        if device:
+            require_memory(f"{shared.ranks[0].checkpoint.id}: {name}", need, device, Units.GB)
 
 
 def _result(
     model: ModelSummary, workload: Workload, shared: RankedModel, found: tuple[RankRun, ...]
 ) -> RankTune:
     plan = shared.plan(workload, shared.parallel or "tensor")
+    speeds = (median_speed(workload, [each.run]) for each in found)
     measured = tuple(
         MeasuredRank(
             rank=index,
@@ -119,14 +122,11 @@ def _result(
             loaded=each.loaded,
             run=each.run,
             first_token_ns=each.run.first_token_ns,
-            decode_tokens_per_second=_decode_speed(workload, each.run),
+            decode_tokens_per_second=speed.decode_tokens_per_second if speed else None,
         )
-        for index, (estimated, each) in enumerate(zip(plan.ranks, found, strict=True))
+        for index, (estimated, each, speed) in enumerate(
+            zip(plan.ranks, found, speeds, strict=True)
+        )
     )
     peak = max(max(each.loaded.peak_bytes, each.run.peak_bytes) for each in found)
     return RankTune(model=model, workload=workload, plan=plan, ranks=measured, peak_bytes=peak)
-
-
-def _decode_speed(workload: Workload, run: Run) -> float | None:
-    speed = median_speed(workload, [run])
-    return speed.decode_tokens_per_second if speed else None
