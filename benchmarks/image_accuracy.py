@@ -18,7 +18,7 @@ def main() -> None:
         peak, found = traced(case), measured(case)
         ratio = peak.nbytes / found
         row = f"| {case.name} | {found / 1e6:.2f} | {peak.nbytes / 1e6:.2f} | {ratio:.4f}"
-        print(f"{row} | {peak.part} |", flush=True)
+        print(f"{row} | {peak.top.part} |", flush=True)
 
 
 if __name__ == "__main__":

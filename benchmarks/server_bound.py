@@ -19,7 +19,7 @@ from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import round_down
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.devices import memory_device
-from memfit.estimators.mlx.arrivals import ClosedLoop, Request
+from memfit.estimators.mlx.arrivals import ClosedLoop, ServedRequest
 from memfit.estimators.plans.server.simulation import simulated
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.server_bound import ServerBound
@@ -104,7 +104,7 @@ class Search:
 
     def peak(self, sent: list[Sent], group: int = 1) -> int:
         """Return what the server takes for these requests."""
-        requests = [Request(each.prompt, each.reply) for each in sent]
+        requests = [ServedRequest(each.prompt, each.reply) for each in sent]
         arrivals = ClosedLoop(
             self._question.clients, group=group, pauses=[each.pause for each in sent]
         )

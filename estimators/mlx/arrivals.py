@@ -10,7 +10,7 @@ from typing import Protocol
 from msgspec import Struct
 
 
-class Request(Struct, frozen=True):
+class ServedRequest(Struct, frozen=True):
     """One request: tokens of its prompt, and tokens it generates."""
 
     prompt_tokens: int
@@ -66,25 +66,6 @@ class ClosedLoop:
         return self._pauses[self._next] if self._next < len(self._pauses) else 0
 
 
-class AtCalls:
-    """Requests that are taken before known calls of the generator; idle ones are not counted."""
-
-    def __init__(self, calls: Sequence[int]) -> None:
-        self._calls, self._next = calls, 0
-
-    def take(self, call: int, *, is_busy: bool, generated: Callable[[int], int]) -> int:
-        first = self._next
-        while self._next < len(self._calls) and (self._calls[self._next] <= call or not is_busy):
-            self._next, is_busy = self._next + 1, True
-        return self._next - first
-
-    def end(self, call: int, count: int) -> None:
-        pass
-
-    def quiet(self, call: int, generated: Callable[[int], int]) -> int | None:
-        return max(1, self._calls[self._next] - call) if self._next < len(self._calls) else None
-
-
 class AtTimes:
     """Requests that arrived at recorded times, by how far the others were then.
 
@@ -93,7 +74,9 @@ class AtTimes:
     and when its reply ended; they are sorted by the first.
     """
 
-    def __init__(self, requests: Sequence[Request], times: Sequence[tuple[float, float]]) -> None:
+    def __init__(
+        self, requests: Sequence[ServedRequest], times: Sequence[tuple[float, float]]
+    ) -> None:
         self._needs: list[dict[int, int]] = []
         open_: list[int] = []
         for number, (time, _) in enumerate(times):

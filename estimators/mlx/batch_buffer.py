@@ -7,7 +7,7 @@ from memfit.estimators.arch.caches import STEP
 from memfit.estimators.base.units import round_up
 
 
-class Buffer(Struct, frozen=True):
+class BatchBuffer(Struct, frozen=True):
     """The caches of a batch in every layer: keys and values, and states."""
 
     rows: int
@@ -22,12 +22,12 @@ class Buffer(Struct, frozen=True):
     viewed: int = 0
     """Tokens of the last call, where a state is a slice of all of them."""
 
-    def grown(self, tokens: int, step: int = 1, *, padded: bool = False) -> "Buffer":
+    def grown(self, tokens: int, step: int = 1, *, padded: bool = False) -> "BatchBuffer":
         """Return the buffer after updates of up to ``step`` tokens each (cache.py).
 
         With ``padded`` some rows have fewer tokens, so that states are gathered, not cut.
 
-        >>> Buffer(1, ((512, 0),)).grown(1300, 700).windows
+        >>> BatchBuffer(1, ((512, 0),)).grown(1300, 700).windows
         ((512, 1111),)
         """
         last = (tokens - 1) % step + 1
@@ -47,12 +47,12 @@ class Buffer(Struct, frozen=True):
             for limit, room in self.windows
         )
         viewed = 0 if padded else last
-        return Buffer(self.rows, windows, end, capacity, self.offset + tokens, viewed)
+        return BatchBuffer(self.rows, windows, end, capacity, self.offset + tokens, viewed)
 
-    def decoded(self, tokens: int) -> "Buffer":
+    def decoded(self, tokens: int) -> "BatchBuffer":
         """Return the buffer after as many updates of one token.
 
-        >>> buffer = Buffer(1, ((512, 250),), 250, 256, 250).decoded(300)
+        >>> buffer = BatchBuffer(1, ((512, 250),), 250, 256, 250).decoded(300)
         >>> buffer.index, buffer.capacity, buffer.windows
         (550, 768, ((512, 512),))
         """
@@ -64,16 +64,16 @@ class Buffer(Struct, frozen=True):
             tokens -= step
         return buffer
 
-    def kept(self, rows: int, longest: int) -> "Buffer":
+    def kept(self, rows: int, longest: int) -> "BatchBuffer":
         """Return the buffer of some of its rows, which are copied (``filter``)."""
         room = self.capacity - (self.index - longest)
-        return Buffer(rows, self.windows, longest, room, self.offset)
+        return BatchBuffer(rows, self.windows, longest, room, self.offset)
 
-    def joined(self, other: "Buffer | None") -> "Buffer":
+    def joined(self, other: "BatchBuffer | None") -> "BatchBuffer":
         """Return the buffer of the rows of both, which are copied (``extend``)."""
         if other is None:
             return self
-        return Buffer(
+        return BatchBuffer(
             self.rows + other.rows,
             tuple(map(max, self.windows, other.windows)),
             max(self.index, other.index),

@@ -24,9 +24,9 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.arrivals import ClosedLoop, Request
-from memfit.estimators.mlx.batch_buffer import Buffer
-from memfit.estimators.mlx.batch_schedule import BatchSchedule, Moment
+from memfit.estimators.mlx.arrivals import ClosedLoop, ServedRequest
+from memfit.estimators.mlx.batch_buffer import BatchBuffer
+from memfit.estimators.mlx.batch_schedule import BatchSchedule, ScheduleMoment
 from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes
 from memfit.estimators.mlx.recurrent_state import state_bytes, view_bytes
 
@@ -65,7 +65,7 @@ _MOST_ROWS = 2048
 class GroupedBatch(Struct, frozen=True):
     """What happens to the sequences of a batch."""
 
-    moments: tuple[Moment, ...]
+    moments: tuple[ScheduleMoment, ...]
     """Those that can hold the peak; buffers of other groups are in them."""
     rows: int
     """The most sequences that decode together."""
@@ -100,7 +100,7 @@ def grouped_batch(model: Model, workload: Workload) -> GroupedBatch:
 
 @lru_cache(maxsize=256)
 def _followed(
-    request: Request, sequences: int, settings: ServerSettings, windows: frozenset[int]
+    request: ServedRequest, sequences: int, settings: ServerSettings, windows: frozenset[int]
 ) -> GroupedBatch:
     schedule = BatchSchedule(
         [request] * sequences,
@@ -113,17 +113,17 @@ def _followed(
     return GroupedBatch(moments, max(moment.running for moment in moments))
 
 
-def _request(workload: Workload) -> Request:
+def _request(workload: Workload) -> ServedRequest:
     if workload.max_tokens:
-        return Request(workload.prompt_tokens, workload.max_tokens)
+        return ServedRequest(workload.prompt_tokens, workload.max_tokens)
     groups = ceil_div(workload.most_decoding, workload.prefill_batch)
     chunks = ceil_div(workload.prompt_tokens, workload.prefill_step)
     # A group is prefilled in as many decode steps of those before it, and starts in one more.
     generated = min((groups - 1) * (chunks + 1) + 2, workload.prompt_tokens // 2)
-    return Request(workload.prompt_tokens - generated, max(1, generated))
+    return ServedRequest(workload.prompt_tokens - generated, max(1, generated))
 
 
-def buffer_bytes(model: Model, workload: Workload, buffer: Buffer) -> int:
+def buffer_bytes(model: Model, workload: Workload, buffer: BatchBuffer) -> int:
     """Return the bytes of the caches and states of a batch."""
     windows = dict(buffer.windows)
     one = state_bytes(model, 1) + view_bytes(model, buffer.viewed)

@@ -15,18 +15,18 @@ from collections.abc import Collection, Iterable, Iterator
 from msgspec import Struct
 
 from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.mlx.arrivals import Arrivals, Request
-from memfit.estimators.mlx.batch_buffer import Buffer
+from memfit.estimators.mlx.arrivals import Arrivals, ServedRequest
+from memfit.estimators.mlx.batch_buffer import BatchBuffer
 
 
-class Moment(Struct, frozen=True):
+class ScheduleMoment(Struct, frozen=True):
     """What is in memory while a chunk of prompts is prefilled, or between two calls."""
 
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[BatchBuffer, ...]
     """All but the one that is being prefilled."""
-    prefilled: Buffer | None = None
+    prefilled: BatchBuffer | None = None
     """The batch of prompts after the chunk."""
-    stepped: Buffer | None = None
+    stepped: BatchBuffer | None = None
     """The batch that decodes after a step of it that is computed, None where none is."""
     running: int = 0
     """Requests that decode."""
@@ -34,27 +34,27 @@ class Moment(Struct, frozen=True):
     """Entries of the prompt cache."""
 
 
-class _Entry:
+class _StoredBatch:
     """A stored cache: the batch it is a slice of, or its own row once it was evaluated."""
 
-    def __init__(self, buffer: Buffer, tokens: int) -> None:
+    def __init__(self, buffer: BatchBuffer, tokens: int) -> None:
         self.buffer, self.tokens, self.is_evaluated = buffer, tokens, False
 
-    def row(self) -> Buffer:
+    def row(self) -> BatchBuffer:
         """Return the row alone (cache.py, extract)."""
         windows = tuple((limit, min(room, self.tokens)) for limit, room in self.buffer.windows)
-        return Buffer(1, windows, self.tokens, self.tokens, self.tokens, self.buffer.viewed)
+        return BatchBuffer(1, windows, self.tokens, self.tokens, self.tokens, self.buffer.viewed)
 
 
 class _Row:
     """A request in a batch."""
 
-    def __init__(self, number: int, request: Request) -> None:
+    def __init__(self, number: int, request: ServedRequest) -> None:
         self.number, self.request, self.max_tokens = number, request, request.max_tokens
         # The last token of a prompt starts the generation (BatchGenerator.insert_segments).
         self.prefix, self.done, self.generated = request.prompt_tokens - 1, 0, 0
         self.is_decoding = self.is_stored = False
-        self.hit: _Entry | None = None
+        self.hit: _StoredBatch | None = None
         self.replaced: tuple[int | None, str] | None = None
         """The entry of which its own is a continuation."""
 
@@ -69,7 +69,7 @@ class BatchSchedule:
 
     def __init__(
         self,
-        requests: Iterable[Request],
+        requests: Iterable[ServedRequest],
         settings: ServerSettings,
         arrivals: Arrivals,
         *,
@@ -92,23 +92,25 @@ class BatchSchedule:
         self._waiting: deque[_Row] = deque()
         self._prompts: list[_Row] = []
         self._decoding: list[_Row] = []
-        self._prompt_buffer: Buffer | None = None
-        self._decode_buffer: Buffer | None = None
+        self._prompt_buffer: BatchBuffer | None = None
+        self._decode_buffer: BatchBuffer | None = None
         # Rows that leave or join are copied by the next call: until then these are in memory.
-        self._decode_parts: tuple[Buffer, ...] = ()
+        self._decode_parts: tuple[BatchBuffer, ...] = ()
         self._has_joined = False
-        self._stored: dict[tuple[int | None, str], _Entry] = {}
-        self._last_prefix: Buffer | None = None  # a variable of the server's loop
-        self._finished: list[tuple[_Row, Buffer]] = []
-        self._responses: tuple[Buffer, ...] = ()  # the loop's variable until the next call ends
+        self._stored: dict[tuple[int | None, str], _StoredBatch] = {}
+        self._last_prefix: BatchBuffer | None = None  # a variable of the server's loop
+        self._finished: list[tuple[_Row, BatchBuffer]] = []
+        self._responses: tuple[
+            BatchBuffer, ...
+        ] = ()  # the loop's variable until the next call ends
         # Prompts join the rows that are ready to decode, which leave at once: a chunk is computed
         # from a part of that buffer.
-        self._extended: Buffer | None = None
-        self._evaluated: list[tuple[_Entry, Buffer]] = []
+        self._extended: BatchBuffer | None = None
+        self._evaluated: list[tuple[_StoredBatch, BatchBuffer]] = []
         self.waited = 0
         """Requests that found no room when they arrived."""
 
-    def moments(self) -> Iterator[Moment]:
+    def moments(self) -> Iterator[ScheduleMoment]:
         """Yield the moments in which the most can be in memory, until every request has ended."""
         self._arrive()
         while self._is_busy:
@@ -121,7 +123,7 @@ class BatchSchedule:
             yield self._moment()
             self._arrive()
 
-    def idle(self) -> Moment:
+    def idle(self) -> ScheduleMoment:
         """Return what is in memory now that every request has ended."""
         return self._moment()
 
@@ -179,7 +181,7 @@ class BatchSchedule:
                 row.done = min(row.prefix, row.request.cached_tokens, row.hit.tokens)
                 row.replaced = key if row.done >= row.hit.tokens else None
 
-    def _decode(self) -> Iterator[Moment]:
+    def _decode(self) -> Iterator[ScheduleMoment]:
         """Generate until something else happens: a call, or all calls until a request ends."""
         if not self._decoding or not self._decode_buffer:
             return
@@ -197,13 +199,17 @@ class BatchSchedule:
             self._decode_by(calls)
             self._call += calls - 1
         yield self._moment(stepped=self._decode_buffer)
+        self._end(self._decode_buffer)
+
+    def _end(self, buffer: BatchBuffer) -> None:
+        """Take the requests that have all their tokens out of the decoding batch."""
         ended = [row for row in self._decoding if row.generated >= row.max_tokens]
         if ended:
-            self._finished = [(row, self._decode_buffer) for row in ended]
+            self._finished = [(row, buffer) for row in ended]
             self._decoding = [row for row in self._decoding if row not in ended]
             longest = max((row.tokens for row in self._decoding), default=0)
             left = len(self._decoding)
-            self._decode_buffer = self._decode_buffer.kept(left, longest) if left else None
+            self._decode_buffer = buffer.kept(left, longest) if left else None
             # Nothing refers to the buffer of a batch without rows but what was stored of it.
             self._decode_parts = self._decode_parts if left else ()
 
@@ -224,7 +230,7 @@ class BatchSchedule:
         for row in self._decoding:
             row.generated += calls
 
-    def _start_decoding(self) -> Iterator[Moment]:
+    def _start_decoding(self) -> Iterator[ScheduleMoment]:
         """Admit prompts, and move those that are prefilled to the decoding batch."""
         self._extended = None
         if len(self._decoding) >= self._settings.rows:
@@ -251,10 +257,10 @@ class BatchSchedule:
         self._decode_buffer = moved.joined(self._decode_buffer)
         yield self._moment(*self._joining(), stepped=moved)
 
-    def _joining(self) -> tuple[Buffer, ...]:
+    def _joining(self) -> tuple[BatchBuffer, ...]:
         return (self._extended,) if self._extended else ()
 
-    def _admit(self) -> Buffer | None:
+    def _admit(self) -> BatchBuffer | None:
         """Let prompts in, and return the batch of prompts if they joined one."""
         room = min(self._room, len(self._waiting))
         admitted = [self._waiting.popleft() for _ in range(room)]
@@ -270,13 +276,13 @@ class BatchSchedule:
                 self._evaluated.append((row.hit, row.hit.row()))
         return joined
 
-    def _merged(self, rows: Collection[_Row]) -> Buffer:
+    def _merged(self, rows: Collection[_Row]) -> BatchBuffer:
         """The batch of rows before their first chunk, which begin with stored caches or without."""
         tokens = max(row.done for row in rows)
         windows = tuple((limit, min(limit, tokens)) for limit in self._limits)
-        return Buffer(len(rows), windows, tokens, tokens, tokens)
+        return BatchBuffer(len(rows), windows, tokens, tokens, tokens)
 
-    def _prefill(self) -> Iterator[Moment]:
+    def _prefill(self) -> Iterator[ScheduleMoment]:
         """Prefill the next chunk of every prompt."""
         if not self._prompts or len(self._decoding) >= self._settings.rows:
             return
@@ -308,8 +314,8 @@ class BatchSchedule:
         self._arrivals.end(self._call, len(self._finished))
         self._finished = []
 
-    def _insert(self, row: _Row, kind: str, buffer: Buffer) -> None:
-        self._stored[row.number, kind] = _Entry(buffer, row.tokens)
+    def _insert(self, row: _Row, kind: str, buffer: BatchBuffer) -> None:
+        self._stored[row.number, kind] = _StoredBatch(buffer, row.tokens)
         if row.tokens <= self._longest_trimmed:
             if kind == "whole":
                 self._stored.pop((row.number, "prefix"), None)
@@ -319,8 +325,11 @@ class BatchSchedule:
             del self._stored[next(iter(self._stored))]
 
     def _moment(
-        self, *more: Buffer, prefilled: Buffer | None = None, stepped: Buffer | None = None
-    ) -> Moment:
+        self,
+        *more: BatchBuffer,
+        prefilled: BatchBuffer | None = None,
+        stepped: BatchBuffer | None = None,
+    ) -> ScheduleMoment:
         named = (self._last_prefix, *self._responses, *self._decode_parts, self._prompt_buffer)
         ended = (buffer for _, buffer in self._finished)
         entries = (entry.buffer for entry in self._stored.values())
@@ -330,4 +339,4 @@ class BatchSchedule:
         held = (*entries, *hits, *copied, *ended, *named, *more)
         once = {id(buffer): buffer for buffer in held if buffer}
         running, stored = len(self._decoding), len(self._stored)
-        return Moment(tuple(once.values()), prefilled, stepped, running, stored)
+        return ScheduleMoment(tuple(once.values()), prefilled, stepped, running, stored)

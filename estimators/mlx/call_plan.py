@@ -60,7 +60,7 @@ def planned_calls(
             calls[last - step] = ("full_chunk", step)
         if last or samples_alone:
             calls[0] = ("first_chunk", min(step, chunked))
-        # Of chunks that are no multiple of 256 not every one makes a buffer grow.
+        # Chunks that are not a multiple of 256 do not all make a buffer grow.
         if chunked >= step:
             calls.setdefault(last_growing_chunk(step, chunked), ("growing_chunk", step))
     converting = _converting(workload)

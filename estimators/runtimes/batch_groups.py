@@ -16,7 +16,7 @@ from memfit.estimators.mlx.batch_groups import (
     grouped_batch,
     prefilled_alone,
 )
-from memfit.estimators.mlx.batch_schedule import Moment
+from memfit.estimators.mlx.batch_schedule import ScheduleMoment
 from memfit.estimators.mlx.call_plan import CHUNKS
 from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.results.terms import Phase
@@ -95,7 +95,7 @@ class _GroupedRun:
         most, alone = self._call(rows, tokens, phase)
         if phase == "prefill":
             most = max(most, alone.prefill_bytes or 0)
-        best: tuple[int, Moment] | None = None
+        best: tuple[int, ScheduleMoment] | None = None
         for moment in sorted(moments, key=self._held, reverse=True):
             if best and self._held(moment) + most <= best[0]:
                 break
@@ -112,12 +112,12 @@ class _GroupedRun:
         return _Highest(phase, nbytes, line, self._call(rows, tokens, phase)[1])
 
     @staticmethod
-    def _computed(moment: Moment, phase: Phase) -> tuple[int, int]:
+    def _computed(moment: ScheduleMoment, phase: Phase) -> tuple[int, int]:
         """The rows of a moment's call, 0 if it has none of this phase, and its tokens."""
         computed = moment.prefilled if phase == "prefill" else moment.stepped
         return (computed.rows, computed.index) if computed else (0, 0)
 
-    def _held(self, moment: Moment) -> int:
+    def _held(self, moment: ScheduleMoment) -> int:
         return sum(self._sizes[buffer] for buffer in moment.buffers)
 
     def _call(self, rows: int, tokens: int, phase: Phase) -> tuple[int, PeakMoment]:

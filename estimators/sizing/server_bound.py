@@ -8,6 +8,7 @@ simulated: a few moments are compared that contain every one the server can be i
 from collections.abc import Iterator
 from functools import cache, cached_property, partial
 from itertools import product
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -16,7 +17,7 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import ceil_div, round_down, round_up
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.batch_buffer import Buffer
+from memfit.estimators.mlx.batch_buffer import BatchBuffer
 from memfit.estimators.mlx.batch_groups import buffer_bytes, prefilled_alone
 from memfit.estimators.mlx.call_plan import CHUNKS
 from memfit.estimators.results.server import ServerMoment
@@ -46,6 +47,35 @@ def one_at_a_time(sized: SizedModel, workload: Workload) -> str | None:
     return None
 
 
+def server_moment(
+    weights_bytes: int,
+    margin_bytes: int,
+    held_bytes: int,
+    *,
+    images: int = 0,
+    logits: int = 0,
+    prefill: tuple[int, int] = (0, 0),
+    prompts: int,
+    decoding: int,
+    stored: int = 0,
+) -> ServerMoment:
+    """Return a moment: bytes of caches, of images, of logits, and of a chunk with its error."""
+    nbytes, error = prefill
+    return ServerMoment(
+        peak_bytes=weights_bytes + held_bytes + images + logits + nbytes + margin_bytes,
+        weights_bytes=weights_bytes,
+        cache_bytes=held_bytes,
+        images_bytes=images,
+        logits_bytes=logits,
+        prefill_bytes=nbytes,
+        prefill_error_bytes=error,
+        margin_bytes=margin_bytes,
+        prefilled_prompts=prompts,
+        decoding_requests=decoding,
+        stored_caches=stored,
+    )
+
+
 class ServerMemory:
     """Bytes of one model's server; figures of equal buffers and chunks are computed once."""
 
@@ -70,14 +100,14 @@ class ServerMemory:
         model = self.sized.model
         return dtypes.nbytes(rows * model.vocab_size, model.dtype) * (2 if prefilling else 4)
 
-    def chunk(self, prompts: Buffer, step: int, end: int | None = None) -> tuple[int, int]:
+    def chunk(self, prompts: BatchBuffer, step: int, end: int | None = None) -> tuple[int, int]:
         """Return the bytes of a chunk of ``prompts`` with their caches, and the error of that.
 
         The chunk ends at the last token written, or at another ``end``.
         """
         end = prompts.index if end is None else end
         nbytes, error = self.prefill(prompts.rows, end, step)
-        empty = Buffer(prompts.rows, tuple((limit, 0) for limit, _ in prompts.windows))
+        empty = BatchBuffer(prompts.rows, tuple((limit, 0) for limit, _ in prompts.windows))
         # The caches may have more room than those of prompts that begin together.
         counted = self.cache_bytes(empty.grown(end, step))
         return nbytes + max(0, self.cache_bytes(prompts) - counted), error
@@ -97,31 +127,9 @@ class ServerMemory:
         most = moment.nbytes if moment.prefill_bytes is None else moment.prefill_bytes
         return most - self.sized.resident_bytes, error_bytes_of(self._chunks, workload)
 
-    def answer(
-        self,
-        held_bytes: int,
-        *,
-        prefill: tuple[int, int] = (0, 0),
-        logits: int = 0,
-        prompts: int,
-        decoding: int,
-        stored: int,
-    ) -> ServerMoment:
-        """Return a moment: bytes of caches, of a chunk with its error, and of logits."""
-        nbytes, error = prefill
-        weights, margin = self._weights_bytes, self.sized.margin_bytes
-        return ServerMoment(
-            peak_bytes=weights + held_bytes + logits + nbytes + margin,
-            weights_bytes=weights,
-            cache_bytes=held_bytes,
-            logits_bytes=logits,
-            prefill_bytes=nbytes,
-            prefill_error_bytes=error,
-            margin_bytes=margin,
-            prefilled_prompts=prompts,
-            decoding_requests=decoding,
-            stored_caches=stored,
-        )
+    def answer(self, held_bytes: int, **parts: Any) -> ServerMoment:
+        """Return a moment of this model, as `server_moment`."""
+        return server_moment(self._weights_bytes, self.sized.margin_bytes, held_bytes, **parts)
 
     def alone(
         self, settings: ServerSettings, prompt_tokens: int, max_tokens: int, stored: int
@@ -229,21 +237,23 @@ class _Limits:
         # Rows that leave a batch do not shorten its windows (BatchRotatingKVCache.filter).
         tokens = longest + STEP - 1 if self._together == 1 else None
         windows = self._windows(0, tokens)
-        return self.memory.cache_bytes(Buffer(rows, windows, longest, room, longest, 1))
+        return self.memory.cache_bytes(BatchBuffer(rows, windows, longest, room, longest, 1))
 
     def _short(self, rows: int) -> int:
         """Bytes of rows that decode the only token of their prompts."""
         room = STEP + self._slack
-        return self.memory.cache_bytes(Buffer(max(0, rows), self._windows(0, room), 1, room, 1, 1))
+        return self.memory.cache_bytes(
+            BatchBuffer(max(0, rows), self._windows(0, room), 1, room, 1, 1)
+        )
 
     def _prefilled_bytes(self, rows: int) -> int:
         """Bytes of a batch of prompts after a chunk."""
         return self.memory.cache_bytes(self._batch(rows)) if self._index else 0
 
-    def _batch(self, rows: int) -> Buffer:
+    def _batch(self, rows: int) -> BatchBuffer:
         chunk, index = self._chunk, self._index
         windows = self._windows(chunk - 1, index if self._prompts == 1 else None)
-        return Buffer(rows, windows, index, index + self._slack, index, chunk)
+        return BatchBuffer(rows, windows, index, index + self._slack, index, chunk)
 
     def _windows(self, more: int, tokens: int | None) -> tuple[tuple[int, int], ...]:
         limits = sorted(self.memory.windows)
@@ -260,7 +270,7 @@ class _Limits:
         ends = {max(1, self.prompt - 2), self.prompt - 1, index, round_down(index, step) or index}
         return max(self._chunk_bytes(self._batch(rows), step, end) for end in ends)
 
-    def _chunk_bytes(self, batch: Buffer, step: int, end: int) -> tuple[int, int]:
+    def _chunk_bytes(self, batch: BatchBuffer, step: int, end: int) -> tuple[int, int]:
         """Bytes of a chunk; with states, whose convolutions rise and fall with its length."""
         nbytes, error = self.memory.chunk(batch, step, end)
         return (nbytes + error, 0) if self.memory.has_states else (nbytes, error)
@@ -375,7 +385,7 @@ class _Limits:
         if not chunk or not rows:
             return 0, 0
         windows = self._windows(chunk - 1, None)
-        batch = Buffer(rows, windows, chunk, chunk + self._slack, chunk, chunk)
+        batch = BatchBuffer(rows, windows, chunk, chunk + self._slack, chunk, chunk)
         return self._chunk_bytes(batch, self.settings.prefill_step, chunk)
 
     def _moment(

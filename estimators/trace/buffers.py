@@ -98,7 +98,7 @@ _METAL: Mapping[str, Rule] = {
 _CUDA: Mapping[str, Rule] = {
     **_METAL,
     **_names(cuda_rules.sort, "ArgPartition ArgSort Partition Sort"),
-    **_names(cuda_rules.matmul, "Matmul AddMM"),
+    **_names(cpu_rules.matmul, "Matmul AddMM"),
     **_names(cuda_rules.gather_matmul, "GatherMM"),
     **_names(cuda_rules.rope, "RoPE"),
     **_names(cuda_rules.attention, "ScaledDotProductAttention"),

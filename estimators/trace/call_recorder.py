@@ -44,7 +44,7 @@ class KeptCalls:
         return call
 
     def keep(self, key: Hashable, call: Call) -> None:
-        """Keep a call, and drop those that were not asked for longest while there are too many.
+        """Keep a call, and drop those unused for longest while there are too many.
 
         First calls are the last to go: other prompts have the same.
         """
@@ -341,16 +341,16 @@ def _states(caches: list[Any]) -> list[Any]:
     """Return what mlx-lm evaluates after a chunk, in its order."""
     import mlx.core as mx
 
-    found: list[Any] = []
+    result: list[Any] = []
     # mx.eval flattens its argument depth first.
     waiting = [cache.state for cache in reversed(caches)]
     while waiting:
         state = waiting.pop()
         if isinstance(state, mx.array):
-            found.append(state)
+            result.append(state)
         elif isinstance(state, (list, tuple)):
             waiting += reversed(state)
-    return found
+    return result
 
 
 Sample = Callable[[Any], list[Any]]

@@ -138,7 +138,7 @@ def describe(of: DescribedClass, first: FirstCall, *, model_type: str, dtype: st
     mixers = [tuple(_mixers(cache, dtype)) for cache in first.caches]
     # A class may have more caches than layers (iquestloopcoder.py, afm7.py).
     # A rank of a pipeline has none of the layers before its own.
-    start = next((index for index, found in enumerate(own) if found), 0)
+    start = next((index for index, result in enumerate(own) if result), 0)
     last = count - start - 1
     mixers[last:] = [tuple(mixer for cache in mixers[last:] for mixer in cache)]
     layers = tuple(
@@ -168,10 +168,10 @@ def describe(of: DescribedClass, first: FirstCall, *, model_type: str, dtype: st
 def _layers_root(of: DescribedClass) -> tuple[str, int]:
     """Return the path of the list of layers, the longer one of two, and the end of its numbers."""
     paths = {id(module): path for path, module in of.model.named_modules()}
-    found = [_NUMBERED.fullmatch(paths.get(id(layer), "")) for layer in of.layers]
-    [(root, _)] = Counter(match[1] for match in found if match).most_common(1)
+    result = [_NUMBERED.fullmatch(paths.get(id(layer), "")) for layer in of.layers]
+    [(root, _)] = Counter(match[1] for match in result if match).most_common(1)
     # The layers of another rank are None in the list, and not in ``model.layers``.
-    return root, 1 + max(int(match[2]) for match in found if match and match[1] == root)
+    return root, 1 + max(int(match[2]) for match in result if match and match[1] == root)
 
 
 def _inside(path: str, root: str) -> tuple[int | None, str]:
@@ -195,19 +195,23 @@ def _modules(of: DescribedClass, dtype: str) -> Iterator[Module]:
         is_packed = has_weight and f"{path}.scales" in arrays
         if (last == "bias" and has_weight) or (last in ("scales", "biases") and is_packed):
             continue  # counted with the weight
-        is_weight = last == "weight"
-        quantizable = is_weight and hasattr(owners.get(path), "to_quantized")
-        bias = arrays.get(f"{path}.bias") if is_weight else None
         is_tower = of.has_towers and part_of(name) is Part.VISION
         part = Part.VISION if is_tower else _part(name, owners.get(path), routed)
+        is_float32 = _is_float32(array, dtype, name)
+        if last != "weight":
+            shape = tuple(array.shape)
+            yield Module(name, shape, part, 0, False, True, is_float32, loaded=not is_tower)
+            continue
+        quantizable = hasattr(owners.get(path), "to_quantized")
+        bias = arrays.get(f"{path}.bias")
         yield Module(
-            path if is_weight else name,
-            _unpacked(array, owners[path]) if is_weight and is_packed else tuple(array.shape),
+            path,
+            _unpacked(array, owners[path]) if is_packed else tuple(array.shape),
             part,
             0 if bias is None else bias.size,
             quantizable,
             _predicate(of.predicate(path, owners[path])) if quantizable else True,
-            _is_float32(array, dtype, name),
+            is_float32,
             loaded=not is_tower,
         )
 
@@ -221,8 +225,8 @@ def _unpacked(words: Any, module: Any) -> tuple[int, ...]:
 def _part(name: str, module: Any, routed: tuple[str, ...]) -> Part:
     by_class = {"Norm": Part.NORM, "Embedding": Part.EMBEDDING}
     kind = type(module).__name__
-    found = (part for word, part in by_class.items() if kind.endswith(word))
-    return next(found, Part.EXPERTS if name.startswith(routed) else part_of(name))
+    result = (part for word, part in by_class.items() if kind.endswith(word))
+    return next(result, Part.EXPERTS if name.startswith(routed) else part_of(name))
 
 
 def _predicate(answer: Any) -> Quantization | bool:
@@ -246,16 +250,16 @@ def _is_routed(module: Any) -> bool:
 def _experts(
     model: Any, root: str, top_k: Mapping[str, int], hidden: int
 ) -> dict[int, MixtureOfExperts]:
-    found: dict[int, MixtureOfExperts] = {}
+    result: dict[int, MixtureOfExperts] = {}
     for path, module in model.named_modules():
         layer, _ = _inside(path, root)
         if layer is None:
             continue
         if _is_routed(module):
-            found[layer] = _stacked(path, module, top_k, hidden)
+            result[layer] = _stacked(path, module, top_k, hidden)
         elif isinstance(listed := module.get(_LISTED), list) and len(listed) > 1:
-            found[layer] = _listed(path, module, listed)
-    return found
+            result[layer] = _listed(path, module, listed)
+    return result
 
 
 def _stacked(path: str, module: Any, top_k: Mapping[str, int], hidden: int) -> MixtureOfExperts:

@@ -203,26 +203,33 @@ def without_borders(
     same = _aliases(borders.values())
     makers = {output: i for i, node in enumerate(nodes) for output in node.outputs}
     inside = _functions(nodes, borders, makers)
-    apart = inside.keys() - _read_outside(nodes, borders, makers, inside)
+    replaced = inside.keys() - _read_outside(nodes, borders, makers, inside)
     # compile replaces a function by its fused nodes and leaves all other nodes alone.
     made = [
-        _renamed(node, same) for i, node in enumerate(nodes) if i not in apart and i not in borders
+        _renamed(node, same)
+        for i, node in enumerate(nodes)
+        if i not in replaced and i not in borders
     ]
-    functions: dict[str, list[Node]] = {}
+    functions: defaultdict[str, list[Node]] = defaultdict(list)
     for index, labels in inside.items():
         for label in labels:
-            functions.setdefault(label, []).append(_renamed(nodes[index], same))
-    results = {
-        node.name.removeprefix(ENDS): [same.get(a, a) for a in node.inputs]
-        for node in borders.values()
-        if node.name.startswith(ENDS)
-    }
+            functions[label].append(_renamed(nodes[index], same))
+    results = _results(borders.values(), same)
     for label, tape in functions.items():
         if label.endswith(ANY_SHAPE):
             tape = broadcast_all(tape, results[label], arrays)
         made += fuse(tape, results[label], arrays)
     ends = [same.get(array, array) for array in outputs]
     return depth_first(makers_of(made), ends), ends
+
+
+def _results(borders: Iterable[Node], same: Mapping[int, int]) -> dict[str, list[int]]:
+    """Return what each compiled call returns, by its label."""
+    return {
+        node.name.removeprefix(ENDS): [same.get(array, array) for array in node.inputs]
+        for node in borders
+        if node.name.startswith(ENDS)
+    }
 
 
 def _aliases(borders: Iterable[Node]) -> dict[int, int]:
@@ -269,7 +276,7 @@ def _read_outside(
 
     Export merges what both do to equal scalars; results of a function pass its border.
     """
-    found: set[int] = set()
+    result: set[int] = set()
     waiting = [
         array
         for i, node in enumerate(nodes)
@@ -278,10 +285,10 @@ def _read_outside(
     ]
     while waiting:
         index = makers.get(waiting.pop())
-        if index is not None and index in inside and index not in found:
-            found.add(index)
+        if index is not None and index in inside and index not in result:
+            result.add(index)
             waiting += nodes[index].inputs
-    return found
+    return result
 
 
 def _renamed(node: Node, same: dict[int, int]) -> Node:

@@ -6,7 +6,7 @@ Sources: mlx/backend/cpu/{matmul,quantized,sort,scan,logsumexp,conv,masked_mm}.c
 from math import prod
 
 from memfit.estimators.trace.layouts import View
-from memfit.estimators.trace.operation import Operation, copied, is_donatable, vector
+from memfit.estimators.trace.operation import Operation, copied, over_any_or_new, vector
 
 _FLOAT32 = 4
 
@@ -52,7 +52,10 @@ def is_rows(source: View) -> bool:
 
 
 def matmul(op: Operation) -> None:
-    """matmul.cpp, check_transpose: an operand that is neither rows nor columns is copied."""
+    """matmul.cpp, check_transpose: an operand that is neither rows nor columns is copied.
+
+    So does cuBLAS (backend/cuda/matmul.cpp).
+    """
     op.allocate(op.outputs[0])
     op.kernels = 1
     # A transposed matrix is read as it is: the product has a flag for it.
@@ -139,11 +142,7 @@ def all_reduce(op: Operation) -> None:
 
     Source of the collectives: mlx backend/cpu/distributed.cpp.
     """
-    source, out = op.inputs[0], op.outputs[0]
-    if source.row and is_donatable(source):
-        op.share(out, source)
-    else:
-        op.allocate(out)
+    over_any_or_new(op, op.inputs, op.outputs[0])
     op.kernels = 1
 
 

@@ -6,9 +6,10 @@ they run are not in it.
 """
 
 from memfit.estimators.base.units import round_up
+from memfit.estimators.trace.cpu_rules import matmul
 from memfit.estimators.trace.layouts import View, row_strides
 from memfit.estimators.trace.metal_rules import sorted_blocks
-from memfit.estimators.trace.operation import Operation, copied, fresh, is_donatable
+from memfit.estimators.trace.operation import Operation, copied, fresh, over_or_new
 
 _FLOAT32 = 4
 # Up to this many queries attention may take the vector kernel, in two passes above these keys.
@@ -20,21 +21,6 @@ _GROUP_BYTES = 16 + 3 * 8 + 3 * 8
 _ALIGNMENT = 256
 # Of each thread of a block, which has half as many where values are wider (N_PER_THREAD).
 _SORTED_AT_ONCE = 8 * 512
-
-
-def matmul(op: Operation) -> None:
-    """A product; cuBLAS takes rows or columns without gaps (check_transpose)."""
-    op.allocate(op.outputs[0])
-    op.kernels = 1
-    for source in op.inputs[:2]:
-        if not _is_product_ready(source):
-            copied(op, source)
-
-
-def _is_product_ready(source: View) -> bool:
-    rows, columns = source.shape[-2:]
-    stride, last = source.strides[-2:]
-    return (last == 1 and stride == columns) or (stride == 1 and last == rows)
 
 
 def gather_matmul(op: Operation) -> None:
@@ -50,13 +36,8 @@ def rope(op: Operation) -> None:
     """Rotary embedding: over its input; until 39886de46 (#3704) only where it is in rows."""
     source, out = op.inputs[0], op.outputs[0]
     op.kernels = 1
-    in_place = source.row or (op.ropes_in_place and len(source.shape) <= 4)
-    if in_place and is_donatable(source):
-        out.copy_layout(source)
-        op.share(out, source)
-    elif in_place:
-        out.copy_layout(source)
-        op.allocate(out, source.data_size * source.itemsize)
+    if source.row or (op.ropes_in_place and len(source.shape) <= 4):
+        over_or_new(op, source, out)
     else:
         op.allocate(out)
 

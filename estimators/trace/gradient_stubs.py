@@ -156,8 +156,8 @@ def resolved(
 
     New arrays are appended to ``arrays``.
     """
-    marks = _Marks(nodes, arrays)
-    made = [found for node in nodes for found in marks.resolve(node)]
+    marks = _GradientMarks(nodes, arrays)
+    made = [each for node in nodes for each in marks.resolve(node)]
     renamed = [
         marks.merged(node._replace(inputs=tuple(map(marks.first, node.inputs)))) for node in made
     ]
@@ -165,7 +165,7 @@ def resolved(
     return depth_first(makers_of(renamed), ends), ends
 
 
-class _Marks:
+class _GradientMarks:
     """The marks of a recording, and what they stand for."""
 
     def __init__(self, nodes: Sequence[Node], arrays: list[Array]) -> None:

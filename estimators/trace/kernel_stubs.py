@@ -144,8 +144,8 @@ def recording_stubs(target: TraceTarget) -> dict[str, Any]:
     return stubs | {
         # One kernel on a GPU, many operations in the fallback that a build without one exports.
         "dequantize": _as_one_node("Quantize", mx.dequantize),
-        "fast.rms_norm": _rms_norm(mx.fast.rms_norm),
-        "fast.layer_norm": _layer_norm(mx.fast.layer_norm),
+        "fast.rms_norm": _as_one_node("RMSNorm", mx.fast.rms_norm, casts=True),
+        "fast.layer_norm": _as_one_node("LayerNorm", mx.fast.layer_norm, casts=True),
         "fast.rope": _rope(mx.fast.rope),
         "fast.scaled_dot_product_attention": _attention(
             mx.fast.scaled_dot_product_attention, target
@@ -206,8 +206,13 @@ def kernel_name(exported: str) -> str:
     return exported.removeprefix("custom_kernel_").split(_NAME_ENDS)[0]
 
 
-def _as_one_node(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operation as one node: MLX cannot export it, or has no kernel for it here."""
+def _as_one_node(
+    name: str, original: Callable[..., Any], *, casts: bool = False
+) -> Callable[..., Any]:
+    """Return an operation as one node: MLX cannot export it, or has no kernel for it here.
+
+    Of some fast.cpp ``casts`` the inputs to the type of the result before the kernel.
+    """
 
     def one(*args: Any, **settings: Any) -> Any:
         import mlx.core as mx
@@ -215,7 +220,9 @@ def _as_one_node(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         values = (*args, *settings.values())
         arrays = [value for value in values if isinstance(value, mx.array)]
         # The original gives shape and type. Its own nodes lead to no result, so none is exported.
-        return one_node(name, arrays, [original(*args, **settings)])[0]
+        out = original(*args, **settings)
+        inputs = [array.astype(out.dtype) for array in arrays] if casts else arrays
+        return one_node(name, inputs, [out])[0]
 
     return one
 
@@ -272,25 +279,6 @@ def _dequantize(original: Callable[..., Any], from_fp8: Callable[..., Any]) -> C
         return (values.reshape(-1, group) * factors).reshape(out.shape)
 
     return dequantize
-
-
-def _rms_norm(original: Callable[..., Any]) -> Callable[..., Any]:
-    def rms_norm(x: Any, weight: Any, eps: float, **stream: Any) -> Any:
-        out = original(x, weight, eps, **stream)
-        # fast.cpp casts inputs to the type of the result before the kernel.
-        inputs = [x] if weight is None else [x, weight]
-        return one_node("RMSNorm", [array.astype(out.dtype) for array in inputs], [out])[0]
-
-    return rms_norm
-
-
-def _layer_norm(original: Callable[..., Any]) -> Callable[..., Any]:
-    def layer_norm(x: Any, weight: Any, bias: Any, eps: float, **stream: Any) -> Any:
-        out = original(x, weight, bias, eps, **stream)
-        inputs = [array for array in (x, weight, bias) if array is not None]
-        return one_node("LayerNorm", [array.astype(out.dtype) for array in inputs], [out])[0]
-
-    return layer_norm
 
 
 def _rope(original: Callable[..., Any]) -> Callable[..., Any]:

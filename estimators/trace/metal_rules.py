@@ -17,7 +17,7 @@ from memfit.estimators.trace.operation import (
     Operation,
     copied,
     fresh,
-    is_donatable,
+    over_any_or_new,
     over_or_new,
     vector,
 )
@@ -56,11 +56,7 @@ def norm_gradient(op: Operation) -> None:
     for array in (source, cotangent):
         if not array.row:
             copied(op, array)
-    donor = next((x for x in (source, cotangent) if x.row and is_donatable(x)), None)
-    if donor:
-        op.share(out, donor)
-    else:
-        op.allocate(out)
+    over_any_or_new(op, (source, cotangent), out)
     if sums:
         op.temporary(out.size, out.itemsize)
     for each in sums:
@@ -69,12 +65,8 @@ def norm_gradient(op: Operation) -> None:
 
 def rope(op: Operation) -> None:
     """Rotary embedding: over its input when rows follow one another, else in a new array."""
-    source, out = op.inputs[0], op.outputs[0]
+    over_any_or_new(op, op.inputs[:1], op.outputs[0])
     op.kernels = 1
-    if source.row and is_donatable(source):
-        op.share(out, source)
-    else:
-        op.allocate(out)
 
 
 def attention(op: Operation) -> None:
@@ -91,10 +83,7 @@ def attention(op: Operation) -> None:
             copied(op, source)
     # sdpa_vector writes over the queries when it may.
     if query.shape[2] <= VECTOR_QUERIES:
-        if query.row and is_donatable(query):
-            op.share(out, query)
-        else:
-            op.allocate(out)
+        over_any_or_new(op, [query], out)
         _partial_results(op)
         return
     _, heads, tokens, width = out.shape

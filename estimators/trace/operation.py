@@ -1,6 +1,6 @@
 """One primitive being evaluated: its arrays, and the buffers that its rule gives the outputs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from memfit.estimators.mlx.kernels import SplitProducts, VectorAttention
@@ -106,6 +106,15 @@ def over_or_new(op: Operation, source: View, out: View) -> None:
         op.share(out, source)
     else:
         op.allocate(out, source.data_size * source.itemsize)
+
+
+def over_any_or_new(op: Operation, sources: Iterable[View], out: View) -> None:
+    """Write over the first input in rows that no other holds, or into a new array of rows."""
+    donor = next((x for x in sources if x.row and is_donatable(x)), None)
+    if donor:
+        op.share(out, donor)
+    else:
+        op.allocate(out)
 
 
 def fresh(op: Operation) -> None:

@@ -153,16 +153,8 @@ def _binary_output(op: Operation, a: View, b: View, out: View) -> None:
         # MLX tries to write over the first operand before the second.
         vector(op, b if is_donatable(b, out) and not is_donatable(a, out) else a, out)
     else:
-        _write_over(op, (a, b), out)
-
-
-def _write_over(op: Operation, sources: tuple[View, ...], out: View) -> None:
-    for source in sources:
         # An operand that is broadcast is too small to be written over.
-        if source.row and source.size == out.size and is_donatable(source, out):
-            op.share(out, source)
-            return
-    op.allocate(out)
+        _write_over(op, tuple(x for x in (a, b) if x.size == out.size), out)
 
 
 def select(op: Operation) -> None:
@@ -184,10 +176,10 @@ def select(op: Operation) -> None:
         else:
             op.allocate(out, b.data_size * out.itemsize)
         return
-    _write_over_any(op, (a, b, c), out)
+    _write_over(op, (a, b, c), out)
 
 
-def _write_over_any(op: Operation, sources: tuple[View, ...], out: View) -> None:
+def _write_over(op: Operation, sources: tuple[View, ...], out: View) -> None:
     donor = next((x for x in sources if x.row and is_donatable(x, out)), None)
     if donor:
         op.share(out, donor)

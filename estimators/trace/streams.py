@@ -66,7 +66,7 @@ class _Touched:
             touched.clear()
         # set_output_array calls set_input_array, so outputs count too.
         for view in (*op.inputs, *op.outputs):
-            # A scalar that mx.compile broadcasts inside a kernel is no array of the device.
+            # A scalar that mx.compile broadcasts inside a kernel is not an array of the device.
             if view.buffer is not None and id(view.buffer) not in touched:
                 touched.add(id(view.buffer))
                 fresh += view.data_size

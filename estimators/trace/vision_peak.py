@@ -17,7 +17,7 @@ from memfit.estimators.trace.layouts import View
 from memfit.estimators.trace.peak import RunPeak, run_peak
 from memfit.estimators.trace.replay import CallPeak, CallReplay, call_peak, drop_user, view_of
 from memfit.estimators.trace.schedule import evaluation_order
-from memfit.estimators.trace.vision_recorder import Cut, VisionRun
+from memfit.estimators.trace.vision_recorder import RunStep, VisionRun
 
 VisionPart = Literal["vision", "prefill", "decode"]
 
@@ -59,7 +59,7 @@ class _VisionReplay(CallReplay):
             if cut.kind == "eval":
                 self._stream.drain(self._memory)
 
-    def _evaluated(self, cut: Cut) -> CallPeak[VisionPart]:
+    def _evaluated(self, cut: RunStep) -> CallPeak[VisionPart]:
         memory, views = self._memory, self._views
         nodes = self._needed(cut.evaluated)
         call = replace(

@@ -55,7 +55,7 @@ _OWN = {"_generate_module_override": lambda _, own: own}
 Kind = Literal["eval", "async_eval", "clear_cache"]
 
 
-class Cut(NamedTuple):
+class RunStep(NamedTuple):
     """One evaluation of a run, or the return of freed buffers."""
 
     kind: Kind
@@ -69,7 +69,7 @@ class VisionRun(NamedTuple):
 
     call: Call
     """All nodes; ``held`` are the embeddings with the features of the images."""
-    cuts: tuple[Cut, ...]
+    cuts: tuple[RunStep, ...]
     decodes: int
     """The position of the first cut that belongs to decoding."""
 
@@ -83,7 +83,7 @@ class _NoDraft(Silent):
         return output
 
 
-class _OpenCut(NamedTuple):
+class _OpenStep(NamedTuple):
     kind: Kind
     evaluated: list[Any]
     held: list[Any]
@@ -104,7 +104,7 @@ def record_vision(
     Raises:
         GraphError: when the class computes something from values that a trace does not have.
     """
-    recorder = _Recorder(model, plan, workload, target, caches)
+    recorder = _RunRecorder(model, plan, workload, target, caches)
     leaves = [leaf for leaf in modules.leaves() if not _is_value(leaf)]
     recorder.weights = lambda: {id(leaf.owner[leaf.key]) for leaf in leaves}
     try:
@@ -122,7 +122,7 @@ def record_vision(
         held=embedded,
     )
     pairs = zip(recorder.cuts, groups[::2], groups[1::2], strict=True)
-    cuts = tuple(Cut(cut.kind, ends, tuple(dict.fromkeys(held))) for cut, ends, held in pairs)
+    cuts = tuple(RunStep(cut.kind, ends, tuple(dict.fromkeys(held))) for cut, ends, held in pairs)
     return VisionRun(unmerged(call), cuts, recorder.decodes)
 
 
@@ -139,7 +139,7 @@ def _is_value(leaf: Leaf) -> bool:
     return True
 
 
-class _Recorder:
+class _RunRecorder:
     """One call of mlx-vlm's generate_step, or of its loop that denoises a canvas."""
 
     weights: Callable[[], set[int]]
@@ -166,7 +166,7 @@ class _Recorder:
         self.given = inputs(model, plan, workload)
         features = sum(image.feature_count - image.added for image in plan.images)
         self._features = features * workload.batch
-        self.cuts: list[_OpenCut] = []
+        self.cuts: list[_OpenStep] = []
         self.decodes = self._tokens = 0
         self.counts: list[int] = []
         self._embedded: list[Any] = []
@@ -240,11 +240,11 @@ class _Recorder:
     def _hook(self, kind: Kind) -> Callable[..., None]:
         def cut(*trees: Any) -> None:
             if kind == "clear_cache":
-                self.cuts.append(_OpenCut(kind, [], []))
+                self.cuts.append(_OpenStep(kind, [], []))
                 return
             self._sampled.update(map(id, _arrays(trees)))
             held = [self.given, _variables(sys._getframe(1), self._step.__code__)]
-            self.cuts.append(_OpenCut(kind, self._now(trees), self._now(held)))
+            self.cuts.append(_OpenStep(kind, self._now(trees), self._now(held)))
 
         return cut
 
@@ -412,8 +412,8 @@ def inputs(model: Any, plan: ImagePlan, workload: Workload) -> dict[str, Any]:
         "attention_mask": mx.ones((rows, len(ids)), mx.int32),
     }
     for name in dict.fromkeys(array.name for array in plan.arrays):
-        found = [_input(array, plan) for array in plan.arrays if array.name == name]
-        given[name] = found[0] if len(found) == 1 else found
+        result = [_input(array, plan) for array in plan.arrays if array.name == name]
+        given[name] = result[0] if len(result) == 1 else result
     if model.config.model_type == "diffusion_gemma":
         # By it an image attends to all of itself.
         given["mm_token_type_ids"] = (given["input_ids"] == _token(model, "image")).astype(mx.int32)
@@ -487,27 +487,27 @@ def _split(outputs: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...
 def _with_roles(arrays: Sequence[Array], given: Mapping[str, Any]) -> tuple[Array, ...]:
     """Mark what the run was given: it is there as long as the run."""
     shapes = [tuple(array.shape) for array in _arrays(given)]
-    found = []
+    result = []
     for array in arrays:
         if array.role == "constant" and not array.name and array.shape in shapes:
             shapes.remove(array.shape)
-            found.append(array._replace(role="tokens"))
+            result.append(array._replace(role="tokens"))
         else:
-            found.append(array)
-    return tuple(found)
+            result.append(array)
+    return tuple(result)
 
 
 def _variables(frame: Any, code: Any) -> list[dict[str, Any]]:
     """Return the variables of a running function, and of all that it has called."""
-    found = []
+    result = []
     while frame is not None:
         # The recorder's own frames are not there in a run.
         if frame.f_globals is not globals():
-            found.append(dict(frame.f_locals))
+            result.append(dict(frame.f_locals))
         if frame.f_code is code:
             break
         frame = frame.f_back
-    return found
+    return result
 
 
 def _arrays(tree: Any) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """The moments of one run that can be its largest, with the bytes of each."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -132,14 +132,13 @@ class RunMoments:
         """Return what a call holds; the same for every workload that makes it."""
         key = (_key(call), decoding, has_head)
         kept: dict[Hashable, _Followed] = self._prepared.followed
-        found = kept.get(key)
-        if found is None:
-            found = kept[key] = self._follow(call, decoding=decoding, has_head=has_head)
-        return found
+        result = kept.get(key)
+        if result is None:
+            result = kept[key] = self._follow(call, decoding=decoding, has_head=has_head)
+        return result
 
     def _follow(self, call: CallShape, *, decoding: bool, has_head: bool) -> _Followed:
         prepared = self._prepared
-        hidden = prepared.model.hidden_size
         # Without logits no more is evaluated than the caches need.
         order = prepared.order if has_head else prepared.order[: prepared.caching]
         last = None if has_head else order[-1]
@@ -149,16 +148,7 @@ class RunMoments:
             for number in range(len(prepared.plans))
         ]
         programs = [each[0] for each in recorded]
-        used = [programs[number] for number in set(order)]
-        # A token without new buffers or partial results holds next to nothing in a layer.
-        in_two_passes = prepared.traits.vector_attention.may_take_two_passes
-        allocates = not decoding or any(
-            own.after != own.before or in_two_passes(own.keys) for own in call.occupancy.values()
-        )
-        window = layers_in_flight(used, prepared.limits) if allocates else LEAST_SIMULATED
-        # A graph of CUDA has more than a layer: where one begins depends on all layers before.
-        if prepared.traits.backend == "cuda":
-            window = len(order)
+        window = self._window(call, order, programs, decoding=decoding)
         sequence = [order[index] for index in simulated_layers(order, window)]
         simulated = Counter(sequence)
         followed = [programs[number] for number in sequence]
@@ -166,29 +156,49 @@ class RunMoments:
             # mx.eval gets the caches alone, so the last layer makes no output (generate_step).
             followed[-1] = recorded[last][-1]
         if has_head:
-            vocabulary = prepared.model.vocab_size
-            sampled = call.rows if decoding else call.batch
-            head = head_program(vocabulary, prepared.head_touched, call, hidden, sampled)
-            followed.append(head)
+            model, sampled = prepared.model, call.rows if decoding else call.batch
+            followed.append(
+                head_program(
+                    model.vocab_size, prepared.head_touched, call, model.hidden_size, sampled
+                )
+            )
         steps = [program.steps for program in followed]
         # MLX runs what only the next call needs after the last layer; the first step of a batch
         # evaluates its tokens alone (GenerationBatch._step), and the next makes it in its turn.
         if not call.copies_states:
             steps += [programs[number].deferred for number in order]
-        # Layers that are not followed hold what their deferred steps will read.
-        deferred_bytes = sum(
-            (count - simulated[number]) * programs[number].deferred_bytes
-            for number, count in prepared.layers.items()
-        )
-        absent_bytes = sum(
-            simulated[number] * programs[number].absent_bytes
-            + count * programs[number].deferred_absent_bytes
-            for number, count in prepared.layers.items()
-        )
         return _Followed(
             simulated,
-            deferred_bytes + transient_peak(steps, prepared.limits) - absent_bytes,
+            self._waiting_bytes(programs, simulated) + transient_peak(steps, prepared.limits),
             max((program.largest, program.largest_name) for program in followed),
+        )
+
+    def _window(
+        self, call: CallShape, order: Sequence[int], programs: Sequence[Program], *, decoding: bool
+    ) -> int:
+        """Return how many layers are followed up to the last of each kind."""
+        prepared = self._prepared
+        # A graph of CUDA has more than a layer: where one begins depends on all layers before.
+        if prepared.traits.backend == "cuda":
+            return len(order)
+        # A token without new buffers or partial results holds next to nothing in a layer.
+        in_two_passes = prepared.traits.vector_attention.may_take_two_passes
+        allocates = not decoding or any(
+            own.after != own.before or in_two_passes(own.keys) for own in call.occupancy.values()
+        )
+        used = [programs[number] for number in set(order)]
+        return layers_in_flight(used, prepared.limits) if allocates else LEAST_SIMULATED
+
+    def _waiting_bytes(self, programs: Sequence[Program], simulated: Counter[int]) -> int:
+        """Return what layers hold for the deferred steps, less the states that are not there yet.
+
+        Layers that are not followed hold what their deferred steps will read.
+        """
+        return sum(
+            (count - simulated[number]) * programs[number].deferred_bytes
+            - simulated[number] * programs[number].absent_bytes
+            - count * programs[number].deferred_absent_bytes
+            for number, count in self._prepared.layers.items()
         )
 
     def _recorded(
@@ -203,15 +213,15 @@ class RunMoments:
         own = {buffer: call.occupancy[buffer] for each in buffers for buffer in each}
         key = (number, ends, others, tuple(own.items()))
         kept: dict[Hashable, tuple[Program, ...]] = prepared.recorded
-        found = kept.pop(key, None)
-        if found is None:
+        result = kept.pop(key, None)
+        if result is None:
             call = replace(call, occupancy=own)
             layer = record_layer(prepared.plans[number], call, prepared.model.hidden_size, buffers)
-            found = (layer.program(), *([layer.program(state_only=True)] if ends else []))
-        kept[key] = found
+            result = (layer.program(), *([layer.program(state_only=True)] if ends else []))
+        kept[key] = result
         if len(kept) > _KEPT_LAYERS:
             del kept[next(iter(kept))]
-        return found
+        return result
 
     def _shape(self, planned: PlannedCall, *, decoding: bool) -> CallShape:
         workload, position = self._workload, planned.position

@@ -4,7 +4,7 @@ That is for each layer its matrices as operations need them: how wide, and how m
 touches.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -102,33 +102,41 @@ def plan_layer(
     layer: Layer, prefix: str, packing: QuantizationPlan | None, *, own_width: int = 0
 ) -> LayerPlan:
     """Return the plan of a layer with its modules under ``prefix``."""
-    matrices: dict[Part, list[tuple[Module, Projection]]] = {}
-    for module in layer.modules:
-        if module.loaded and len(module.shape) > 1 and module.quantizable:
-            projection = _projection(prefix, module, packing)
-            matrices.setdefault(module.part, []).append((module, projection))
+    matrices = _matrices(layer, prefix, packing)
+
+    def of(part: Part) -> tuple[Projection, ...]:
+        return tuple(projection for _, projection in matrices[part])
+
     # Norms inside a mixer, such as q_norm, have a dotted path and are not counted.
     hidden_norms = sum(m.part is Part.NORM and m.path.count(".") == 0 for m in layer.modules)
-    mlp = [p for _, p in matrices.get(Part.MLP, [])]
     # A single output is the gate of a shared expert (mlx-lm qwen2_moe.py, shared_expert_gate).
-    shared = [p for _, p in matrices.get(Part.SHARED_EXPERTS, []) if p.outputs > 1]
+    shared = tuple(p for p in of(Part.SHARED_EXPERTS) if p.outputs > 1)
     is_latent = bool(layer.experts and layer.experts.latent_dim)
-    router = matrices.get(Part.ROUTER, [])
-    others = [p for _, p in matrices.get(Part.OTHER, [])]
     return LayerPlan(
-        mixers=_mixers(layer, matrices.get(Part.ATTENTION, [])),
+        mixers=_mixers(layer, matrices[Part.ATTENTION]),
         feed_forward=layer.feed_forward,
-        dense=tuple(shared if is_latent else mlp or shared),
-        experts=tuple(p for _, p in matrices.get(Part.EXPERTS, [])),
-        latent=tuple(mlp if is_latent else ()),
-        router=router[0][1] if router else None,
+        dense=shared if is_latent else of(Part.MLP) or shared,
+        experts=of(Part.EXPERTS),
+        latent=of(Part.MLP) if is_latent else (),
+        router=next(iter(of(Part.ROUTER)), None),
         norms=hidden_norms,
         norms_after=layer.norms_after,
         streams=layer.streams,
-        own_input=tuple(p for p in others if p.name.startswith("per_layer_")),
+        own_input=tuple(p for p in of(Part.OTHER) if p.name.startswith("per_layer_")),
         own_width=own_width,
-        residual=tuple(p for p in others if p.name.startswith("linear_")),
+        residual=tuple(p for p in of(Part.OTHER) if p.name.startswith("linear_")),
     )
+
+
+def _matrices(
+    layer: Layer, prefix: str, packing: QuantizationPlan | None
+) -> defaultdict[Part, list[tuple[Module, Projection]]]:
+    """Return the matrices that a layer multiplies with, by the part that they belong to."""
+    matrices: defaultdict[Part, list[tuple[Module, Projection]]] = defaultdict(list)
+    for module in layer.modules:
+        if module.loaded and len(module.shape) > 1 and module.quantizable:
+            matrices[module.part].append((module, _projection(prefix, module, packing)))
+    return matrices
 
 
 def touched_elements(module: Module, quantization: Quantization | None) -> int:

@@ -7,13 +7,18 @@ from memfit.estimators.arch.specs import GatedDelta, Recurrent, Scan
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.call import CallShape
-from memfit.estimators.workspace.mamba2 import record_mamba2
 from memfit.estimators.workspace.mx_fast import norm
 from memfit.estimators.workspace.prepared import MixerPlan
 from memfit.estimators.workspace.projections import project, project_each
-from memfit.estimators.workspace.recurrent_steps import convolve, kept, looped, token_loop
-from memfit.estimators.workspace.rg_lru import record_rg_lru
-from memfit.estimators.workspace.rwkv import record_wkv
+from memfit.estimators.workspace.recurrent_steps import (
+    convolve,
+    kept,
+    looped,
+    record_mamba2,
+    record_rg_lru,
+    record_wkv,
+    token_loop,
+)
 from memfit.estimators.workspace.tape import Tape
 
 _FLOAT32 = 4

@@ -28,7 +28,7 @@ from memfit.estimators.base.images import ImageSize
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.arrivals import Request
+from memfit.estimators.mlx.arrivals import ServedRequest
 from memfit.estimators.plans.train.plan import plan_train
 from memfit.estimators.plans.train.question import TrainQuestion
 from memfit.estimators.questions.model import Draft
@@ -170,7 +170,9 @@ def check(command: str, action: Action, question: Question, directory: Path) -> 
         server = action.server
         assert printed == (server.context_needed_bytes if longer else server.needed_bytes)
         kept = server.settings.prompt_cache_size
-        peak = served(command, Request(run.prompt_tokens, run.max_tokens), clients, kept, directory)
+        peak = served(
+            command, ServedRequest(run.prompt_tokens, run.max_tokens), clients, kept, directory
+        )
     assert peak <= printed + error
     assert printed <= question.megabytes * MEGABYTE
 
@@ -206,7 +208,7 @@ def started(command: str, directory: Path, **pipes: Any) -> Iterator["subprocess
             process.kill()
 
 
-def served(command: str, request: Request, clients: int, kept: int, directory: Path) -> int:
+def served(command: str, request: ServedRequest, clients: int, kept: int, directory: Path) -> int:
     """Return the peak bytes of a server with one more request than it keeps, and a conversation."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

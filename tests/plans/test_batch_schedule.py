@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 from memfit.estimators.arch.caches import STEP
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import round_up
-from memfit.estimators.mlx.arrivals import AtCalls, AtTimes, ClosedLoop, Request
-from memfit.estimators.mlx.batch_schedule import BatchSchedule, Moment
+from memfit.estimators.mlx.arrivals import AtTimes, ClosedLoop, ServedRequest
+from memfit.estimators.mlx.batch_schedule import BatchSchedule, ScheduleMoment
+from tests.plans.at_calls import AtCalls
 
-REQUESTS = st.lists(st.builds(Request, st.integers(1, 3000), st.integers(1, 90)), min_size=1)
+REQUESTS = st.lists(st.builds(ServedRequest, st.integers(1, 3000), st.integers(1, 90)), min_size=1)
 SETTINGS = st.builds(
     ServerSettings,
     prefill_step=st.sampled_from([1024, 2048]),
@@ -23,7 +24,7 @@ NAMED_BUFFERS = 7
 
 @given(REQUESTS, SETTINGS, st.integers(1, 9), st.integers(1, 4))
 def test_every_buffer_has_room_for_its_requests(
-    requests: list[Request], settings: ServerSettings, clients: int, group: int
+    requests: list[ServedRequest], settings: ServerSettings, clients: int, group: int
 ) -> None:
     arrivals = ClosedLoop(clients, group=group)
     schedule = BatchSchedule(requests, settings, arrivals, windows=(300, 1200))
@@ -49,7 +50,9 @@ def test_every_buffer_has_room_for_its_requests(
 
 
 @given(REQUESTS, st.integers(1, 3))
-def test_with_room_for_every_client_no_request_waits(requests: list[Request], clients: int) -> None:
+def test_with_room_for_every_client_no_request_waits(
+    requests: list[ServedRequest], clients: int
+) -> None:
     settings = ServerSettings(prompt_concurrency=clients, decode_concurrency=clients)
     schedule = BatchSchedule(requests, settings, ClosedLoop(clients))
     assert list(schedule.moments())
@@ -57,49 +60,49 @@ def test_with_room_for_every_client_no_request_waits(requests: list[Request], cl
 
 
 def moments_of(
-    requests: list[Request], arrivals: ClosedLoop | AtCalls | AtTimes, kept: int
-) -> list[Moment]:
+    requests: list[ServedRequest], arrivals: ClosedLoop | AtCalls | AtTimes, kept: int
+) -> list[ScheduleMoment]:
     settings = ServerSettings(prefill_step=512, prompt_cache_size=kept)
     return list(BatchSchedule(requests, settings, arrivals).moments())
 
 
 def test_one_request_runs_through_its_chunks() -> None:
-    moments = moments_of([Request(1200, 3)], ClosedLoop(1), 1)
+    moments = moments_of([ServedRequest(1200, 3)], ClosedLoop(1), 1)
     assert [m.prefilled.index for m in moments if m.prefilled] == [512, 1024, 1199]
     # 1,199 tokens and four more in steps of 256; the prefix of the prompt stays in a variable.
     assert [(each.rows, each.capacity) for each in moments[-1].buffers] == [(1, 1280), (1, 1280)]
 
 
 def test_a_row_that_stays_keeps_every_token_it_has() -> None:
-    moments = moments_of([Request(100, 2), Request(100, 9)], ClosedLoop(2), 0)
+    moments = moments_of([ServedRequest(100, 2), ServedRequest(100, 9)], ClosedLoop(2), 0)
     # The prompt's last token, and nine more.
     assert max(each.index for moment in moments for each in moment.buffers) == 109
 
 
 def test_a_request_that_arrives_drops_the_last_prefix() -> None:
-    stays = moments_of([Request(600, 2)], AtCalls([0]), 0)
-    dropped = moments_of([Request(600, 2), Request(1, 1)], AtCalls([0, 2]), 0)
+    stays = moments_of([ServedRequest(600, 2)], AtCalls([0]), 0)
+    dropped = moments_of([ServedRequest(600, 2), ServedRequest(1, 1)], AtCalls([0, 2]), 0)
     prefix = [(each.rows, each.index) for each in stays[-1].buffers]
     assert (1, 599) in prefix
     assert all(each.index != 599 for each in dropped[-1].buffers)
 
 
 def test_a_join_has_its_parts_beside_it() -> None:
-    moments = moments_of([Request(300, 50), Request(300, 5)], AtCalls([0, 3]), 0)
+    moments = moments_of([ServedRequest(300, 50), ServedRequest(300, 5)], AtCalls([0, 3]), 0)
     rows = max(sum(each.rows for each in moment.buffers) for moment in moments)
     # A row of each part, the joined two, and the last prefix.
     assert rows >= 5
 
 
 def test_the_batch_of_a_reply_that_ended_outlives_a_pause() -> None:
-    moments = moments_of([Request(300, 2), Request(300, 2)], AtCalls([0, 99]), 0)
+    moments = moments_of([ServedRequest(300, 2), ServedRequest(300, 2)], AtCalls([0, 99]), 0)
     first = [moment for moment in moments if moment.prefilled][1]
     assert [(each.rows, each.index) for each in first.buffers] == [(1, 302)]
 
 
 def test_a_hit_leaves_one_row_of_its_entry() -> None:
-    first = [Request(300, 2), Request(300, 2)]
-    follows = Request(400, 2, continues=0, cached_tokens=302)
+    first = [ServedRequest(300, 2), ServedRequest(300, 2)]
+    follows = ServedRequest(400, 2, continues=0, cached_tokens=302)
     moments = moments_of([*first, follows], ClosedLoop(2, group=2), 9)
     assert max(each.rows for each in moments[-1].buffers) == 2
     chunk = [moment for moment in moments if moment.prefilled][-1]
@@ -108,7 +111,7 @@ def test_a_hit_leaves_one_row_of_its_entry() -> None:
 
 
 def test_recorded_times_say_who_runs_together() -> None:
-    requests = [Request(300, 40), Request(300, 40)]
+    requests = [ServedRequest(300, 40), ServedRequest(300, 40)]
     together = moments_of(requests, AtTimes(requests, [(0.0, 9.0), (1.0, 9.5)]), 0)
     apart = moments_of(requests, AtTimes(requests, [(0.0, 9.0), (10.0, 19.0)]), 0)
     assert max(moment.running for moment in together) == 2

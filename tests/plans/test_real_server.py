@@ -19,7 +19,7 @@ import pytest
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.host import detect_host
-from memfit.estimators.mlx.arrivals import AtCalls, Request
+from memfit.estimators.mlx.arrivals import ServedRequest
 from memfit.estimators.plans.server.plan import plan_server
 from memfit.estimators.plans.server.simulation import simulated
 from memfit.estimators.results.server import ServerMoment, ServerPlan
@@ -28,6 +28,7 @@ from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.server_bound import ServerBound, ServerMemory
 from memfit.estimators.sizing.sized_model import SizedModel
 from tests.checkpoints import VOCABULARY, save_tokenizer, save_weights
+from tests.plans.at_calls import AtCalls
 
 mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
@@ -153,11 +154,11 @@ class Server:
         active, peak, queued, _ = self._ask(line)
         return active, peak, queued
 
-    def taken(self) -> list[tuple[Request, int]]:
+    def taken(self) -> list[tuple[ServedRequest, int]]:
         """The requests in their order, and how many calls had work before each."""
         *_, found = self._ask("")
         return [
-            (Request(prompt, reply, of_request, used if of_request is not None else 0), calls)
+            (ServedRequest(prompt, reply, of_request, used if of_request is not None else 0), calls)
             for prompt, reply, calls, of_request, used in found
         ]
 
@@ -176,13 +177,13 @@ class Server:
             before, found = found, self.memory()
         return found
 
-    def complete(self, request: tuple[int, int], seed: int) -> Request:
+    def complete(self, request: tuple[int, int], seed: int) -> ServedRequest:
         """Send a prompt of random digits, one token each; return what the server counted."""
         length, generated = request
         digits = random.Random(seed).choices("0123456789", k=length)
         return self._post("completions", {"prompt": "".join(digits)}, generated)
 
-    def send(self, request: tuple[int, int], number: int, *, chats: bool) -> Request:
+    def send(self, request: tuple[int, int], number: int, *, chats: bool) -> ServedRequest:
         """Send a prompt that begins as no other does, or one turn with a system prompt."""
         length, generated = request
         digits = "".join(random.Random(number).choices("0123456789", k=length))
@@ -193,7 +194,7 @@ class Server:
         messages = [{"role": role, "content": text} for role, text in parts.items()]
         return self._post("chat/completions", {"messages": messages}, generated)
 
-    def _post(self, path: str, body: dict[str, Any], generated: int) -> Request:
+    def _post(self, path: str, body: dict[str, Any], generated: int) -> ServedRequest:
         # No end before max_tokens.
         body = {**body, "max_tokens": generated, "logit_bias": {"1": -100}}
         post = urllib.request.Request(
@@ -203,7 +204,7 @@ class Server:
         )
         with urllib.request.urlopen(post, timeout=PATIENCE_SECONDS) as response:
             used: dict[str, Any] = json.load(response)["usage"]
-        return Request(used["prompt_tokens"], used["completion_tokens"])
+        return ServedRequest(used["prompt_tokens"], used["completion_tokens"])
 
 
 @contextmanager
@@ -246,7 +247,7 @@ def measured(
     settings: ServerSettings,
     requests: tuple[tuple[int, int], ...],
     kv_bits: int | None,
-) -> tuple[int, int, tuple[Request, ...]]:
+) -> tuple[int, int, tuple[ServedRequest, ...]]:
     """Return idle and peak bytes, and the requests as the server saw them."""
     with served(model, settings, kv_bits) as server, ThreadPoolExecutor(len(requests)) as clients:
         sent = []
@@ -263,7 +264,7 @@ def measured(
 def planned(
     model: Path,
     settings: ServerSettings,
-    requests: tuple[Request, ...],
+    requests: tuple[ServedRequest, ...],
     kv_bits: int | None,
     method: MethodSetting = "formula",
 ) -> ServerPlan:
@@ -376,7 +377,7 @@ def lengths_of(kind: str, count: int) -> list[tuple[int, int]]:
     return list(zip(prompts, replies[kind], strict=True))
 
 
-def driven(model: Path, run: Run) -> tuple[int, int, list[tuple[Request, int]]]:
+def driven(model: Path, run: Run) -> tuple[int, int, list[tuple[ServedRequest, int]]]:
     """Return idle and peak bytes, and the requests, of which most arrive while others run."""
     count = 3 * run.clients + run.settings.prompt_cache_size
     work: queue.Queue[tuple[int, tuple[int, int]]] = queue.Queue()

@@ -9,11 +9,12 @@ import pytest
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.host import detect_host
-from memfit.estimators.mlx.arrivals import AtCalls, Request
+from memfit.estimators.mlx.arrivals import ServedRequest
 from memfit.estimators.plans.server.simulation import simulated
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.server_bound import ServerBound, ServerMemory
 from memfit.estimators.sizing.sized_model import SizedModel
+from tests.plans.at_calls import AtCalls
 
 RUNS = json.loads(Path(__file__).with_name("server_runs.json").read_text())["runs"]
 LLAMA = {
@@ -57,7 +58,8 @@ def test_a_replay_is_near_the_real_peak_and_the_bound_above_it(
 ) -> None:
     model, settings = sized(tmp_path, run["model"]), settings_of(run)
     requests = [
-        Request(prompt, reply, *(hit or (None, 0))) for prompt, reply, _, *hit in run["requests"]
+        ServedRequest(prompt, reply, *(hit or (None, 0)))
+        for prompt, reply, _, *hit in run["requests"]
     ]
     calls = [each[2] for each in run["requests"]]
     replay = simulated(

@@ -6,10 +6,10 @@ import pytest
 
 from memfit.estimators.machine.device import ANY_CPU, ANY_MAC
 from memfit.estimators.trace.dequantised_cache import (
-    Packing,
+    StoredFormat,
     StoredRows,
-    cpu_graph,
     dequantised_peak,
+    dequantising_graph,
 )
 from memfit.estimators.trace.leaves import Leaf
 from memfit.estimators.trace.recording import record_call
@@ -39,7 +39,7 @@ def test_the_operations_are_those_of_mlx_on_a_cpu(bits: int) -> None:
             return [mx.dequantize(*given.values(), group_size=64, bits=bits)]
 
     recorded = record_call(run, leaves)
-    own = cpu_graph([STORED], Packing(bits, 64, "BF16"))
+    own = dequantising_graph([STORED], StoredFormat(bits, 64, "BF16"), "cpu")
     # MLX merges equal operations when it exports a graph, so that they are counted once here.
     assert {(node.name, recorded.arrays[node.outputs[0]].nbytes) for node in recorded.nodes} == {
         (node.name, own.arrays[node.outputs[0]].nbytes) for node in own.nodes
@@ -63,12 +63,12 @@ def test_a_real_evaluation_stays_within_the_bound(bits: int, count: int) -> None
             mx.eval(made)
         measured = max(measured, mx.get_peak_memory() - before)
         del made
-    bound = dequantised_peak([STORED] * count, Packing(bits, 64, "BF16"), ANY_CPU)
+    bound = dequantised_peak([STORED] * count, StoredFormat(bits, 64, "BF16"), ANY_CPU)
     assert measured <= bound
     # Each value is an integer of four bytes first, once as a part and once joined.
     assert min(measured, bound) >= (count + 2) * PLAIN_BYTES
 
 
 def test_a_gpu_makes_only_the_values() -> None:
-    assert dequantised_peak([STORED] * 4, Packing(4, 64, "BF16"), ANY_MAC) == 4 * PLAIN_BYTES
-    assert dequantised_peak([], Packing(4, 64, "BF16"), ANY_CPU) == 0
+    assert dequantised_peak([STORED] * 4, StoredFormat(4, 64, "BF16"), ANY_MAC) == 4 * PLAIN_BYTES
+    assert dequantised_peak([], StoredFormat(4, 64, "BF16"), ANY_CPU) == 0

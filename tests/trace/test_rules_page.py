@@ -21,7 +21,7 @@ from memfit.estimators.mlx.data.changes import CHANGES
 from memfit.estimators.mlx.data.scheduling import SCHEDULING
 from memfit.estimators.mlx.versions import MLX_VERSION, format_version
 from memfit.estimators.runtimes.registry import get_runtime
-from memfit.estimators.trace import fusion, memory, operation, schedule
+from memfit.estimators.trace import compiled_functions, memory, operation, schedule
 from memfit.estimators.trace.libraries import changed
 from tests.machine.test_runtime import mlx_lm_source
 from tests.mlx_memory import settled_bytes
@@ -101,7 +101,7 @@ def _unshipped() -> Iterator[Row]:
     yield metal, _limits("command_buffers"), "backend/metal/device.cpp", OLDER
     cuda = "CUDA launches a graph above these kernels / Mi elements, by compute capability"
     yield cuda, _limits("cuda_graphs"), "backend/cuda/device.cpp", READ
-    most = f"{fusion.MAX_DEPTH}, {fusion.MAX_ARRAYS}"
+    most = f"{compiled_functions.MAX_DEPTH}, {compiled_functions.MAX_ARRAYS}"
     yield "depth and arrays of a compiled function's kernel", most, "compile.cpp", OLDER
 
 

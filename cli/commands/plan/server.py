@@ -25,7 +25,7 @@ from memfit.estimators.sizing.sized_model import require_loaded
 if TYPE_CHECKING:
     from memfit.estimators.base.server_settings import ServerSettings
     from memfit.estimators.base.workload import Workload
-    from memfit.estimators.mlx.arrivals import Request
+    from memfit.estimators.mlx.arrivals import ServedRequest
     from memfit.estimators.results.server import ServerPlan
     from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -86,18 +86,18 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
             **given,
         )
 
-    def recorded(self) -> "tuple[tuple[Request, ...], tuple[tuple[float, float], ...]]":
+    def recorded(self) -> "tuple[tuple[ServedRequest, ...], tuple[tuple[float, float], ...]]":
         """Return the requests of the file, and their times where it has them.
 
         Raises:
             InputError: when it cannot be read.
         """
         from memfit.estimators.base.reading.request_trace import read_timed_trace
-        from memfit.estimators.mlx.arrivals import Request
+        from memfit.estimators.mlx.arrivals import ServedRequest
 
         rows, times = read_timed_trace(self.traffic) if self.traffic else ((), ())
         # The server generates at least one token.
-        requests = (Request(row.prompt_tokens, max(1, row.completion_tokens)) for row in rows)
+        requests = (ServedRequest(row.prompt_tokens, max(1, row.completion_tokens)) for row in rows)
         return tuple(requests), times
 
 
@@ -146,7 +146,7 @@ def _planned(
     sized: "SizedModel",
     run: "Workload",
     settings: "ServerSettings",
-    recorded: "tuple[tuple[Request, ...], tuple[tuple[float, float], ...]]",
+    recorded: "tuple[tuple[ServedRequest, ...], tuple[tuple[float, float], ...]]",
     clients: int | None,
 ) -> "ServerPlan":
     from memfit.estimators.plans.server.images import PREFILLED, plan_image_server

@@ -17,7 +17,7 @@ from memfit.estimators.mlx.kv_cache import KVFormat, grown, grown_singly, is_con
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.runtimes.agent_memory import block_bytes
 from memfit.estimators.sizing.search import first_fitting
-from memfit.estimators.trace.dequantised_cache import Packing, StoredRows, dequantised_peak
+from memfit.estimators.trace.dequantised_cache import StoredFormat, StoredRows, dequantised_peak
 
 BLOCK_TOKENS = STEP
 """Of agent-memory as of mlx-lm."""
@@ -171,7 +171,7 @@ class Storage(Struct, frozen=True, dict=True):
                 )
         dtype = "F32" if self.plain_bytes == 4 else "BF16"
         return sum(
-            dequantised_peak(each, Packing(self.bits, group, dtype), device)
+            dequantised_peak(each, StoredFormat(self.bits, group, dtype), device)
             for group, each in groups.items()
         )
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.mlx.arrivals import ClosedLoop, Request
+from memfit.estimators.mlx.arrivals import ClosedLoop, ServedRequest
 from memfit.estimators.plans.server.simulation import Simulated, simulated
 from memfit.estimators.results.server import ServerMix
 from memfit.estimators.sizing.server_bound import ServerMemory
@@ -24,7 +24,7 @@ def usual_mixes(
     requests seen one by one, by twos, and as many as are prefilled together.
     """
     groups = sorted({1, min(2, clients), min(settings.prompt_concurrency, clients)})
-    found = []
+    result = []
     for name, requests in _mixes(prompt, reply, settings, clients):
         runs = [
             simulated(memory, requests, settings, ClosedLoop(clients, group=group))
@@ -37,26 +37,26 @@ def usual_mixes(
             peak_bytes=most.largest.peak_bytes,
             waited=max(run.waited for run in runs),
         )
-        found.append((mix, most))
-    return tuple(found)
+        result.append((mix, most))
+    return tuple(result)
 
 
 def _mixes(
     prompt: int, reply: int, settings: ServerSettings, clients: int
-) -> Iterator[tuple[str, list[Request]]]:
+) -> Iterator[tuple[str, list[ServedRequest]]]:
     count = clients + min(clients, _NEXT) + settings.prompt_cache_size + 8
-    yield "equal requests", [Request(prompt, reply)] * count
+    yield "equal requests", [ServedRequest(prompt, reply)] * count
     yield "growing conversations", list(_conversations(prompt, reply, clients))
     short = max(1, reply // 25)
-    longs = [Request(prompt, short if number % 4 else reply) for number in range(count)]
+    longs = [ServedRequest(prompt, short if number % 4 else reply) for number in range(count)]
     yield "one long reply in four", longs
     chosen = random.Random(_SEED)
     replies = [max(1, reply * part // 64) for part in (0, 1, 8, 16, 32, 48, 64)]
-    mixed = [Request(prompt, chosen.choice(replies)) for _ in range(count)]
+    mixed = [ServedRequest(prompt, chosen.choice(replies)) for _ in range(count)]
     yield "replies of mixed length", mixed
 
 
-def _conversations(prompt: int, reply: int, clients: int) -> Iterator[Request]:
+def _conversations(prompt: int, reply: int, clients: int) -> Iterator[ServedRequest]:
     """A conversation of each client, and more: a turn begins with all that was said before."""
     turn = max(reply + 1, ceil_div(prompt, _TURNS))
     turns = max(1, prompt // turn)
@@ -64,4 +64,6 @@ def _conversations(prompt: int, reply: int, clients: int) -> Iterator[Request]:
         round_ = number // clients % turns
         tokens = prompt - turn * (turns - 1 - round_)
         said = tokens - turn + reply
-        yield Request(tokens, reply, number - clients if round_ else None, said if round_ else 0)
+        yield ServedRequest(
+            tokens, reply, number - clients if round_ else None, said if round_ else 0
+        )

@@ -1,6 +1,6 @@
 """The memory of mlx_lm.server for its flags, and the flags that fit."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 
 from msgspec.structs import replace
@@ -9,7 +9,8 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.arrivals import AtTimes, ClosedLoop, Request
+from memfit.estimators.machine.device import Device
+from memfit.estimators.mlx.arrivals import AtTimes, ClosedLoop, ServedRequest
 from memfit.estimators.plans.server.mixes import usual_mixes
 from memfit.estimators.plans.server.simulation import Simulated, simulated
 from memfit.estimators.results.estimate import Note
@@ -40,7 +41,7 @@ def plan_server(
     settings: ServerSettings,
     *,
     clients: int,
-    traffic: Sequence[Request] = (),
+    traffic: Sequence[ServedRequest] = (),
     times: Sequence[tuple[float, float]] = (),
 ) -> ServerPlan:
     """Return what the server takes at most, and with usual mixes, with ``clients`` requests open.
@@ -54,7 +55,7 @@ def plan_server(
         UnsupportedError: when mlx-lm cannot run the workload.
     """
     recorded = tuple(traffic[:MAX_SIMULATED])
-    requests = recorded or (Request(workload.prompt_tokens, max(1, workload.max_tokens)),)
+    requests = recorded or (ServedRequest(workload.prompt_tokens, max(1, workload.max_tokens)),)
     check_lengths(sized, requests)
     clients = max(clients, _open_together(times))
     prompt = max(each.prompt_tokens for each in requests)
@@ -64,10 +65,9 @@ def plan_server(
     mixes = _Mixes(bound, prompt, reply, recorded, times[:MAX_SIMULATED])
     largest, usual = bound.moment(settings), mixes.with_flags(settings)
     verdict = _verdict(largest, usual, sized)
-    better = None
-    if sized.device and verdict in ("exceeds", "tight"):
-        better = fitting_flags(bound, settings, sized.device)
-    chosen = better or (settings if verdict in ("fits", "unknown") else None)
+    better, chosen = settings_to_run(
+        sized, verdict, settings, lambda device: fitting_flags(bound, settings, device)
+    )
     sequential = one_at_a_time(sized, workload)
     most = max(usual, key=lambda mix: mix[0].peak_bytes, default=None)
     return ServerPlan(
@@ -102,6 +102,17 @@ def plan_server(
     )
 
 
+def settings_to_run(
+    sized: SizedModel,
+    verdict: Verdict,
+    settings: ServerSettings,
+    search: Callable[[Device], ServerSettings | None],
+) -> tuple[ServerSettings | None, ServerSettings | None]:
+    """Return the flags that fit where ``settings`` do not, and those to print a command with."""
+    better = search(sized.device) if sized.device and verdict in ("exceeds", "tight") else None
+    return better, better or (settings if verdict in ("fits", "unknown") else None)
+
+
 class _Mixes:
     """The mixes of one question, for any flags."""
 
@@ -110,7 +121,7 @@ class _Mixes:
         bound: ServerBound,
         prompt: int,
         reply: int,
-        recorded: Sequence[Request],
+        recorded: Sequence[ServedRequest],
         times: Sequence[tuple[float, float]],
     ) -> None:
         self._bound, self._lengths = bound, (prompt, reply)
@@ -160,7 +171,7 @@ def _commands(sized: SizedModel, workload: Workload, settings: ServerSettings) -
     )
 
 
-def check_lengths(sized: SizedModel, requests: Iterable[Request]) -> None:
+def check_lengths(sized: SizedModel, requests: Iterable[ServedRequest]) -> None:
     """Check that no request is longer than the model's context.
 
     Raises:

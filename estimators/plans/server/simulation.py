@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 from msgspec import Struct
 
 from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.mlx.arrivals import Arrivals, Request
-from memfit.estimators.mlx.batch_schedule import BatchSchedule, Moment
+from memfit.estimators.mlx.arrivals import Arrivals, ServedRequest
+from memfit.estimators.mlx.batch_schedule import BatchSchedule, ScheduleMoment
 from memfit.estimators.results.server import ServerMoment
 from memfit.estimators.sizing.server_bound import ServerMemory
 
@@ -23,7 +23,7 @@ class Simulated(Struct, frozen=True):
 
 def simulated(
     memory: ServerMemory,
-    requests: Sequence[Request],
+    requests: Sequence[ServedRequest],
     settings: ServerSettings,
     arrivals: Arrivals,
 ) -> Simulated:
@@ -45,7 +45,7 @@ def simulated(
     )
 
 
-def _largest(memory: ServerMemory, moments: Collection[Moment], step: int) -> ServerMoment:
+def _largest(memory: ServerMemory, moments: Collection[ScheduleMoment], step: int) -> ServerMoment:
     """Return the largest moment, without the chunks of those that cannot be."""
     chunks = [each.prefilled for each in moments if each.prefilled]
     most = 0
@@ -60,13 +60,13 @@ def _largest(memory: ServerMemory, moments: Collection[Moment], step: int) -> Se
     for moment in sorted(moments, key=held.__getitem__, reverse=True):
         if best and held[moment] + most <= best.peak_bytes:
             break
-        found = size_of(memory, moment, step)
-        best = found if best is None or found.peak_bytes > best.peak_bytes else best
+        result = size_of(memory, moment, step)
+        best = result if best is None or result.peak_bytes > best.peak_bytes else best
     assert best
     return best
 
 
-def size_of(memory: ServerMemory, moment: Moment, step: int) -> ServerMoment:
+def size_of(memory: ServerMemory, moment: ScheduleMoment, step: int) -> ServerMoment:
     """Return the bytes of a moment."""
     prompts = moment.prefilled
     return memory.answer(
