@@ -244,7 +244,7 @@ class TuneFigure(Struct, frozen=True, kw_only=True):
     measured_bytes: int | None
     """Median of the repeats."""
     difference_bytes: int | None
-    """MeasuredRuns minus estimated."""
+    """Measured minus estimated."""
     spread_bytes: Bytes
     """Largest repeat minus smallest."""
 

@@ -54,9 +54,8 @@ def parse_axis(
     """
     name, equals, values = (part.strip() for part in text.partition("="))
     if not equals or name not in AXES:
-        raise InputError(
-            f"unknown axis {text!r}; write context=4k,32k with one of {', '.join(AXES)}"
-        )
+        what = f"the axis {name} has no values" if name in AXES else f"unknown axis {name[:40]!r}"
+        raise InputError(f"{what}; write context=4k,32k with one of {', '.join(AXES)}")
     settings: list[AxisValue] = []
     for value in map(str.strip, values.split(",")):
         setting = _setting(name, value, find_device, os_regime)

@@ -41,7 +41,7 @@ def select(policy: Policy, names: tuple[str, ...]) -> Policy:
     for name in names:
         if name not in known:
             raise InputError(
-                f"{printable(policy.path)}: no target is called '{printable(name)}'; there is"
+                f"{printable(policy.path)}: unknown target '{printable(name)}'; there is"
                 f" {', '.join(known)}"
             )
     chosen = tuple(target for target in policy.targets if not names or target.name in names)

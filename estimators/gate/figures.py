@@ -29,29 +29,28 @@ class GateFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kv_bytes: Bytes
     state_bytes: Bytes
     workspace_bytes: Bytes
-    """Of the run with the largest peak."""
+    """Workspace of the run with the largest peak, bytes."""
     peak_bytes: Bytes
-    """The largest peak of the target's workload and of smaller ones (``peak_of``)."""
+    """Largest peak of the target's workload and of smaller ones (``peak_of``), bytes."""
     load_peak_bytes: Bytes
-    """The most in use while the weights are loaded, for mlx-moe while its slots are filled; always
-    an estimate, never a measurement."""
+    """Most bytes in use while the weights are loaded, for mlx-moe while its slots are filled; never
+    a measurement."""
     wired_limit_bytes: Bytes
-    """What must stay resident: the peak with the margin of memfit estimate."""
+    """Bytes that must stay resident: the peak with the margin of memfit estimate."""
     context_tokens: Tokens | None
-    """The longest prompt that fits nine tenths of the working set, None when none does."""
+    """Longest prompt that fits nine tenths of the working set, None when none does."""
     expert_capacity: Count | None
     """Experts of each layer that fit, None for a model without experts."""
     experts: Count | None
     """Experts a layer has, None for a model without experts."""
     basis: Basis
-    """How far the figure of the weights can be trusted."""
+    """Basis of the figure of the weights: how far it can be trusted."""
     training_peak_bytes: Bytes | None = None
-    """The most while mlx_lm.lora runs the target's recipe, None without one."""
+    """Most bytes while mlx_lm.lora runs the target's recipe, None without one."""
     workspace_basis: Basis | None = None
-    """How far the figure of the workspace can be trusted; None in the baseline of an older memfit.
-    """
+    """Basis of the figure of the workspace; None in the baseline of an older memfit."""
     peak_of: SmallerRun | UnsetType = UNSET
-    """The smaller workload with the largest peak, where that is above the target's own."""
+    """Smaller workload with the largest peak, where that is above the target's own."""
 
 
 class FigureChange(Struct, frozen=True):

@@ -298,20 +298,20 @@ class LimitCheck(Struct, frozen=True, kw_only=True):
     unit: Unit
     sense: Sense
     figure: int | str | None
-    """Of ``unit``, or a basis; None where no context fits, or the model has no experts."""
+    """Figure in ``unit``, or a basis; None where no context fits, or the model has no experts."""
     allowed: int | str
-    """Of ``unit``, or a basis."""
+    """Largest or smallest figure that passes, in ``unit``, or a basis."""
     limit_text: str
-    """The limit as the policy has it."""
+    """Limit as the policy has it."""
     relative_to: str
-    """What a share is of."""
+    """Whole that a share is of; empty where no share is possible."""
     excess: Count | None = None
-    """The excess of a broken limit, or what is missing to it, of ``unit``."""
+    """Amount above a broken limit, or missing to it, in ``unit``."""
     remedies: tuple[Remedy, ...] = ()
     undecided_by: tuple[BoundName, ...] = ()
-    """The bounds that leave it open whether it passes; empty where it is decided."""
+    """Bounds that leave it open whether it passes; empty where it is decided."""
     peak_of: SmallerRun | UnsetType = UNSET
-    """The smaller workload that the figure of a peak is of, where that is not the target's own."""
+    """Smaller workload that the figure of a run is of, where that is not the target's own."""
 
     @property
     def is_passed(self) -> bool:

@@ -29,17 +29,17 @@ class TargetReport(Struct, frozen=True, kw_only=True):
     device: str
     working_set_bytes: Positive
     budget: str = "working set"
-    """What that is, where the runtime may take something else of the machine."""
+    """Name of that memory, where the runtime may take another part of the machine."""
     status: TargetStatus
     message: str | None = None
-    """Why there are no checks, or why some do not decide."""
+    """Reason why there are no checks, or why some do not decide."""
     checks: tuple[LimitCheck, ...] = ()
     figures: GateFigures | None = None
     baseline_model: str | None = None
     changes: tuple[FigureChange, ...] = ()
     notes: tuple[Note, ...] = ()
     source: Source | None = None
-    """Where the model was read; None where it could not be."""
+    """Place where the model was read; None where it could not be."""
 
 
 class GateReport(Result, frozen=True, kw_only=True, tag="memfit.gate/2"):
@@ -47,7 +47,7 @@ class GateReport(Result, frozen=True, kw_only=True, tag="memfit.gate/2"):
 
     policy: str
     baseline_version: str | None
-    """The memfit that wrote the baseline, None when there is no such file."""
+    """Version of memfit that wrote the baseline, None when there is no such file."""
     verdict: TargetStatus
     targets: NonEmpty[TargetReport]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from memfit.estimators.base.errors import MemfitError, OtherModelError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
-from memfit.estimators.checkpoint.local.kept_models import KeptModel
+from memfit.estimators.checkpoint.local.local_models import LocalModel
 from memfit.estimators.images.processor import takes_images
 from memfit.estimators.machine.device import Device
 from memfit.estimators.questions.runtime import MARGIN_BYTES
@@ -27,7 +27,7 @@ _ORDER = ("fits", "tight", "exceeds")
 
 def fits(
     catalog: Catalog,
-    kept: Iterable[KeptModel],
+    kept: Iterable[LocalModel],
     device: Device,
     question: WorkloadQuestion,
     progress: Progress = NULL_PROGRESS,
@@ -75,7 +75,7 @@ def fits(
     )
 
 
-def _shown(kept: KeptModel) -> KeptModel:
+def _shown(kept: LocalModel) -> LocalModel:
     return kept._replace(reference=printable(Path(kept.reference)))
 
 
@@ -85,7 +85,7 @@ def _rank(row: Fit) -> tuple[int, float, int, str]:
     return _ORDER.index(row.verdict), mac, -row.model.parameters, row.name
 
 
-def _fit(sized: SizedModel, kept: KeptModel, question: WorkloadQuestion) -> Fit:
+def _fit(sized: SizedModel, kept: LocalModel, question: WorkloadQuestion) -> Fit:
     target = resolved(sized, question, keeps_runtime=False)
     search = search_of(target.sized, target.workload)
     settings, smallest = _best(search)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
@@ -139,5 +140,5 @@ def test_short_prompts_name_the_logits_of_older_versions() -> None:
         return [line for line in said.assumptions if "up to 0.6.9" in line]
 
     # 151,936 numbers of 16 bits for each of 1000 tokens.
-    assert logits(1000)[0].endswith("303.9 MB more")
+    assert logits(1000)[0].endswith(f"{open_size(303_872_000)} more")
     assert logits(2049) == []

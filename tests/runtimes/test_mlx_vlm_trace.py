@@ -79,7 +79,7 @@ def test_a_batch_is_traced_and_below_the_bound() -> None:
     assert single < figures.moment.nbytes < bound.moment.nbytes
     packed = replace(batch, kv_bits=4, quantized_kv_start=0)
     assert sized.figures_for(packed).moment.nbytes > sized.resident_bytes
-    with pytest.raises(UnsupportedError, match="leave out KV bits, or take --method trace"):
+    with pytest.raises(UnsupportedError, match="leave out KV bits, or take method trace"):
         sized.formula_view().figures_for(packed)
     with pytest.raises(UnsupportedError, match="leave out max_kv_size, or batch"):
         sized.figures_for(replace(batch, max_kv_size=512))
