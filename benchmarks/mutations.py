@@ -23,7 +23,7 @@ from memfit.estimators.checkpoint.local.sample import read_sample
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.trace.traced_model import TracedModel
-from memfit.estimators.weights import derive
+from memfit.estimators.weights.derived import derive
 from memfit.estimators.weights.quantization_plan import declared
 
 CASES = Path(__file__).parents[1] / "tests" / "arch" / "cases"

@@ -18,7 +18,7 @@ from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.weights import QuantizationPlan, derive
+from memfit.estimators.weights.derived import QuantizationPlan, derive
 from memfit.estimators.workspace.peak import peak
 
 CASES = Path(__file__).parents[1] / "tests" / "arch" / "cases"

@@ -20,12 +20,7 @@ from memfit.estimators.base.reading.place import Place
 from memfit.estimators.base.reading.section import Reading, Section, json_section, to_record
 from memfit.estimators.base.reading.strict_json import plain
 from memfit.estimators.results.result import json_text
-from memfit.estimators.runtimes.measurement import (
-    SCHEMA,
-    Measurement,
-    Measurements,
-    Run,
-)
+from memfit.estimators.runtimes.measurement import SCHEMA, Measurement, Measurements, Run
 
 COLLECTION_SCHEMA = "memfit.measurements/1"
 MAX_COLLECTION_BYTES = 8_000_000  # a measurement of three repeats takes two kilobytes

@@ -43,7 +43,7 @@ def fits(
     directories, in Hugging Face's cache and in the stores of LM Studio and Ollama; with --adapter,
     those that it was trained on.
     """
-    from memfit.estimators.checkpoint.local.kept_models import kept_models
+    from memfit.estimators.checkpoint.local.local_models import local_models
     from memfit.estimators.sizing.catalog import Catalog
     from memfit.estimators.sizing.fits import fits as answer
 
@@ -53,8 +53,8 @@ def fits(
     catalog = Catalog(versioned=partial(versions.versioned, strict=False))
     folders = looked_through.folders or []
     with reporting(verbose=False) as progress:
-        progress.begin("sizing models", sum(1 for _ in kept_models(folders)))
-        models = kept_models(folders)
+        progress.begin("sizing models", sum(1 for _ in local_models(folders)))
+        models = local_models(folders)
         result = answer(catalog, models, device, workload, progress, model.adapter)
     output.write(result, units=output.units, plot=output.draws(False))
     raise typer.Exit(Exit.YES if result.fitting else Exit.NO)

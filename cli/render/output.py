@@ -36,11 +36,11 @@ def format_of(path: Path, offered: Sequence[Format]) -> Format:
     Raises:
         InputError: when none of those that a command offers has it.
     """
-    found = _SUFFIXES.get(path.suffix.lower())
-    if found is None or found not in offered:
+    format_ = _SUFFIXES.get(path.suffix.lower())
+    if format_ is None or format_ not in offered:
         known = ", ".join(suffix for suffix, form in _SUFFIXES.items() if form in offered)
         raise InputError(f"{path}: no format has this suffix; use {known}, or --format")
-    return found
+    return format_
 
 
 def deliver(view: Any, form: Format, output: Path | None) -> None:

@@ -6,7 +6,7 @@ ranks.py and the formulas interpret them. A row holds what differs from the defa
 
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct, field
 
@@ -74,43 +74,6 @@ NESTED = (
 """Newer exports put the language model under one "model", older ones have it at the root."""
 
 
-class Sanitize(Struct, frozen=True, kw_only=True):
-    """What the class's ``sanitize`` does to the tensors of a checkpoint before the strict load."""
-
-    drops: str = ""
-    """A pattern of the names that it removes."""
-    drops_when_tied: str = ""
-    """A pattern of the heads that it removes where the config ties the head to the embedding."""
-    drops_in_layout: tuple[str, str] = ("", "")
-    """A part of a name, and the pattern of what it removes where some tensor has that part."""
-    drops_later_layers: bool = False
-    """Whether it removes layers after the model's last, which predict further tokens."""
-    drops_next_layer: str = ""
-    """The pattern before the number of the one layer after the model's last that it removes."""
-    renames: tuple[tuple[str, str], ...] = ()
-    """Patterns of names and their replacements; the first that is found is replaced."""
-    expert_names: Mapping[str, str] = field(default_factory=lambda: _SAME_NAMES)
-    """The class's names of the matrices it stacks, by those of single experts in a checkpoint."""
-    stack: str = "switch_mlp"
-    """The path of the stacks in the block of the experts."""
-    joined: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Ends of names with several matrices in one tensor, and the class's names of these."""
-    copies_embedding: bool = False
-    """Whether the embedding becomes the head where files have none, tied or not."""
-    own_head: str = ""
-    """The path of a head that the class builds, and takes out where files have none."""
-    normalises_head: bool = False
-    """Whether it divides the head by its columns' norms where the config says ``norm_head``."""
-    fp8: Fp8 | None = None
-    """How it dequantises FP8 weights; None: it does not."""
-    unpacks_integers: bool = False
-    """Whether it takes compressed-tensors' packed integers for MLX's own."""
-    splits_mxfp4: bool = False
-    """Whether it splits OpenAI's interleaved MXFP4 experts."""
-    by_text_class: bool = False
-    """Whether the class of ``text_config`` converts the formats of other libraries."""
-
-
 class VisionTraits(Struct, frozen=True):
     """What one class does with images in addition to the blocks that all towers have."""
 
@@ -147,7 +110,43 @@ class VisionTraits(Struct, frozen=True):
 class ClassRow(Struct, frozen=True, kw_only=True):
     """One model class of mlx-lm or mlx-vlm; its kinds of row say how the layers are built."""
 
-    sanitize: Sanitize = Sanitize()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """The class's own values for absent keys of the config."""
+    # What its ``sanitize`` does to the tensors of a checkpoint before the strict load.
+    drops: str = ""
+    """A pattern of the names that it removes."""
+    drops_when_tied: str = ""
+    """A pattern of the heads that it removes where the config ties the head to the embedding."""
+    drops_in_layout: tuple[str, str] = ("", "")
+    """A part of a name, and the pattern of what it removes where some tensor has that part."""
+    drops_later_layers: bool = False
+    """Whether it removes layers after the model's last, which predict further tokens."""
+    drops_next_layer: str = ""
+    """The pattern before the number of the one layer after the model's last that it removes."""
+    renames: tuple[tuple[str, str], ...] = ()
+    """Patterns of names and their replacements; the first that is found is replaced."""
+    expert_names: Mapping[str, str] = field(default_factory=lambda: _SAME_NAMES)
+    """The class's names of the matrices it stacks, by those of single experts in a checkpoint."""
+    stack: str = "switch_mlp"
+    """The path of the stacked experts in their block, which it stacks single ones to."""
+    joined: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Ends of names with several matrices in one tensor, and the class's names of these."""
+    copies_embedding: bool = False
+    """Whether the embedding becomes the head where files have none, tied or not."""
+    own_head: str = ""
+    """The path of a head that the class builds, and takes out where files have none."""
+    normalises_head: bool = False
+    """Whether it divides the head by its columns' norms where the config says ``norm_head``."""
+    fp8: Fp8 | None = None
+    """How it dequantises FP8 weights; None: it does not."""
+    unpacks_integers: bool = False
+    """Whether it takes compressed-tensors' packed integers for MLX's own."""
+    splits_mxfp4: bool = False
+    """Whether it splits OpenAI's interleaved MXFP4 experts."""
+    by_text_class: bool = False
+    """Whether the class of ``text_config`` converts the formats of other libraries."""
+
+    # How it runs, on one machine or several.
     tensor: Cuts | None = None
     """What its ``shard`` cuts, by paths in a layer or full paths; None: it has none."""
     pipeline: bool = False
@@ -162,7 +161,11 @@ class ClassRow(Struct, frozen=True, kw_only=True):
     """How mlx-vlm's class runs its tower; None: no formula has it."""
 
     def build(self, fields: Fields) -> Model:
-        """Return the model of a config; what keys say of layers is read through ``fields``."""
+        """Return the model of a config, or of a section of one."""
+        return self.describe(fields.with_overrides({}, self.defaults))
+
+    def describe(self, fields: Fields) -> Model:
+        """Return the model of a config with the defaults; every key is read through ``fields``."""
         raise NotImplementedError
 
 
@@ -171,6 +174,6 @@ class Irregular(ClassRow, frozen=True, kw_only=True):
 
     builder: Callable[[Fields], Model]
 
-    def build(self, fields: Fields) -> Model:
+    def describe(self, fields: Fields) -> Model:
         """Return the model of a config."""
         return self.builder(fields)

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.class_row import ClassRow, Sanitize
+from memfit.estimators.arch.class_row import ClassRow
 from memfit.estimators.arch.fields import Fields, config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.structural import unread_keys
@@ -119,10 +119,9 @@ def class_row(model_type: str) -> ClassRow | None:
     return rows[model_type]
 
 
-def sanitize_of(model_type: str) -> Sanitize:
-    """Return what a class does to a checkpoint, by its row; the defaults where nothing has one."""
-    row = class_row(model_type)
-    return row.sanitize if row else Sanitize()
+def row_or_default(model_type: str) -> ClassRow:
+    """Return what is known of the class of a model type; defaults where nothing describes it."""
+    return class_row(model_type) or ClassRow()
 
 
 def _sections(fields: Fields) -> tuple[Fields, ...]:

@@ -24,22 +24,22 @@ def check_class(model_type: str, mlx_lm: Version) -> None:
     Raises:
         UnsupportedError: when it is not, or the version is older than the oldest rules.
     """
-    asked = format_version(mlx_lm)
+    version = format_version(mlx_lm)
     if mlx_lm < OLDEST_MLX_LM:
         oldest = format_version(OLDEST_MLX_LM)
-        raise UnsupportedError(f"mlx-lm {asked}: its rules are described from {oldest} on")
+        raise UnsupportedError(f"mlx-lm {version}: its rules are described from {oldest} on")
     row = class_row(model_type)
     added = (row.since if row else ADDED.get(model_type)) or OLDEST_MLX_LM
     if mlx_lm < added:
         raise UnsupportedError(
-            f"{model_type}: mlx-lm {asked} has no class for it; the first is in"
+            f"{model_type}: mlx-lm {version} has no class for it; the first is in"
             f" {format_version(added)}"
         )
     rewritten = row.rewritten if row else REWRITTEN.get(model_type)
     first, commit = rewritten or (OLDEST_MLX_LM, "")
     if mlx_lm < first:
         raise UnsupportedError(
-            f"{model_type} in mlx-lm {asked}: its class is described from {format_version(first)}"
+            f"{model_type} in mlx-lm {version}: its class is described from {format_version(first)}"
             f" on ({commit}); older ones cache keys and values of every head"
         )
 

@@ -145,10 +145,10 @@ def fused_changes(widths: frozenset[tuple[int, int]], device: Device) -> tuple[V
     versions: list[Version] = []
     before = None
     for row in reversed(KERNELS.get(device.backend, [])):
-        found = _concerned(_made(device.backend, row["since"]), widths, has_nax(device))
-        if found != before:
+        result = _concerned(_made(device.backend, row["since"]), widths, has_nax(device))
+        if result != before:
             versions.append(row["since"])
-        before = found
+        before = result
     return tuple(versions)
 
 
@@ -156,12 +156,12 @@ def _concerned(
     rules: tuple[FusedRule, ...], widths: frozenset[tuple[int, int]], nax: bool
 ) -> frozenset[FusedRule]:
     """The rules for some of the widths on a GPU, without those for others."""
-    found = (
+    result = (
         replace(rule, widths=tuple(pair for pair in rule.widths if pair in widths))
         for rule in rules
         if rule.nax in (None, nax)
     )
-    return frozenset(rule for rule in found if rule.widths or rule.width_step)
+    return frozenset(rule for rule in result if rule.widths or rule.width_step)
 
 
 def _rules(backend: Backend, mlx: Version) -> tuple[FusedRule, ...]:

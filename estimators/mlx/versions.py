@@ -46,10 +46,10 @@ def parse_version(text: str) -> Version:
     >>> parse_version("0.32"), parse_version("0.29.2.dev20251008")
     ((0, 32, 0), (0, 29, 2))
     """
-    found = re.fullmatch(_VERSION, text.strip(), re.ASCII)
-    if found is None:
+    result = re.fullmatch(_VERSION, text.strip(), re.ASCII)
+    if result is None:
         raise InputError(f"expected a version such as 0.32.1, got {short(text)}")
-    major, minor, *patch = map(int, found[1].split("."))
+    major, minor, *patch = map(int, result[1].split("."))
     return (major, minor, *(patch or [0]))
 
 

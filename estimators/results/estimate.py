@@ -428,5 +428,5 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
         """The weakest basis of what the peak is made of."""
         parts = self.components
         made_of = (parts.weights, parts.kv, parts.ssm, parts.workspace, parts.draft)
-        found = {part.basis for part in made_of if part}
-        return next(basis for basis in _WEAKEST_FIRST if basis in found)
+        bases = {part.basis for part in made_of if part}
+        return next(basis for basis in _WEAKEST_FIRST if basis in bases)

@@ -69,14 +69,14 @@ class Speeds(Struct, frozen=True):
             if speed is not None and speed < 1:
                 raise InputError(f"{name} speed {speed}: must be at least 1 per second")
 
-    def or_measured(self, found: MeasuredStorage | None) -> "Speeds":
+    def or_measured(self, storage: MeasuredStorage | None) -> "Speeds":
         """Return these, and the measured ones in place of those that are not known."""
-        if found is None:
+        if storage is None:
             return self
         return Speeds(
-            found.read_bytes_per_second if self.read is None else self.read,
-            found.write_bytes_per_second if self.write is None else self.write,
-            found.prefill_tokens_per_second if self.prefill is None else self.prefill,
+            storage.read_bytes_per_second if self.read is None else self.read,
+            storage.write_bytes_per_second if self.write is None else self.write,
+            storage.prefill_tokens_per_second if self.prefill is None else self.prefill,
         )
 
 

@@ -38,12 +38,12 @@ def divided(search: JointSearch) -> Iterator[Action]:
     if device is None or not device.has_host or sized.runtime_model.subject.rank or sized.draft:
         return
     try:
-        found = _most_on_gpu(*_under(sized, search.workload))
+        chosen = _most_on_gpu(*_under(sized, search.workload))
     except UnsupportedError:  # the runtime does not run this model, or not this request
         return
-    if found is None:
+    if chosen is None:
         return
-    sized, workload = found.sized, found.workload
+    sized, workload = chosen.sized, chosen.workload
     need = sized.requirement(workload)
     verdict, _ = judge(need, device)
     if verdict == "exceeds" or need.host is None:
@@ -53,7 +53,7 @@ def divided(search: JointSearch) -> Iterator[Action]:
     commands = program.commands(workload, sized.checkpoint.to_load, None) if program else ()
     yield Action(
         goal="request",
-        settings=found.settings,
+        settings=chosen.settings,
         commands=commands,
         cost="speed",
         verdict=verdict,
@@ -89,6 +89,6 @@ def _most_on_gpu(sized: SizedModel, workload: Workload) -> _Divided | None:
 
     split = sized.runtime_model.facet(SplitMemory)
     for ladder in split.divisions() if split else ():
-        if found := first_fitting(ladder, fits, monotone=True):
-            return _Divided(under(found[1]), workload, found[0])
+        if chosen := first_fitting(ladder, fits, monotone=True):
+            return _Divided(under(chosen[1]), workload, chosen[0])
     return None

@@ -203,8 +203,8 @@ def model_summary(sized: SizedModel) -> ModelSummary:
 
 def device_summary(device: Device) -> DeviceSummary:
     """Return what a result says of the device."""
-    found = tuple(MacosWorkingSet(*each) for each in by_macos(device).items())
-    return replace(convert(device, DeviceSummary, from_attributes=True), by_macos=found or UNSET)
+    budgets = tuple(MacosWorkingSet(*each) for each in by_macos(device).items())
+    return replace(convert(device, DeviceSummary, from_attributes=True), by_macos=budgets or UNSET)
 
 
 def _components(sized: SizedModel, workload: Workload, figures: MemoryFigures) -> Components:
@@ -347,9 +347,9 @@ def notes_on_versions(sized: SizedModel, workload: Workload, *, of: str) -> tupl
 
     ``of`` says what the workload is of a plan.
     """
-    found = sized.runtime_model.statements(workload, sized.figures_for(workload)).notes
+    every = sized.runtime_model.statements(workload, sized.figures_for(workload)).notes
     codes = ("mlx-version", "mlx-verdict", "newer-version")
-    notes = (replace(note, message=of + note.message) for note in found if note.code in codes)
+    notes = (replace(note, message=of + note.message) for note in every if note.code in codes)
     ending = ending_notes(run_limits(sized.runtime_model, workload), of=of)
     return both_units((*notes, *ending))
 

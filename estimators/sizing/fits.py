@@ -6,7 +6,7 @@ from pathlib import Path
 from memfit.estimators.base.errors import MemfitError, OtherModelError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
-from memfit.estimators.checkpoint.local.kept_models import KeptModel
+from memfit.estimators.checkpoint.local.local_models import LocalModel
 from memfit.estimators.images.processor import takes_images
 from memfit.estimators.machine.device import Device
 from memfit.estimators.questions.runtime import MARGIN_BYTES
@@ -27,7 +27,7 @@ _ORDER = ("fits", "tight", "exceeds")
 
 def fits(
     catalog: Catalog,
-    kept: Iterable[KeptModel],
+    kept: Iterable[LocalModel],
     device: Device,
     question: WorkloadQuestion,
     progress: Progress = NULL_PROGRESS,
@@ -44,7 +44,7 @@ def fits(
     if adapter:
         catalog.adapter(adapter)
     prompt, generated = question.tokens()
-    found: list[Fit] = []
+    rows: list[Fit] = []
     not_sized: list[NotSized] = []
     without_images: list[str] = []
     of_other_adapters: list[str] = []
@@ -54,28 +54,28 @@ def fits(
                 without_images.append(each.name)
                 continue
             sized = require_loaded(catalog.sized(each.reference, device=device, adapter=adapter))
-            found.append(_fit(sized, each, question))
+            rows.append(_fit(sized, each, question))
         except OtherModelError:
             of_other_adapters.append(each.name)
         except MemfitError as error:
             not_sized.append(NotSized(*_shown(each), Unavailable(error.slug, str(error))))
         finally:
             progress.advance()
-    found.sort(key=_rank)
+    rows.sort(key=_rank)
     return Fits(
         device=device_summary(device),
         prompt_tokens=prompt,
         max_tokens=generated,
         margin_bytes=MARGIN_BYTES,
-        fitting=sum(row.verdict != "exceeds" for row in found),
-        models=tuple(found),
+        fitting=sum(row.verdict != "exceeds" for row in rows),
+        models=tuple(rows),
         not_sized=tuple(sorted(not_sized, key=lambda row: row.name)),
         without_images=tuple(sorted(without_images)),
         of_other_adapters=tuple(sorted(of_other_adapters)),
     )
 
 
-def _shown(kept: KeptModel) -> KeptModel:
+def _shown(kept: LocalModel) -> LocalModel:
     return kept._replace(reference=printable(Path(kept.reference)))
 
 
@@ -85,7 +85,7 @@ def _rank(row: Fit) -> tuple[int, float, int, str]:
     return _ORDER.index(row.verdict), mac, -row.model.parameters, row.name
 
 
-def _fit(sized: SizedModel, kept: KeptModel, question: WorkloadQuestion) -> Fit:
+def _fit(sized: SizedModel, kept: LocalModel, question: WorkloadQuestion) -> Fit:
     target = resolved(sized, question, keeps_runtime=False)
     search = search_of(target.sized, target.workload)
     settings, smallest = _best(search)
@@ -125,10 +125,10 @@ def _best(search: JointSearch) -> tuple[RequestSettings, int | None]:
     ]
     if best := search.best(candidates):
         return best[-1], None
-    found = smallest_mac(macs(search), lambda on_mac: on_mac.best(candidates))
-    if found is None or found[0].sized.device is None:
+    on_smallest = smallest_mac(macs(search), lambda on_mac: on_mac.best(candidates))
+    if on_smallest is None or on_smallest[0].sized.device is None:
         return search.requested, None
-    return found[1], found[0].sized.device.memory_bytes
+    return on_smallest[1], on_smallest[0].sized.device.memory_bytes
 
 
 def _longest(search: JointSearch, settings: RequestSettings) -> Longest:

@@ -47,8 +47,8 @@ def _stated(row: GridRow, prompts: Sequence[int], search: JointSearch) -> GridRo
         for tokens in prompts
     ]
     cells = (
-        replace(cell, verdict=tightened(cell.verdict, found))
-        for cell, found in zip(row.cells, limits, strict=True)
+        replace(cell, verdict=tightened(cell.verdict, of_prompt))
+        for cell, of_prompt in zip(row.cells, limits, strict=True)
     )
     return replace(row, cells=tuple(cells))
 
@@ -144,14 +144,14 @@ def _rows(
     left_out: list[LeftOut] = []
     for label, settings in _labelled(search):
         try:
-            found = row(label, settings)
+            next_row = row(label, settings)
         except UnsupportedError as error:
             left_out.append(LeftOut(label, str(error)))
             continue
-        if rows and all(cell.reason for cell in found.cells):
-            left_out.append(LeftOut(label, found.cells[0].reason))
+        if rows and all(cell.reason for cell in next_row.cells):
+            left_out.append(LeftOut(label, next_row.cells[0].reason))
             continue
-        rows.append(found)
+        rows.append(next_row)
         if len(rows) == 1 and _needs_no_change(rows[0], search):
             break
     return tuple(rows), tuple(left_out)

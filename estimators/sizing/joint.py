@@ -143,10 +143,10 @@ class JointSearch(Struct, eq=False):
                 self._variants[weight_bits] = with_weight_bits(self.sized, weight_bits)
             except UnsupportedError as error:
                 self._variants[weight_bits] = error
-        found = self._variants[weight_bits]
-        if isinstance(found, UnsupportedError):
-            raise found
-        return found
+        variant = self._variants[weight_bits]
+        if isinstance(variant, UnsupportedError):
+            raise variant
+        return variant
 
     def workload_with(
         self, settings: RequestSettings, prompt_tokens: int | None = None

@@ -115,14 +115,14 @@ def tune_command(model: str, workload: Workload) -> str:
 
 def _obstacles(measurement: Measurement, device: Device, versions: Versions) -> list[str]:
     """Why a measurement does not hold here, in words."""
-    found = []
+    reasons = []
     here = machine_name(device)
     if (measurement.device, measurement.backend) != (here, device.backend):
-        found.append(f"it is of {measurement.device}, this is {here}")
+        reasons.append(f"it is of {measurement.device}, this is {here}")
     was = Versions(measurement.mlx_version, measurement.mlx_lm_version, measurement.mlx_vlm_version)
     if was != versions:
-        found.append(f"it is of {was}, here is {versions}")
-    return found
+        reasons.append(f"it is of {was}, here is {versions}")
+    return reasons
 
 
 def _listed(measurements: Sequence[Measurement]) -> str:

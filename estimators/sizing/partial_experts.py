@@ -82,8 +82,8 @@ def most_experts(
     if fits(experts.experts):
         return experts.experts
     fewer = range(experts.experts - 1, experts.top_k - 1, -1)
-    found = first_fitting(fewer, fits, monotone=True)
-    return None if found is None else whole_slots(found)
+    largest = first_fitting(fewer, fits, monotone=True)
+    return None if largest is None else whole_slots(largest)
 
 
 def partial_experts(search: JointSearch) -> PartialExperts | None:

@@ -46,8 +46,8 @@ def first_fitting(
     """
     if not monotone:
         return next((each for each in candidates if is_accepted(fits, each)), None)
-    found = bisect_left(candidates, True, key=lambda each: is_accepted(fits, each))
-    return candidates[found] if found < len(candidates) else None
+    place = bisect_left(candidates, True, key=lambda each: is_accepted(fits, each))
+    return candidates[place] if place < len(candidates) else None
 
 
 def halves(value: int, least: int) -> Iterator[int]:
@@ -208,13 +208,13 @@ def largest_within(excess: Callable[[int], int | None], low: int, high: int) -> 
         # The low end may be over where a shorter prompt takes more than the one that fits.
         if below is not None and below <= 0 and over is not None and turn < _BY_LINE:
             middle = min(max(low + (high - low) * -below // (over - below), low + 1), high - 1)
-        found = _try(excess, middle)
-        if found is not None and found <= 0:
-            low, below = middle, found
+        excess_there = _try(excess, middle)
+        if excess_there is not None and excess_there <= 0:
+            low, below = middle, excess_there
             over = max(1, over // 2) if over and stayed > 0 else over
             stayed = 1
         else:
-            high, over = middle, found
+            high, over = middle, excess_there
             below = below // 2 if below and stayed < 0 else below
             stayed = -1
     return low

@@ -8,6 +8,7 @@ simulated: a few moments are compared that contain every one the server can be i
 from collections.abc import Iterator
 from functools import cache, cached_property, partial
 from itertools import product
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -44,6 +45,35 @@ def one_at_a_time(sized: SizedModel, workload: Workload) -> str | None:
     if any(b.growth in (Growth.CHUNKED, Growth.ROWS) for b in sized.model.kv_buffers()):
         return "a cache in chunks or compressed rows cannot be batched"
     return None
+
+
+def server_moment(
+    weights_bytes: int,
+    margin_bytes: int,
+    held_bytes: int,
+    *,
+    images: int = 0,
+    logits: int = 0,
+    prefill: tuple[int, int] = (0, 0),
+    prompts: int,
+    decoding: int,
+    stored: int = 0,
+) -> ServerMoment:
+    """Return a moment: bytes of caches, of images, of logits, and of a chunk with its error."""
+    nbytes, error = prefill
+    return ServerMoment(
+        peak_bytes=weights_bytes + held_bytes + images + logits + nbytes + margin_bytes,
+        weights_bytes=weights_bytes,
+        cache_bytes=held_bytes,
+        images_bytes=images,
+        logits_bytes=logits,
+        prefill_bytes=nbytes,
+        prefill_error_bytes=error,
+        margin_bytes=margin_bytes,
+        prefilled_prompts=prompts,
+        decoding_requests=decoding,
+        stored_caches=stored,
+    )
 
 
 class ServerMemory:
@@ -84,12 +114,12 @@ class ServerMemory:
 
     def _prefill(self, rows: int, tokens: int, step: int) -> tuple[int, int]:
         """Return the bytes of the chunks of prompts with their caches, and the error of that."""
-        found = self._chunk_bytes(rows, tokens, step)
+        largest = self._chunk_bytes(rows, tokens, step)
         # A single prompt has the caches of a batch too, which mask padding.
         if rows == 1:
             nbytes, error = self._chunk_bytes(2, tokens, step)
-            found = max(found, (ceil_div(nbytes, 2), ceil_div(error, 2)))
-        return found
+            largest = max(largest, (ceil_div(nbytes, 2), ceil_div(error, 2)))
+        return largest
 
     def _chunk_bytes(self, rows: int, tokens: int, step: int) -> tuple[int, int]:
         workload = replace(prefilled_alone(self._workload, rows, tokens), prefill_step=step)
@@ -97,31 +127,9 @@ class ServerMemory:
         most = moment.nbytes if moment.prefill_bytes is None else moment.prefill_bytes
         return most - self.sized.resident_bytes, error_bytes_of(self._chunks, workload)
 
-    def answer(
-        self,
-        held_bytes: int,
-        *,
-        prefill: tuple[int, int] = (0, 0),
-        logits: int = 0,
-        prompts: int,
-        decoding: int,
-        stored: int,
-    ) -> ServerMoment:
-        """Return a moment: bytes of caches, of a chunk with its error, and of logits."""
-        nbytes, error = prefill
-        weights, margin = self._weights_bytes, self.sized.margin_bytes
-        return ServerMoment(
-            peak_bytes=weights + held_bytes + logits + nbytes + margin,
-            weights_bytes=weights,
-            cache_bytes=held_bytes,
-            logits_bytes=logits,
-            prefill_bytes=nbytes,
-            prefill_error_bytes=error,
-            margin_bytes=margin,
-            prefilled_prompts=prompts,
-            decoding_requests=decoding,
-            stored_caches=stored,
-        )
+    def answer(self, held_bytes: int, **parts: Any) -> ServerMoment:
+        """Return a moment of this model, as `server_moment`."""
+        return server_moment(self._weights_bytes, self.sized.margin_bytes, held_bytes, **parts)
 
     def alone(
         self, settings: ServerSettings, prompt_tokens: int, max_tokens: int, stored: int

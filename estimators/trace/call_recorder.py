@@ -341,16 +341,16 @@ def _states(caches: list[Any]) -> list[Any]:
     """Return what mlx-lm evaluates after a chunk, in its order."""
     import mlx.core as mx
 
-    found: list[Any] = []
+    result: list[Any] = []
     # mx.eval flattens its argument depth first.
     waiting = [cache.state for cache in reversed(caches)]
     while waiting:
         state = waiting.pop()
         if isinstance(state, mx.array):
-            found.append(state)
+            result.append(state)
         elif isinstance(state, (list, tuple)):
             waiting += reversed(state)
-    return found
+    return result
 
 
 Sample = Callable[[Any], list[Any]]

@@ -138,7 +138,7 @@ def describe(of: DescribedClass, first: FirstCall, *, model_type: str, dtype: st
     mixers = [tuple(_mixers(cache, dtype)) for cache in first.caches]
     # A class may have more caches than layers (iquestloopcoder.py, afm7.py).
     # A rank of a pipeline has none of the layers before its own.
-    start = next((index for index, found in enumerate(own) if found), 0)
+    start = next((index for index, result in enumerate(own) if result), 0)
     last = count - start - 1
     mixers[last:] = [tuple(mixer for cache in mixers[last:] for mixer in cache)]
     layers = tuple(
@@ -168,10 +168,10 @@ def describe(of: DescribedClass, first: FirstCall, *, model_type: str, dtype: st
 def _layers_root(of: DescribedClass) -> tuple[str, int]:
     """Return the path of the list of layers, the longer one of two, and the end of its numbers."""
     paths = {id(module): path for path, module in of.model.named_modules()}
-    found = [_NUMBERED.fullmatch(paths.get(id(layer), "")) for layer in of.layers]
-    [(root, _)] = Counter(match[1] for match in found if match).most_common(1)
+    result = [_NUMBERED.fullmatch(paths.get(id(layer), "")) for layer in of.layers]
+    [(root, _)] = Counter(match[1] for match in result if match).most_common(1)
     # The layers of another rank are None in the list, and not in ``model.layers``.
-    return root, 1 + max(int(match[2]) for match in found if match and match[1] == root)
+    return root, 1 + max(int(match[2]) for match in result if match and match[1] == root)
 
 
 def _inside(path: str, root: str) -> tuple[int | None, str]:
@@ -225,8 +225,8 @@ def _unpacked(words: Any, module: Any) -> tuple[int, ...]:
 def _part(name: str, module: Any, routed: tuple[str, ...]) -> Part:
     by_class = {"Norm": Part.NORM, "Embedding": Part.EMBEDDING}
     kind = type(module).__name__
-    found = (part for word, part in by_class.items() if kind.endswith(word))
-    return next(found, Part.EXPERTS if name.startswith(routed) else part_of(name))
+    result = (part for word, part in by_class.items() if kind.endswith(word))
+    return next(result, Part.EXPERTS if name.startswith(routed) else part_of(name))
 
 
 def _predicate(answer: Any) -> Quantization | bool:
@@ -250,16 +250,16 @@ def _is_routed(module: Any) -> bool:
 def _experts(
     model: Any, root: str, top_k: Mapping[str, int], hidden: int
 ) -> dict[int, MixtureOfExperts]:
-    found: dict[int, MixtureOfExperts] = {}
+    result: dict[int, MixtureOfExperts] = {}
     for path, module in model.named_modules():
         layer, _ = _inside(path, root)
         if layer is None:
             continue
         if _is_routed(module):
-            found[layer] = _stacked(path, module, top_k, hidden)
+            result[layer] = _stacked(path, module, top_k, hidden)
         elif isinstance(listed := module.get(_LISTED), list) and len(listed) > 1:
-            found[layer] = _listed(path, module, listed)
-    return found
+            result[layer] = _listed(path, module, listed)
+    return result
 
 
 def _stacked(path: str, module: Any, top_k: Mapping[str, int], hidden: int) -> MixtureOfExperts:

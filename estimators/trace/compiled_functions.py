@@ -276,7 +276,7 @@ def _read_outside(
 
     Export merges what both do to equal scalars; results of a function pass its border.
     """
-    found: set[int] = set()
+    result: set[int] = set()
     waiting = [
         array
         for i, node in enumerate(nodes)
@@ -285,10 +285,10 @@ def _read_outside(
     ]
     while waiting:
         index = makers.get(waiting.pop())
-        if index is not None and index in inside and index not in found:
-            found.add(index)
+        if index is not None and index in inside and index not in result:
+            result.add(index)
             waiting += nodes[index].inputs
-    return found
+    return result
 
 
 def _renamed(node: Node, same: dict[int, int]) -> Node:

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from memfit.estimators.arch.registry import row_or_default
 from memfit.estimators.checkpoint.manifest import Tensor
 
 PACKS_ITSELF = ("prism_hadamard_qwen35",)
 """A class that builds the packed modules that its config lists, and packs no others."""
 
-# Classes with a ``sanitize`` that converts compressed-tensors' packed integers to MLX's.
-_UNPACKS_INTEGERS = ("deepseek_v3", "joyai_llm_flash", "kimi_k2")
 # Output heads and routers, which AutoAWQ does not quantise.
 _NEVER_AWQ = frozenset({"lm_head", "embed_out", "output", "gate", "router"})
 _QUANTIZATION = ("quantization", "quantization_config")
@@ -60,10 +59,10 @@ def _packed_by_method(
     """
     block = _foreign_block(config)
     method, model_type = block.get("quant_method"), config["model_type"]
-    if method == "mxfp4" and model_type == "gpt_oss":
+    if method == "mxfp4" and row_or_default(model_type).splits_mxfp4:
         return {"bits": 4, "group_size": 32, "mode": "mxfp4"}, _is_experts
     integers = method == "compressed-tensors" and block.get("format") == "pack-quantized"
-    if integers and model_type in _UNPACKS_INTEGERS:
+    if integers and row_or_default(model_type).unpacks_integers:
         return {"bits": 4, "group_size": 32}, _is_experts
     # mlx-lm's default too (utils.py, _transform_awq_weights).
     group_size = block.get("group_size", 128)

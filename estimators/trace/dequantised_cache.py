@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.trace.graph_format import Array, Call, Node, Role
 from memfit.estimators.trace.peak import load_peak
@@ -37,18 +37,15 @@ def dequantised_peak(stored: Iterable[StoredRows], how: StoredFormat, device: De
 
     The device is taken as slow, so that for a CPU it is a bound.
     """
-    graph = cpu_graph if device.backend == "cpu" else _gpu_graph
-    return load_peak(graph(stored, how), device, MLX_VERSION, after_others=True)
+    graph = dequantising_graph(stored, how, device.backend)
+    return load_peak(graph, device, MLX_VERSION, after_others=True)
 
 
-def cpu_graph(stored: Iterable[StoredRows], how: StoredFormat) -> Call:
+def dequantising_graph(stored: Iterable[StoredRows], how: StoredFormat, backend: Backend) -> Call:
+    """Return everything as one evaluation."""
     graph = _Graph(how)
-    return graph.call([graph.shifts(each) for each in stored])
-
-
-def _gpu_graph(stored: Iterable[StoredRows], how: StoredFormat) -> Call:
-    graph = _Graph(how)
-    return graph.call([graph.kernel(each) for each in stored])
+    add = graph.shifts if backend == "cpu" else graph.kernel
+    return graph.call([add(each) for each in stored])
 
 
 class _Graph:

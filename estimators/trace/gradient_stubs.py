@@ -157,7 +157,7 @@ def resolved(
     New arrays are appended to ``arrays``.
     """
     marks = _GradientMarks(nodes, arrays)
-    made = [found for node in nodes for found in marks.resolve(node)]
+    made = [each for node in nodes for each in marks.resolve(node)]
     renamed = [
         marks.merged(node._replace(inputs=tuple(map(marks.first, node.inputs)))) for node in made
     ]

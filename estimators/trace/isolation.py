@@ -57,8 +57,8 @@ def original(name: str) -> Callable[..., Any]:
     import mlx.core as mx
 
     method = getattr(mx.array, name)
-    found: Callable[..., Any] = getattr(method, "original", method)
-    return found
+    result: Callable[..., Any] = getattr(method, "original", method)
+    return result
 
 
 def _by_caller(name: str, before: Callable[..., Any]) -> Callable[..., Any]:

@@ -75,11 +75,11 @@ def only_mlx_vlm_has(model_type: str) -> bool:
 
 
 def _has_class(package: str, model_type: str) -> bool:
-    found = find_spec(package)
-    if found is None or not found.submodule_search_locations or find_spec("mlx") is None:
+    result = find_spec(package)
+    if result is None or not result.submodule_search_locations or find_spec("mlx") is None:
         return False
     aliases = PrivateLibrary("types").load(f"{package}.utils").MODEL_REMAPPING
-    folders = [f"{folder}/models" for folder in found.submodule_search_locations]
+    folders = [f"{folder}/models" for folder in result.submodule_search_locations]
     return PathFinder.find_spec(aliases.get(model_type, model_type), folders) is not None
 
 

@@ -42,10 +42,10 @@ class Allocator:
         size = allocated(nbytes, self.backend)
         free = self._free
         # buffer_cache.h, reuse_from_cache: the smallest that fits, unless too much would be wasted.
-        found = bisect_left(free, size)
-        if found < len(free) and free[found] < min(2 * size, size + 2 * self._page):
+        result = bisect_left(free, size)
+        if result < len(free) and free[result] < min(2 * size, size + 2 * self._page):
             # All of a reused buffer is in use, also what the array does not need.
-            size = free.pop(found)
+            size = free.pop(result)
             self._free_bytes -= size
         buffer = Allocation(size, self.operation, self.clock)
         self.buffers.append(buffer)

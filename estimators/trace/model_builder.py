@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from memfit.estimators.arch.registry import sanitize_of
+from memfit.estimators.arch.registry import row_or_default
 from memfit.estimators.base.errors import MemfitError, UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.quantization import Quantization
@@ -271,7 +271,7 @@ def _made(utils: Any, config: dict[str, Any], dtype: str) -> Any:
     model_class, args_class = utils._get_classes(config)
     model = model_class(args_class.from_dict(config))
     cast = cast_parameters(model, dtype)
-    if sanitize_of(config["model_type"]).own_head and ties_head(config):
+    if row_or_default(config["model_type"]).own_head and ties_head(config):
         model.sanitize({path: array for path, array in cast if "lm_head" not in path})
     return model
 

@@ -37,8 +37,8 @@ def as_rank(library: PrivateLibrary, rank: Rank | None) -> Iterator[None]:
         yield
 
 
-def parallel_of(model: Any, asked: Parallel | None) -> Parallel:
-    """Return how mlx-lm's sharded_load (utils.py) runs a model; ``asked`` is the choice, if any.
+def parallel_of(model: Any, requested: Parallel | None) -> Parallel:
+    """Return how mlx-lm's sharded_load (utils.py) runs a model, as ``requested`` if it is.
 
     Raises:
         UnsupportedError: when the class has no method for it.
@@ -48,7 +48,7 @@ def parallel_of(model: Any, asked: Parallel | None) -> Parallel:
         can.append("tensor")
     if hasattr(getattr(model, "model", None), "pipeline"):
         can.append("pipeline")
-    return pick_parallel(asked, can)
+    return pick_parallel(requested, can)
 
 
 def share(model: Any, rank: Rank | None) -> None:

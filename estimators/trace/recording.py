@@ -99,9 +99,9 @@ def reject_large_loop(nodes: int) -> None:
         raise _too_large(f"would have about {nodes} operations, above the {MAX_LOOP_NODES}")
 
 
-def _too_large(found: str) -> TooLargeError:
+def _too_large(what: str) -> TooLargeError:
     return TooLargeError(
-        f"the graphs of the run {found} that are traced; shorten the prompt or the prefill step"
+        f"the graphs of the run {what} that are traced; shorten the prompt or the prefill step"
     )
 
 

@@ -340,7 +340,7 @@ def _unmade(call: Call, order: list[int], views: list[View]) -> dict[int, list[V
     """
     evaluated = set(order)
     maker = {out: i for i, node in enumerate(call.nodes) for out in node.outputs}
-    found: dict[int, list[View]] = {}
+    result: dict[int, list[View]] = {}
     for held in dict.fromkeys(call.held):
         sources: dict[int, View] = {}
         waiting = [held] if held in maker and maker[held] not in evaluated else []
@@ -352,10 +352,10 @@ def _unmade(call: Call, order: list[int], views: list[View]) -> dict[int, list[V
             else:
                 waiting += call.nodes[made_by].inputs
         if sources:
-            found[id(views[held])] = list(sources.values())
+            result[id(views[held])] = list(sources.values())
             for view in sources.values():
                 view.references += 1
-    return found
+    return result
 
 
 def _becomes(source: View, made: View) -> bool:

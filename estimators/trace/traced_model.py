@@ -73,15 +73,11 @@ class TracedShapes(NamedTuple):
     """Tokens of the longest buffer that are still needed."""
     largest_bytes: int
     """Bytes of the largest array that a cache holds."""
-    makes_own_cache: bool
-    """Whether the class has a ``make_cache``."""
     unread_format: str | None
     """The quantisation method that the config declares and the weights are not sized in.
 
     Only without headers. The weights are then those of the dequantised model.
     """
-    versions: Mapping[str, str]
-    """The installed versions of MLX and mlx-lm."""
 
     @property
     def weight_bytes(self) -> int:
@@ -214,14 +210,14 @@ class TracedModel(BuiltClass):
         """Return how many layers the class has."""
         return len(self._model.layers)
 
-    def parallel(self, asked: Parallel | None) -> Parallel:
+    def parallel(self, requested: Parallel | None) -> Parallel:
         """Return how mlx-lm's sharded_load runs the class.
 
         Raises:
             UnsupportedError: when it has no method for it.
         """
         with self._tracing():
-            return parallel_of(self._model, asked)
+            return parallel_of(self._model, requested)
 
     def first_call(self) -> FirstCall:
         """Return what the class shows of itself in a call on a few tokens."""
@@ -402,7 +398,5 @@ class TracedModel(BuiltClass):
             allocated_tokens=longest,
             held_tokens=needed,
             largest_bytes=max((leaf.array.nbytes for leaf in caches_of(caches)), default=0),
-            makes_own_cache=hasattr(self._model, "make_cache"),
             unread_format=self.unread_format,
-            versions=self.versions,
         )

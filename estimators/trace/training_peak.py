@@ -118,8 +118,8 @@ class TrainingPeak(NamedTuple):
     @property
     def moments(self) -> tuple[CallPeak[CallPhase], ...]:
         """What was recorded of the validation, the first step and the later ones."""
-        found = self.later, self.first, self.validation
-        return tuple(moment for moment in found if moment)
+        result = self.later, self.first, self.validation
+        return tuple(moment for moment in result if moment)
 
 
 def training_peak(

@@ -412,8 +412,8 @@ def inputs(model: Any, plan: ImagePlan, workload: Workload) -> dict[str, Any]:
         "attention_mask": mx.ones((rows, len(ids)), mx.int32),
     }
     for name in dict.fromkeys(array.name for array in plan.arrays):
-        found = [_input(array, plan) for array in plan.arrays if array.name == name]
-        given[name] = found[0] if len(found) == 1 else found
+        result = [_input(array, plan) for array in plan.arrays if array.name == name]
+        given[name] = result[0] if len(result) == 1 else result
     if model.config.model_type == "diffusion_gemma":
         # By it an image attends to all of itself.
         given["mm_token_type_ids"] = (given["input_ids"] == _token(model, "image")).astype(mx.int32)
@@ -487,27 +487,27 @@ def _split(outputs: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...
 def _with_roles(arrays: Sequence[Array], given: Mapping[str, Any]) -> tuple[Array, ...]:
     """Mark what the run was given: it is there as long as the run."""
     shapes = [tuple(array.shape) for array in _arrays(given)]
-    found = []
+    result = []
     for array in arrays:
         if array.role == "constant" and not array.name and array.shape in shapes:
             shapes.remove(array.shape)
-            found.append(array._replace(role="tokens"))
+            result.append(array._replace(role="tokens"))
         else:
-            found.append(array)
-    return tuple(found)
+            result.append(array)
+    return tuple(result)
 
 
 def _variables(frame: Any, code: Any) -> list[dict[str, Any]]:
     """Return the variables of a running function, and of all that it has called."""
-    found = []
+    result = []
     while frame is not None:
         # The recorder's own frames are not there in a run.
         if frame.f_globals is not globals():
-            found.append(dict(frame.f_locals))
+            result.append(dict(frame.f_locals))
         if frame.f_code is code:
             break
         frame = frame.f_back
-    return found
+    return result
 
 
 def _arrays(tree: Any) -> Iterator[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from memfit.estimators.arch.registry import sanitize_of
+from memfit.estimators.arch.registry import row_or_default
 from memfit.estimators.weights.tensor_groups import TensorGroup
 
 # mlx-lm deepseek_v3.py, dequant: bfloat16, padded, and in float32, where it is scaled.
@@ -72,7 +72,7 @@ def normalised_head(
     MLX evaluates the last arrays of a class first (mlx transforms.cpp, eval_impl).
     """
     head = next((group for group in kept if group.name == "lm_head.weight"), None)
-    rules = sanitize_of(str(config.get("model_type")))
+    rules = row_or_default(str(config.get("model_type")))
     if head is None or not (rules.normalises_head and config.get("norm_head")):
         return ()
     # The embedding is the first array of the class, so that it is read last.

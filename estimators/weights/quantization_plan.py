@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
-from memfit.estimators.arch.registry import sanitize_of
+from memfit.estimators.arch.registry import row_or_default
 from memfit.estimators.base.errors import ConfigError, InputError
 from memfit.estimators.base.quantization import DEFAULTS, Quantization
 from memfit.estimators.weights.derived import QuantizationPlan
@@ -115,7 +115,7 @@ def text_class(config: Mapping[str, Any], model: Model) -> str:
     """Return the model type of the class with the ``sanitize`` that reads the weights."""
     text = config.get("text_config")
     # The text model's sanitize reads the weights (mistral3.py, sanitize).
-    if sanitize_of(model.model_type).by_text_class and isinstance(text, Mapping):
+    if row_or_default(model.model_type).by_text_class and isinstance(text, Mapping):
         return str(text.get("model_type", "llama"))
     return model.model_type
 
@@ -133,7 +133,7 @@ def _foreign(block: Mapping[str, Any], model: Model, name: str, reader: str) -> 
         return _compressed(block, model, reader)
     if method == "modelopt":
         return _modelopt(block, model)
-    if method == "mxfp4" and sanitize_of(model.model_type).splits_mxfp4:
+    if method == "mxfp4" and row_or_default(model.model_type).splits_mxfp4:
         quantization = Quantization(4, 32, "mxfp4")
         return Declared(method, quantization, _only_experts(model, quantization))
     bits = block.get("bits")
@@ -156,7 +156,7 @@ def _fp8(block: Mapping[str, Any], model: Model, reader: str) -> Declared:
         # mlx-lm would keep them packed, but for names that the described classes do not read.
         quantises, what = Quantization(8, 32, "mxfp8"), "FP8 in blocks of 32 x 32"
         return Declared("fp8", quantises, None, _dequantised(model, what))
-    if sanitize_of(reader).fp8:
+    if row_or_default(reader).fp8:
         return Declared("fp8")
     return Declared("fp8", None, None, _dequantised(model, f"FP8 of {reader}"))
 
@@ -196,7 +196,7 @@ _COMPRESSED = {
 def _compressed(block: Mapping[str, Any], model: Model, reader: str) -> Declared:
     form = str(block.get("format"))
     quantises = _COMPRESSED.get(form)
-    if form == "pack-quantized" and sanitize_of(reader).unpacks_integers:
+    if form == "pack-quantized" and row_or_default(reader).unpacks_integers:
         plan = _only_experts(model, Quantization(4, 32))
         text = "only the headers show which matrices are packed; the experts are taken to be"
         return Declared("compressed-tensors", quantises, plan, text)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from math import prod
 
 from memfit.estimators.arch.class_row import Fp8
-from memfit.estimators.arch.registry import sanitize_of
+from memfit.estimators.arch.registry import row_or_default
 from memfit.estimators.weights.tensor_groups import FLOATING, TensorGroup
 
 
@@ -15,7 +15,7 @@ def sanitize_conversions(
     tensors: tuple[TensorGroup, ...], text_class: str
 ) -> tuple[TensorGroup, ...]:
     """Return the tensors as the class of a model type converts them; names change elsewhere."""
-    rules = sanitize_of(text_class)
+    rules = row_or_default(text_class)
     # In the order of deepseek_v3.py: integers first, then FP8.
     if rules.unpacks_integers:
         tensors = tuple(_unpacked_integers(tensors))

@@ -10,10 +10,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.class_row import Sanitize
+from memfit.estimators.arch.class_row import ClassRow
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part, linear
-from memfit.estimators.arch.registry import sanitize_of
+from memfit.estimators.arch.registry import row_or_default
 from memfit.estimators.base import dtypes
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.weights.tensor_groups import EXPERTS, TensorGroup
@@ -24,7 +24,7 @@ Modules = Mapping[str, Module]
 def drop_rule(model: Model, tensors: Iterable[TensorGroup]) -> Callable[[str], bool]:
     """Return a function that says whether the model's class removes a tensor, by its name."""
     # One expression for all patterns: a checkpoint can have a hundred thousand names.
-    rules = sanitize_of(model.model_type)
+    rules = row_or_default(model.model_type)
     patterns = list(_dropped(rules, model, tensors))
     found = re.compile("|".join(patterns)).search if patterns else None
     # gemma4_text.py, sanitize: layers that share keys and values have no projections for them.
@@ -40,7 +40,7 @@ def drop_rule(model: Model, tensors: Iterable[TensorGroup]) -> Callable[[str], b
     return is_dropped
 
 
-def _dropped(rules: Sanitize, model: Model, tensors: Iterable[TensorGroup]) -> Iterator[str]:
+def _dropped(rules: ClassRow, model: Model, tensors: Iterable[TensorGroup]) -> Iterator[str]:
     if rules.drops:
         yield rules.drops
     part, pattern = rules.drops_in_layout
@@ -79,7 +79,7 @@ def sanitize_names(
     tensors: Iterable[TensorGroup], model_type: str, modules: Modules
 ) -> tuple[TensorGroup, ...]:
     """Return the tensors under the class's names: stacked, split and renamed."""
-    rules = sanitize_of(model_type)
+    rules = row_or_default(model_type)
     # Renamed first: the following rules look for the class's own names.
     if renames := [(re.compile(old), new) for old, new in rules.renames]:
         tensors = (tensor._replace(name=_rename(tensor.name, renames)) for tensor in tensors)
@@ -105,7 +105,7 @@ def _rename(name: str, rules: list[tuple[re.Pattern[str], str]]) -> str:
 
 
 def _stacked(
-    tensors: Iterable[TensorGroup], rules: Sanitize, modules: Modules
+    tensors: Iterable[TensorGroup], rules: ClassRow, modules: Modules
 ) -> Iterator[TensorGroup]:
     """One tensor per expert becomes one of all experts, where the class stacks them."""
     for group in tensors:
@@ -139,7 +139,7 @@ def _first_of(parents: Iterable[str], name: str, modules: Modules) -> str | None
 
 
 def _split_joined(
-    tensors: Iterable[TensorGroup], rules: Sanitize, modules: Modules
+    tensors: Iterable[TensorGroup], rules: ClassRow, modules: Modules
 ) -> Iterator[TensorGroup]:
     """One tensor of several matrices becomes one for each (`mx.split` in granitemoe.py)."""
     for tensor in tensors:
@@ -153,7 +153,7 @@ def _split_joined(
             yield tensor
 
 
-def _paths_in(name: str, rules: Sanitize, modules: Modules) -> list[str]:
+def _paths_in(name: str, rules: ClassRow, modules: Modules) -> list[str]:
     for suffix, names in rules.joined:
         if name.endswith(suffix):
             # Where classes keep stacked experts; the empty name is a plain matrix (hunyuan.py).
@@ -195,7 +195,7 @@ def with_own_head(model: Model, tensors: tuple[Tensor, ...] | None) -> Model:
 
     Without headers the config decides, and so it does for every other class.
     """
-    path = sanitize_of(model.model_type).own_head
+    path = row_or_default(model.model_type).own_head
     if not path or tensors is None:
         return model
     has_head = any(tensor.name == f"{path}.weight" for tensor in tensors)

@@ -132,10 +132,10 @@ class RunMoments:
         """Return what a call holds; the same for every workload that makes it."""
         key = (_key(call), decoding, has_head)
         kept: dict[Hashable, _Followed] = self._prepared.followed
-        found = kept.get(key)
-        if found is None:
-            found = kept[key] = self._follow(call, decoding=decoding, has_head=has_head)
-        return found
+        result = kept.get(key)
+        if result is None:
+            result = kept[key] = self._follow(call, decoding=decoding, has_head=has_head)
+        return result
 
     def _follow(self, call: CallShape, *, decoding: bool, has_head: bool) -> _Followed:
         prepared = self._prepared
@@ -213,15 +213,15 @@ class RunMoments:
         own = {buffer: call.occupancy[buffer] for each in buffers for buffer in each}
         key = (number, ends, others, tuple(own.items()))
         kept: dict[Hashable, tuple[Program, ...]] = prepared.recorded
-        found = kept.pop(key, None)
-        if found is None:
+        result = kept.pop(key, None)
+        if result is None:
             call = replace(call, occupancy=own)
             layer = record_layer(prepared.plans[number], call, prepared.model.hidden_size, buffers)
-            found = (layer.program(), *([layer.program(state_only=True)] if ends else []))
-        kept[key] = found
+            result = (layer.program(), *([layer.program(state_only=True)] if ends else []))
+        kept[key] = result
         if len(kept) > _KEPT_LAYERS:
             del kept[next(iter(kept))]
-        return found
+        return result
 
     def _shape(self, planned: PlannedCall, *, decoding: bool) -> CallShape:
         workload, position = self._workload, planned.position

@@ -72,11 +72,11 @@ def peak(
 
 def _of_calls(moments: Sequence[RunMoment]) -> dict[CallPhase, int]:
     """The most in use during each call: a conversion may be above the chunk that it follows."""
-    found: dict[CallPhase, int] = {}
+    result: dict[CallPhase, int] = {}
     for moment in moments:
         if moment.call:
-            found[moment.call] = max(moment.nbytes, found.get(moment.call, 0))
-    return found
+            result[moment.call] = max(moment.nbytes, result.get(moment.call, 0))
+    return result
 
 
 def prepared_model(

@@ -128,10 +128,10 @@ class Tape(Struct):
 
         One that reads ``is_part`` of its first input touches as many elements as it makes.
         """
-        asked = elements * self.width if nbytes is None else nbytes
-        if asked > self.largest:
-            self.largest, self.largest_name = asked, name
-        taken = allocated(asked, self.backend)
+        requested = elements * self.width if nbytes is None else nbytes
+        if requested > self.largest:
+            self.largest, self.largest_name = requested, name
+        taken = allocated(requested, self.backend)
         made = self.existing(elements, taken)
         arrays = (*inputs, made)
         sizes = [self.elements[array] for array in arrays]

@@ -382,8 +382,8 @@ def _matrices(
         if len(module.shape) != 2 or "audio" in path:
             continue
         sizes = (module.shape[1], module.shape[0])
-        if found := _BLOCK.fullmatch(path):
-            blocks.setdefault(found[1], []).append((found[2], *sizes))
+        if result := _BLOCK.fullmatch(path):
+            blocks.setdefault(result[1], []).append((result[2], *sizes))
         elif "embed" not in path.rpartition(".")[2]:
             others.append((path, *sizes))
     return blocks, others

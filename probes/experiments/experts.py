@@ -43,12 +43,7 @@ from memfit.probes.experts.points import (
     token_counts,
 )
 from memfit.probes.experts.request import PARTS, ExpertsRequest, capacities_of, check_described
-from memfit.probes.experts.result import (
-    DiscoveryResult,
-    ExpertsPoint,
-    ExpertsTuneResult,
-    WarmStart,
-)
+from memfit.probes.experts.result import DiscoveryResult, ExpertsPoint, ExpertsTuneResult, WarmStart
 from memfit.probes.experts.runner import ExpertRunner, ExpertSetup, LayerRouting
 from memfit.probes.experts.slots import NOT_STORED
 from memfit.probes.preflight import require_loadable

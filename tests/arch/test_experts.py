@@ -13,7 +13,7 @@ from memfit.estimators.base.errors import ConfigError, MemfitError, UnsupportedE
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import buffer_counts, grown, kv_cache
-from memfit.estimators.weights import QuantizationPlan, derive
+from memfit.estimators.weights.derived import QuantizationPlan, derive
 from tests.models import sample_config
 
 _CASES = Path(__file__).parent / "cases"

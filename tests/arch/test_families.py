@@ -19,7 +19,7 @@ from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes
-from memfit.estimators.weights import QuantizationPlan, derive
+from memfit.estimators.weights.derived import QuantizationPlan, derive
 
 pytest.importorskip("mlx_lm", reason="the oracle is mlx-lm itself")
 from tests.oracle import Oracle, cache_bytes

@@ -11,7 +11,7 @@ pytest.importorskip("mlx_lm", reason="the truth is mlx-lm's own classes")
 
 from benchmarks.mutations import CASES, mutations, outcome
 from memfit.estimators.arch.registry import build_model
-from memfit.estimators.weights import derive
+from memfit.estimators.weights.derived import derive
 from memfit.estimators.weights.quantization_plan import declared
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"

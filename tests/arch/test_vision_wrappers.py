@@ -17,7 +17,7 @@ from memfit.estimators.runtimes.mlx_vlm_trace import VisionTrace
 from memfit.estimators.runtimes.registry import get_runtime, native_runtime
 from memfit.estimators.sizing.opening import size
 from memfit.estimators.sizing.sized_model import with_runtime
-from memfit.estimators.weights import derive
+from memfit.estimators.weights.derived import derive
 from tests.trace.vision_cases import WIDE, Case
 
 CASES = {case.config["model_type"]: case for case in WIDE}

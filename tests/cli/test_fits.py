@@ -16,7 +16,7 @@ import memfit as library
 from memfit.cli.render.output import rendered
 from memfit.cli.render.views.fits import FitsView
 from memfit.estimators.base.units import Units
-from memfit.estimators.checkpoint.local.kept_models import kept_models
+from memfit.estimators.checkpoint.local.local_models import local_models
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.results.fits import Fits
@@ -64,7 +64,7 @@ def answered(shared_home: Path) -> Iterator[Fits]:
     """What fits 32 GB, of everything there is: a list of all samples takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
         live_in(shared_home, patch)
-        kept = list(kept_models([str(shared_home / "mine"), str(shared_home / "one")]))
+        kept = list(local_models([str(shared_home / "mine"), str(shared_home / "one")]))
         question = WorkloadQuestion(prompt_tokens=8192)
         yield fits(Catalog(), kept, find_device(MACHINE), question)
 
@@ -138,7 +138,7 @@ def test_a_row_is_what_estimate_says_of_what_the_stores_hold(
             device=MACHINE,
             context="8k",
             prefill_step=row.prefill_step,
-            **({"quantize": row.weight_bits} if row.weight_bits else {}),
+            quantize=row.weight_bits or None,
         )
         for name in ("model", "runtime", "verdict", "peak_bytes", "needed_bytes", "exceeded"):
             assert getattr(row, name) == getattr(same, name), (row.name, name)
@@ -166,14 +166,14 @@ def test_a_page_and_the_table_name_what_has_no_figures(answered: Fits) -> None:
 def test_without_a_main_branch_every_snapshot_counts(home: Path) -> None:
     for commit in (COMMIT, "b" * 40):
         config(home / "hub" / "models--org--name" / "snapshots" / commit)
-    hub = [each.reference for each in kept_models([]) if each.store == "hub"]
+    hub = [each.reference for each in local_models([]) if each.store == "hub"]
     assert [Path(reference).name[0] for reference in hub] == ["a", "b"]
 
 
 def test_lm_studio_may_keep_models_elsewhere(home: Path) -> None:
     config(home / "else" / "models" / "org" / "name")
     (home / ".lmstudio-home-pointer").write_text(f"{home}/else\n")
-    assert next(kept_models([]))[:2] == ("org/name", "lm-studio")
+    assert next(local_models([]))[:2] == ("org/name", "lm-studio")
 
 
 def test_nothing_that_fits_is_exit_1_and_a_folder_may_be_called_like_the_hub(

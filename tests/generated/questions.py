@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -52,7 +52,7 @@ class Question(NamedTuple):
     clients: int
 
     @property
-    def given(self) -> dict[str, int]:
+    def given(self) -> dict[str, Any]:
         """The settings of its workload; a runtime may have KV bits where none are given."""
         names = ("prompt_tokens", "max_tokens", "batch", "prefill_step", "kv_bits")
         given = {name: getattr(self.workload, name) for name in (*names, "quantized_kv_start")}

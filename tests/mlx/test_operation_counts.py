@@ -30,7 +30,7 @@ from memfit.estimators.trace.peak import peak
 from memfit.estimators.trace.recording import record_call
 from memfit.estimators.trace.streams import Stream
 from memfit.estimators.trace.traced_model import TracedModel
-from memfit.estimators.weights import QuantizationPlan
+from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.workspace.attention import attend
 from memfit.estimators.workspace.call import BackendTraits, CallShape, Occupancy
 from memfit.estimators.workspace.layer import record_layer

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.progress import FinishedRequest
 from memfit.estimators.base.quantization import converted
-from memfit.estimators.checkpoint.local.kept_models import KeptModel
+from memfit.estimators.checkpoint.local.local_models import LocalModel
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.questions.workload import WorkloadQuestion
@@ -22,7 +22,7 @@ from memfit.estimators.sizing.sized_model import SizedModel
 from tests.selection import QUICK_SAMPLES
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
-KEPT = [KeptModel(path.stem, "sample", str(path)) for path in sorted(SAMPLES.glob("*.yaml"))]
+KEPT = [LocalModel(path.stem, "sample", str(path)) for path in sorted(SAMPLES.glob("*.yaml"))]
 SOME = [each for each in KEPT if each.name in QUICK_SAMPLES]
 some_and_all = pytest.mark.parametrize(
     "kept",
@@ -45,7 +45,7 @@ def asked(tokens: int) -> WorkloadQuestion:
 
 
 @cache
-def answer(machine: str, tokens: int, kept: tuple[KeptModel, ...] = tuple(SOME)) -> Fits:
+def answer(machine: str, tokens: int, kept: tuple[LocalModel, ...] = tuple(SOME)) -> Fits:
     return fits(CATALOG, kept, DEVICES[machine], asked(tokens))
 
 
@@ -57,7 +57,7 @@ def sized_as(row: Fit, machine: str, bits: int | None) -> SizedModel:
 @some_and_all
 @pytest.mark.parametrize(("machine", "tokens"), QUESTIONS)
 def test_a_row_is_what_estimate_says(
-    machine: str, tokens: int, kept: tuple[KeptModel, ...]
+    machine: str, tokens: int, kept: tuple[LocalModel, ...]
 ) -> None:
     for row in answer(machine, tokens, kept).models:
         sized = sized_as(row, machine, row.weight_bits)
@@ -86,7 +86,7 @@ def test_the_longest_prompt_is_that_of_the_grid(name: str) -> None:
 @some_and_all
 @pytest.mark.parametrize(("machine", "tokens"), QUESTIONS[:2])
 def test_no_more_bits_and_no_larger_step_fit(
-    machine: str, tokens: int, kept: tuple[KeptModel, ...]
+    machine: str, tokens: int, kept: tuple[LocalModel, ...]
 ) -> None:
     for row in answer(machine, tokens, kept).models:
         bits = (None, *weight_bits_of(sized_as(row, machine, None)))
@@ -102,7 +102,7 @@ def test_no_more_bits_and_no_larger_step_fit(
 
 
 @some_and_all
-def test_what_does_not_fit_names_the_smallest_mac_that_does(kept: tuple[KeptModel, ...]) -> None:
+def test_what_does_not_fit_names_the_smallest_mac_that_does(kept: tuple[LocalModel, ...]) -> None:
     rows = [row for row in answer("32GB", 4096, kept).models if row.smallest_memory_bytes]
     assert rows
     for row in rows:
@@ -130,6 +130,6 @@ def test_every_model_is_a_step_of_the_progress() -> None:
         def advance(self, steps: int = 1, seen: list[int] = steps) -> None:
             seen.append(steps)
 
-    kept = [*KEPT[:2], KeptModel("none", "folder", "/none.json")]
+    kept = [*KEPT[:2], LocalModel("none", "folder", "/none.json")]
     fits(CATALOG, kept, DEVICES["8GB"], asked(100), progress=Counting())
     assert steps == [1, 1, 1]

@@ -8,8 +8,8 @@ from memfit.estimators.machine.device import ANY_CPU, ANY_MAC
 from memfit.estimators.trace.dequantised_cache import (
     StoredFormat,
     StoredRows,
-    cpu_graph,
     dequantised_peak,
+    dequantising_graph,
 )
 from memfit.estimators.trace.leaves import Leaf
 from memfit.estimators.trace.recording import record_call
@@ -39,7 +39,7 @@ def test_the_operations_are_those_of_mlx_on_a_cpu(bits: int) -> None:
             return [mx.dequantize(*given.values(), group_size=64, bits=bits)]
 
     recorded = record_call(run, leaves)
-    own = cpu_graph([STORED], StoredFormat(bits, 64, "BF16"))
+    own = dequantising_graph([STORED], StoredFormat(bits, 64, "BF16"), "cpu")
     # MLX merges equal operations when it exports a graph, so that they are counted once here.
     assert {(node.name, recorded.arrays[node.outputs[0]].nbytes) for node in recorded.nodes} == {
         (node.name, own.arrays[node.outputs[0]].nbytes) for node in own.nodes

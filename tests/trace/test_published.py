@@ -12,7 +12,7 @@ from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.peak import peak
-from memfit.estimators.weights import derive
+from memfit.estimators.weights.derived import derive
 from memfit.estimators.workspace.peak import peak as formula_peak
 from tests.models import published_config
 from tests.trace.tracing import record

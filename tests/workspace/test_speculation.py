@@ -18,7 +18,7 @@ from memfit.estimators.sizing.sized_model import error_bytes_of
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.peak import speculative_peak
 from memfit.estimators.trace.traced_model import TracedModel
-from memfit.estimators.weights import derive
+from memfit.estimators.weights.derived import derive
 from memfit.estimators.workspace.peak import prepared_model
 from memfit.estimators.workspace.speculation import LoadedModel, speculative_moments
 from tests.models import QWEN3_4B

@@ -105,8 +105,8 @@ class EstimateView(NamedTuple):
         best = self.result.best
         is_served = best and best.server and best.commands
         clients = self.result.workload.batch if is_served else 0
-        if found := estimate_text.recommended(self.result.recommended, self.units, clients=clients):
-            yield f"Recommended: {found}"
+        if text := estimate_text.recommended(self.result.recommended, self.units, clients=clients):
+            yield f"Recommended: {text}"
 
     def _notes(self) -> Iterator[Text]:
         """The warnings, with ``verbose`` and on a page everything that there is to know."""
@@ -383,7 +383,7 @@ _COSTS = {"none": "nothing", "speed": "speed", "quality": "quality", "hardware":
 
 
 def _change(action: Action) -> str:
-    found = [settings_text(action.settings)]
+    changes = [settings_text(action.settings)]
     if "memory_bytes" in action.settings:
-        found.insert(0, f"a Mac with {gigabytes(action.settings['memory_bytes'])}")
-    return ", ".join(filter(None, found)) or "none"
+        changes.insert(0, f"a Mac with {gigabytes(action.settings['memory_bytes'])}")
+    return ", ".join(filter(None, changes)) or "none"

@@ -46,10 +46,13 @@ def _tightness(result: Estimate, units: Units) -> str:
 
 def headline(result: Estimate, units: Units) -> str:
     """The verdict, with what has to change, and where another MLX reverses it."""
-    found = [note.message for note in result.notes if note.code == "mlx-verdict"]
+    reversals = [note.message for note in result.notes if note.code == "mlx-verdict"]
     text = _headline(result, units)
-    if found:
-        text = text.removesuffix(" Nothing to change.") + f" {found[0][0].upper()}{found[0][1:]}."
+    if reversals:
+        text = (
+            text.removesuffix(" Nothing to change.")
+            + f" {reversals[0][0].upper()}{reversals[0][1:]}."
+        )
     return text
 
 
@@ -177,20 +180,20 @@ def legend(result: Estimate, units: Units) -> tuple[str, ...]:
     return ("; ".join(parts),) if parts else ()
 
 
-def recommended(found: Recommended, units: Units, *, clients: int = 0) -> str:
+def recommended(values: Recommended, units: Units, *, clients: int = 0) -> str:
     """What to set for the printed command; empty where nothing fits this machine.
 
     ``clients`` are those of a server whose command is printed.
     """
     parts = []
-    if found.context_tokens:
-        count = found.context_tokens
+    if values.context_tokens:
+        count = values.context_tokens
         users = f" for {clients} client{'s' * (clients > 1)}" if clients else ""
         parts.append(f"context {tokens(count) if count >= 10240 else count}{users}")
-    if found.wired_limit_bytes:
-        parts.append(f"wired limit {size(found.wired_limit_bytes, units)}")
-    if found.expert_capacity and parts:
-        parts.append(f"all {found.expert_capacity} experts")
+    if values.wired_limit_bytes:
+        parts.append(f"wired limit {size(values.wired_limit_bytes, units)}")
+    if values.expert_capacity and parts:
+        parts.append(f"all {values.expert_capacity} experts")
     return ", ".join(parts)
 
 
@@ -237,21 +240,21 @@ def peak(result: Estimate, units: Units) -> str:
 
 def speed(result: Estimate) -> Iterator[str]:
     """The bound of the decode speed, and what to expect of it."""
-    found = result.decode_speed
-    if found is None:
+    expected = result.decode_speed
+    if expected is None:
         return
-    digits = 0 if found.most_tokens_per_second >= 10 else 1
-    text = f"decodes at most {found.most_tokens_per_second:.{digits}f} tokens a second"
+    digits = 0 if expected.most_tokens_per_second >= 10 else 1
+    text = f"decodes at most {expected.most_tokens_per_second:.{digits}f} tokens a second"
     if result.ranks:
         text += ", less with the time of messages between ranks"
-    if found.expected_tokens_per_second:
-        least, median, most = found.expected_tokens_per_second
+    if expected.expected_tokens_per_second:
+        least, median, most = expected.expected_tokens_per_second
         text += f", expect about {median:.0f} ({least:.0f} to {most:.0f})"
-    elif found.range_tokens_per_second:
-        least, most = found.range_tokens_per_second
+    elif expected.range_tokens_per_second:
+        least, most = expected.range_tokens_per_second
         text += f", expect {least:.0f} to {most:.0f} (not measured on this chip)"
-    if found.host_bytes_per_step and found.host_bandwidth_bytes_per_second:
-        rate = size(found.host_bandwidth_bytes_per_second, Units.GB, down=True)
+    if expected.host_bytes_per_step and expected.host_bandwidth_bytes_per_second:
+        rate = size(expected.host_bandwidth_bytes_per_second, Units.GB, down=True)
         text += f" with a host of {rate}/s"
     yield text
 
@@ -294,19 +297,19 @@ def _other_ways(result: Estimate, chosen: Action | None, units: Units) -> Iterat
 
 def _partial(result: Estimate, units: Units) -> Iterator[str]:
     """The part of the experts that fits this machine, whether it pays, and what plans it."""
-    found, device = result.partial_experts, result.device
-    if not found or device is None:
+    partial, device = result.partial_experts, result.device
+    if not partial or device is None:
         return
-    if found.warned:
-        pays = f"but {found.reasons[0]}"
-    elif found.pays is None:
+    if partial.warned:
+        pays = f"but {partial.reasons[0]}"
+    elif partial.pays is None:
         pays = "which pays if its routing is concentrated"
     else:
-        pays = "which pays" if found.pays else "which does not pay by what is published"
-    quantize = f" --quantize {found.weight_bits}" if found.weight_bits else ""
+        pays = "which pays" if partial.pays else "which does not pay by what is published"
+    quantize = f" --quantize {partial.weight_bits}" if partial.weight_bits else ""
     yield (
-        f"Or keep {found.experts} of {found.of} experts: {size(found.running_bytes, units)},"
-        f" {size(found.startup_bytes, units)} at start-up, {pays}:"
+        f"Or keep {partial.experts} of {partial.of} experts: {size(partial.running_bytes, units)},"
+        f" {size(partial.startup_bytes, units)} at start-up, {pays}:"
         f" memfit plan experts {shlex.quote(result.model.id)}{quantize} {named(device)}"
     )
 
@@ -357,10 +360,10 @@ def then_on_host(action: Action, units: Units) -> str:
 
 def alone_text(plan: RankPlan, units: Units) -> str:
     """Which of the machines runs the model without the others, the one with the most room."""
-    found = [each for each in plan.alone if each.verdict == "fits"] or list(plan.alone)
-    if not found:
+    enough = [each for each in plan.alone if each.verdict == "fits"] or list(plan.alone)
+    if not enough:
         return ""
-    best = max(found, key=lambda each: each.working_set_bytes - each.needed_bytes)
+    best = max(enough, key=lambda each: each.working_set_bytes - each.needed_bytes)
     of = f"{tenths(best.needed_bytes, units)} of {size(best.working_set_bytes, units, down=True)}"
     word = "fits it" if best.verdict == "fits" else "fits it tightly"
     return f"{best.device} alone {word} ({of})."

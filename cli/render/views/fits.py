@@ -66,8 +66,8 @@ class FitsView(NamedTuple):
             own |= {"parameters": row.model.parameters, "most_tokens_per_second": speed}
             yield tuple("" if own[name] is None else own[name] for name in _FIELDS)
         for each in self.result.not_sized:
-            found = {"name": each.name, "store": each.store, "reference": each.reference}
-            yield tuple(({**found, "reason": each.why.reason}).get(name, "") for name in _FIELDS)
+            fields = {"name": each.name, "store": each.store, "reference": each.reference}
+            yield tuple(({**fields, "reason": each.why.reason}).get(name, "") for name in _FIELDS)
 
     def document(self) -> Document:
         """Return the verdict, then a table of each kind, and what has no figures."""

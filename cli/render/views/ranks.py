@@ -32,7 +32,7 @@ def _splits(plan: RankPlan, unit: str, units: Units) -> Iterator[Table]:
     if not (plan.other and plan.split):
         return
     worst = max((rank.verdict for rank in plan.ranks), key=_WORST_LAST.index)
-    found = ((plan.split, plan.even, worst, plan.ranks), astuple(plan.other))
+    splits = ((plan.split, plan.even, worst, plan.ranks), astuple(plan.other))
     rows = [
         (
             _joined(map(str, split)),
@@ -40,7 +40,7 @@ def _splits(plan: RankPlan, unit: str, units: Units) -> Iterator[Table]:
             Toned(VERDICT_WORDS[verdict], VERDICT_COLOURS[verdict]),
             "mlx_lm.server --pipeline" if even else f"Python only: pipeline(group, {list(split)})",
         )
-        for split, even, verdict, ranks in found
+        for split, even, verdict, ranks in splits
     ]
     title = f"layers of each rank, and what each needs in {unit}"
     yield Table(("Layers", "Needs", "", "Made by"), rows, title, align="llll")

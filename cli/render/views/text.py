@@ -135,8 +135,8 @@ def size(nbytes: int, units: Units, *, down: bool = False) -> str:
 def tenths(nbytes: int, units: Units, *, down: bool = False) -> str:
     """The number of `size`."""
     unit = 10**9 if units is Units.GB else 2**30
-    found = 10 * nbytes // unit if down else -(-10 * nbytes // unit)
-    return f"{found // 10}.{found % 10}"
+    count = 10 * nbytes // unit if down else -(-10 * nbytes // unit)
+    return f"{count // 10}.{count % 10}"
 
 
 def gigabytes(memory_bytes: int) -> str:

@@ -114,16 +114,16 @@ def _divided(document: Document) -> tuple[list[Heading | Verdict], list[AnyPart]
 
 def _header(head: Sequence[Heading | Verdict]) -> str:
     """The first is the title of the page."""
-    found: list[str] = []
+    parts: list[str] = []
     for part in head:
         if isinstance(part, Heading):
-            found.append(f"<h1>{escaped(part.text)}</h1>")
+            parts.append(f"<h1>{escaped(part.text)}</h1>")
             continue
-        tag = "p" if found else "h1"
+        tag = "p" if parts else "h1"
         verdict = CLASSES.get(part.colour, "unknown")
         sign = f'<span aria-hidden="true">{_SIGNS[verdict]} </span>'
-        found.append(f'<{tag} class="verdict {verdict}">{sign}{escaped(part.text)}</{tag}>')
-    return "".join(found)
+        parts.append(f'<{tag} class="verdict {verdict}">{sign}{escaped(part.text)}</{tag}>')
+    return "".join(parts)
 
 
 def _body(parts: Sequence[AnyPart], most: int) -> str:
@@ -337,8 +337,8 @@ def _data(part: Sliders) -> dict[str, object]:
     """The points; each text is there once."""
     texts: dict[str, int] = {}
 
-    def numbered(found: Iterable[str]) -> list[int]:
-        return [texts.setdefault(text, len(texts)) for text in found]
+    def numbered(strings: Iterable[str]) -> list[int]:
+        return [texts.setdefault(text, len(texts)) for text in strings]
 
     verdicts = list(_SIGNS)
     points = [

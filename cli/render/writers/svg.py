@@ -22,10 +22,10 @@ def write(view: HasDocument, *, to_file: bool) -> str:
         InputError: when there is none.
     """
     document = view.document()
-    found = charts(document)
-    if not found:
+    drawn = charts(document)
+    if not drawn:
         raise InputError("this answer has no chart, so there is no SVG of it; use --format html")
-    return svg.image(found, caption(document))
+    return svg.image(drawn, caption(document))
 
 
 def caption(document: Document) -> str:

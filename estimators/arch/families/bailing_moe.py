@@ -4,7 +4,7 @@ Source: mlx-lm models/bailing_moe.py.
 """
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import HEAD, Irregular, Sanitize
+from memfit.estimators.arch.class_row import HEAD, Irregular
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Modules, Part, array, linear, norm, under
@@ -12,7 +12,6 @@ from memfit.estimators.arch.specs import Attention
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of a ``bailing_moe`` config."""
     hidden = fields.count("hidden_size")
     spec = blocks.grouped_attention(
         fields, blocks.derived_head_dim(fields), qk_norm=fields.flag("use_qk_norm", False)
@@ -65,11 +64,9 @@ def _experts(fields: Fields, hidden: int, *, bias: bool) -> blocks.FeedForwardBl
 CLASSES = {
     "bailing_moe": Irregular(
         builder=_build,
-        sanitize=Sanitize(
-            renames=((r"\.mlp\.gate\.(?=weight$|bias$)", ".mlp.gate.gate_proj."),),
-            drops_when_tied=HEAD,
-            normalises_head=True,
-        ),
+        renames=((r"\.mlp\.gate\.(?=weight$|bias$)", ".mlp.gate.gate_proj."),),
+        drops_when_tied=HEAD,
+        normalises_head=True,
         since=(0, 26, 4),
     )
 }

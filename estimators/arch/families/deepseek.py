@@ -4,9 +4,6 @@ Source: mlx-lm models/deepseek_v2.py, deepseek_v3.py, deepseek_v32.py, glm_moe_d
 minicpm3.py.
 """
 
-from collections.abc import Mapping
-
-from msgspec import field
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
@@ -18,7 +15,6 @@ from memfit.estimators.arch.class_row import (
     Cuts,
     Fp8,
     Irregular,
-    Sanitize,
     projections,
 )
 from memfit.estimators.arch.fields import Fields
@@ -53,12 +49,10 @@ class DeepSeek(ClassRow, frozen=True, kw_only=True):
     """Whether every layer has an indexer."""
     corrected: bool = True
     """Whether routers have a float32 correction of their scores."""
-    defaults: Mapping[str, int] = field(default_factory=dict)
-    """The class's own values for absent keys."""
 
-    def build(self, fields: Fields) -> Model:
+    def describe(self, fields: Fields) -> Model:
         """Return the model of a config."""
-        return _describe(fields.with_overrides({}, self.defaults), self)
+        return _describe(fields, self)
 
 
 def _describe(fields: Fields, traits: DeepSeek) -> Model:
@@ -227,19 +221,18 @@ _V2 = DeepSeek(
 )
 _V3 = DeepSeek(
     defaults={**_SIZES, "num_experts_per_tok": 1},
-    sanitize=Sanitize(
-        # By number, as the class does: layer 61 is the prediction layer of DeepSeek-V3.
-        drops=r"^model\.layers\.61|rotary_emb\.inv_freq",
-        fp8=Fp8.BLOCKS,
-        unpacks_integers=True,
-    ),
+    # By number, as the class does: layer 61 is the prediction layer of DeepSeek-V3.
+    drops=r"^model\.layers\.61|rotary_emb\.inv_freq",
+    fp8=Fp8.BLOCKS,
+    unpacks_integers=True,
     tensor=_CUTS,
     pipeline=True,
     rewritten=_REWRITTEN,
 )
 _GLM5 = DeepSeek(
     indexed=True,
-    sanitize=Sanitize(drops_later_layers=True, fp8=Fp8.BLOCKS),
+    drops_later_layers=True,
+    fp8=Fp8.BLOCKS,
     tensor=_CUTS,
     pipeline=True,
     since=(0, 30, 7),

@@ -3,10 +3,10 @@
 Source: the mlx-lm module of the model type's name. The defaults are what most of them share.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.arch.blocks import FeedForwardBlock, at_8_bits
@@ -98,8 +98,6 @@ class Dense(ClassRow, frozen=True, kw_only=True):
     """Whether the class runs only where the heads together are as wide as the model."""
     width_key: str = "intermediate_size"
     width: Width = Width.GIVEN
-    defaults: Mapping[str, int] = field(default_factory=dict)
-    """The class's own values for absent keys."""
     ignored: tuple[str, ...] = ()
     """Keys that change no byte."""
 
@@ -147,15 +145,15 @@ class Dense(ClassRow, frozen=True, kw_only=True):
     makes_own_cache: bool = False
     kv_quantizable: bool = True
 
-    def build(self, fields: Fields) -> Model:
+    def describe(self, fields: Fields) -> Model:
         """Return the model of a config, or of a section of one."""
         sizes = sizes_of(fields, self)
-        count = _size(fields, self, self.layers_key, most=MAX_LAYERS)
+        count = fields.count(self.layers_key, most=MAX_LAYERS)
         windows = self.windows(fields, count) if self.windows else (None,) * count
         notes = _notes(fields, windows)
         fields.ignore(*self.ignored, *_WINDOW_KEYS)
         mlp = dense_mlp(fields, self, sizes)
-        return replace(decoder(fields, self, sizes, windows, [mlp] * count), notes=notes)
+        return replace(decoder_of(fields, self, sizes, windows, [mlp] * count), notes=notes)
 
 
 class LayerSizes(Struct, frozen=True):
@@ -168,7 +166,7 @@ class LayerSizes(Struct, frozen=True):
     width: int
 
 
-def decoder(
+def decoder_of(
     fields: Fields,
     traits: Dense,
     sizes: LayerSizes,
@@ -188,7 +186,7 @@ def decoder(
         )
         for block in feed_forwards
     }
-    vocabulary = _size(fields, traits, "vocab_size")
+    vocabulary = fields.count("vocab_size")
     outside = _outside(fields, traits, sizes.hidden, vocabulary)
     return Model(
         hidden_size=sizes.hidden,
@@ -206,9 +204,9 @@ def decoder(
 
 def sizes_of(fields: Fields, traits: Dense) -> LayerSizes:
     """Return the sizes that shape a layer of a class."""
-    hidden = _size(fields, traits, traits.hidden_key)
+    hidden = fields.count(traits.hidden_key)
     most = MAX_NORMED_HEADS if traits.qk_norm is QKNorm.EACH_HEAD else MAX_VALUE
-    heads = _size(fields, traits, traits.heads_key, most=most)
+    heads = fields.count(traits.heads_key, most=most)
     head_dim = _head_dim(fields, traits, hidden, heads)
     if traits.heads_match_hidden and heads * head_dim != hidden:
         raise fields.fail(
@@ -220,15 +218,9 @@ def sizes_of(fields: Fields, traits: Dense) -> LayerSizes:
     return LayerSizes(hidden, heads, kv_heads, head_dim, _width(fields, traits, hidden))
 
 
-def _size(fields: Fields, traits: Dense, key: str, *, most: int = MAX_VALUE) -> int:
-    # A null takes the place of the class's default, which then cannot be built.
-    default = None if fields.null(key) else traits.defaults.get(key)
-    return fields.count(key, default, most=most)
-
-
 def _head_dim(fields: Fields, traits: Dense, hidden: int, heads: int) -> int:
     if traits.head_dim is HeadDim.GIVEN:
-        return _size(fields, traits, traits.head_dim_key)
+        return fields.count(traits.head_dim_key)
     if traits.head_dim is HeadDim.OPTIONAL and fields.has(traits.head_dim_key):
         return fields.count(traits.head_dim_key)
     derived = hidden // heads
@@ -242,10 +234,7 @@ def _kv_heads(fields: Fields, traits: Dense, heads: int) -> int:
     key = traits.kv_heads_key
     if key is None:
         return heads
-    default = heads if traits.kv_optional else None
-    if not fields.null(key):
-        default = traits.defaults.get(key, default)
-    kv_heads = fields.count(key, default)
+    kv_heads = fields.count(key, heads if traits.kv_optional else None)
     fields.require_multiple(traits.heads_key, heads, key, kv_heads)
     return kv_heads
 
@@ -254,7 +243,7 @@ def _width(fields: Fields, traits: Dense, hidden: int) -> int:
     if traits.width is Width.FOUR_HIDDEN:
         fields.expect(traits.width_key, 4 * hidden)
         return 4 * hidden
-    width = _size(fields, traits, traits.width_key)
+    width = fields.count(traits.width_key)
     return width // 2 if traits.width is Width.HALF else width
 
 

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.class_row import DENSE, HEAD, ROPE, ROTARY, ClassRow, Fp8, Sanitize
+from memfit.estimators.arch.class_row import DENSE, HEAD, ROPE, ROTARY, ClassRow, Fp8
 from memfit.estimators.arch.families import windows
 from memfit.estimators.arch.families.dense import (
     ATTENTION_BIAS,
@@ -20,13 +20,10 @@ from memfit.estimators.arch.fields import Fields
 def _gemma3_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
     """The pattern alone counts, whatever layer_types says."""
     fields.texts("layer_types", layers)
-    return windows.by_interval(fields, layers, interval=6, window=512)
+    return windows.by_interval(fields, layers)
 
 
 _TIED_AS_GIVEN = Key("tie_word_embeddings")
-_DROPS_HEAD = Sanitize(drops_when_tied=HEAD)
-_DROPS_ROTARY = Sanitize(drops=ROTARY)
-_DROPS_BOTH = Sanitize(drops=ROTARY, drops_when_tied=HEAD)
 
 _LLAMA = Dense(
     kv_optional=True,
@@ -37,11 +34,12 @@ _LLAMA = Dense(
     tied=TIED,
     windows=windows.by_layer_types,
     makes_own_cache=True,
-    sanitize=_DROPS_BOTH,
+    drops=ROTARY,
+    drops_when_tied=HEAD,
     tensor=DENSE,
 )
 # Classes of their own that lay their layers out as llama.py does.
-_LIKE_LLAMA = replace(_LLAMA, sanitize=Sanitize(), tensor=None)
+_LIKE_LLAMA = replace(_LLAMA, drops="", drops_when_tied="", tensor=None)
 _POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 _OLMO2 = replace(
     _LIKE_LLAMA,
@@ -51,7 +49,9 @@ _OLMO2 = replace(
     windows=None,
     makes_own_cache=False,
 )
-_QWEN2 = Dense(ignored=("attention_bias",), input_bias=True, tied=TIED, sanitize=_DROPS_BOTH)
+_QWEN2 = Dense(
+    ignored=("attention_bias",), input_bias=True, tied=TIED, drops=ROTARY, drops_when_tied=HEAD
+)
 _GEMMA = Dense(head_dim=HeadDim.GIVEN, tied=True)
 _GLM = Dense(
     head_dim=HeadDim.OPTIONAL,
@@ -98,7 +98,7 @@ CLASSES: dict[str, ClassRow] = {
         gated=False,
         norms=("attention_layernorm", "feedforward_layernorm"),
         tied=_TIED_AS_GIVEN,
-        sanitize=_DROPS_HEAD,
+        drops_when_tied=HEAD,
         since=(0, 27, 1),
     ),
     "cohere": _COHERE,
@@ -112,6 +112,8 @@ CLASSES: dict[str, ClassRow] = {
             "num_attention_heads": 32,
             "num_key_value_heads": 8,
             "vocab_size": 256000,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
         },
         head_dim=HeadDim.GIVEN,
         heads_match_hidden=True,
@@ -160,6 +162,8 @@ CLASSES: dict[str, ClassRow] = {
             "head_dim": 256,
             "vocab_size": 262144,
             "num_key_value_heads": 1,
+            "sliding_window": 512,
+            "sliding_window_pattern": 6,
         },
         head_dim=HeadDim.GIVEN,
         qk_norm=QKNorm.HEAD,
@@ -174,9 +178,9 @@ CLASSES: dict[str, ClassRow] = {
         windows=_gemma3_windows,
         makes_own_cache=True,
         ignored=("query_pre_attn_scalar", "use_bidirectional_attention"),
-        sanitize=Sanitize(own_head="lm_head"),
+        own_head="lm_head",
     ),
-    "glm": replace(_GLM, sanitize=_DROPS_BOTH, since=(0, 28, 0)),
+    "glm": replace(_GLM, drops=ROTARY, drops_when_tied=HEAD, since=(0, 28, 0)),
     "glm4": GLM4,
     "granite": Dense(
         input_bias=Key("attention_bias"),
@@ -185,7 +189,7 @@ CLASSES: dict[str, ClassRow] = {
         # What writes to the residual stream, and the head.
         eight_bit=("self_attn.o_proj", "mlp.down_proj", "lm_head"),
         tied=TIED,
-        sanitize=_DROPS_HEAD,
+        drops_when_tied=HEAD,
     ),
     # The class builds the head whether tied or not.
     "helium": Dense(input_bias=Key("attention_bias"), mlp_bias=Key("mlp_bias"), tied=False),
@@ -205,7 +209,7 @@ CLASSES: dict[str, ClassRow] = {
         qk_norm_on=Key("use_qk_norm", True),
         qk_norms=("query_layernorm", "key_layernorm"),
         tied=UNTIED,
-        sanitize=_DROPS_HEAD,
+        drops_when_tied=HEAD,
         since=(0, 26, 3),
     ),
     "internlm3": Dense(
@@ -214,7 +218,7 @@ CLASSES: dict[str, ClassRow] = {
         output_bias=Key("qkv_bias", False),
         mlp_bias=Key("bias", False),
         tied=UNTIED,
-        sanitize=Sanitize(drops=ROPE),
+        drops=ROPE,
     ),
     "iquestcoder": replace(_LLAMA, since=(0, 30, 2)),
     "llama": _LLAMA,
@@ -222,19 +226,22 @@ CLASSES: dict[str, ClassRow] = {
         _QWEN2,
         tied=UNTIED,
         # Multi-token prediction, which mlx-lm does not run.
-        sanitize=Sanitize(drops=rf"{ROTARY}|^model\.mtp_layers\.", drops_when_tied=HEAD),
+        drops=rf"{ROTARY}|^model\.mtp_layers\.",
+        drops_when_tied=HEAD,
     ),
     "minicpm": Dense(
         ignored=("sparse_config",),
         tied=UNTIED,
-        sanitize=Sanitize(copies_embedding=True),
+        copies_embedding=True,
     ),
     "ministral3": replace(
         _LLAMA,
         input_bias=False,
         output_bias=False,
         mlp_bias=False,
-        sanitize=Sanitize(drops=ROTARY, drops_when_tied=HEAD, fp8=Fp8.SCALAR),
+        drops=ROTARY,
+        drops_when_tied=HEAD,
+        fp8=Fp8.SCALAR,
         pipeline=True,
         since=(0, 28, 4),
     ),
@@ -249,7 +256,7 @@ CLASSES: dict[str, ClassRow] = {
         windows=None,
         makes_own_cache=False,
     ),
-    "olmo2": replace(_OLMO2, sanitize=_DROPS_ROTARY),
+    "olmo2": replace(_OLMO2, drops=ROTARY),
     "olmo3": replace(
         _OLMO2,
         mlp_bias=False,
@@ -270,7 +277,7 @@ CLASSES: dict[str, ClassRow] = {
         head_dim=HeadDim.GIVEN,
         qk_norm=QKNorm.HEAD,
         tied=_TIED_AS_GIVEN,
-        sanitize=_DROPS_HEAD,
+        drops_when_tied=HEAD,
         tensor=DENSE,
     ),
     "seed_oss": Dense(
@@ -279,7 +286,7 @@ CLASSES: dict[str, ClassRow] = {
         output_bias=Key("attention_out_bias", False),
         mlp_bias=MLP_BIAS,
         tied=TIED,
-        sanitize=_DROPS_HEAD,
+        drops_when_tied=HEAD,
         since=(0, 26, 4),
     ),
     # Without make_cache of its own the class masks the window and keeps every token.
@@ -288,7 +295,8 @@ CLASSES: dict[str, ClassRow] = {
         ignored=("no_rope_layers", "no_rope_layer_interval"),
         rotating=False,
         makes_own_cache=False,
-        sanitize=_DROPS_BOTH,
+        drops=ROTARY,
+        drops_when_tied=HEAD,
     ),
     "stablelm": Dense(
         heads_match_hidden=True,

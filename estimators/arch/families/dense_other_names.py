@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.class_row import ROPE, ClassRow, Sanitize
+from memfit.estimators.arch.class_row import ROPE, ClassRow
 from memfit.estimators.arch.families.dense import (
     ATTENTION_BIAS,
     MLP_BIAS,
@@ -55,12 +55,10 @@ CLASSES: dict[str, ClassRow] = {
         embedding="model.wte",
         positions=("model.wpe", "n_positions"),
         final_norm="model.ln_f",
-        sanitize=Sanitize(
-            # Causal masks that PyTorch keeps as buffers of the attention.
-            drops=r"^h\.\d+\.attn\.bias$",
-            # An original GPT-2 has no prefix.
-            renames=((r"^(?!model\.)", "model."),),
-        ),
+        # Causal masks that PyTorch keeps as buffers of the attention.
+        drops=r"^h\.\d+\.attn\.bias$",
+        # An original GPT-2 has no prefix.
+        renames=((r"^(?!model\.)", "model."),),
     ),
     "gpt_neox": replace(
         _NORM_AND_BIASES,
@@ -77,13 +75,11 @@ CLASSES: dict[str, ClassRow] = {
         final_norm="model.final_layer_norm",
         head="model.embed_out",
         tied=False,
-        sanitize=Sanitize(
-            drops=r"\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)$",
-            renames=(
-                (r"^gpt_neox\.layers\.", "model.h."),
-                (r"^gpt_neox\.", "model."),
-                (r"^(?!model\.)", "model."),
-            ),
+        drops=r"\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)$",
+        renames=(
+            (r"^gpt_neox\.layers\.", "model.h."),
+            (r"^gpt_neox\.", "model."),
+            (r"^(?!model\.)", "model."),
         ),
     ),
     "internlm2": Dense(
@@ -98,7 +94,7 @@ CLASSES: dict[str, ClassRow] = {
         embedding="model.tok_embeddings",
         head="output",
         tied=UNTIED,
-        sanitize=Sanitize(drops=ROPE),
+        drops=ROPE,
     ),
     "phi": replace(
         _NORM_AND_BIASES,

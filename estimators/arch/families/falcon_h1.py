@@ -32,8 +32,6 @@ _DEFAULTS = {
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of a ``falcon_h1`` config."""
-    fields = fields.with_overrides({}, _DEFAULTS)
     fields.ignore(
         "mamba_chunk_size",
         "mamba_expand",
@@ -92,4 +90,4 @@ def _mamba(fields: Fields) -> blocks.MixerBlock:
     return spec, under("mamba", modules)
 
 
-CLASSES = {"falcon_h1": Irregular(builder=_build, since=(0, 28, 1))}
+CLASSES = {"falcon_h1": Irregular(builder=_build, defaults=_DEFAULTS, since=(0, 28, 1))}

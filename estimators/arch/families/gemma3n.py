@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from memfit.estimators.arch.blocks import attention, dense_mlp, grouped_attention
-from memfit.estimators.arch.class_row import Irregular, Sanitize, VisionTraits
+from memfit.estimators.arch.class_row import Irregular, VisionTraits
 from memfit.estimators.arch.families import towers_gemma3n
 from memfit.estimators.arch.families.towers import with_towers
 from memfit.estimators.arch.families.windows import FULL, SLIDING
@@ -30,7 +30,6 @@ _LANGUAGE_MODEL = "model.language_model"
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of a ``gemma3n`` config."""
     if not fields.has("text_config"):
         raise fields.fail("text_config", "missing; the model class needs it")
     text = fields.section("text_config")
@@ -154,7 +153,7 @@ def _stream_projections(hidden: int, inputs: int) -> Modules:
 CLASSES = {
     "gemma3n": Irregular(
         builder=_build,
-        sanitize=Sanitize(drops=r"^model\.(vision_tower|audio_tower|embed_audio|embed_vision)\."),
+        drops=r"^model\.(vision_tower|audio_tower|embed_audio|embed_vision)\.",
         vision=VisionTraits(float32=True, convolves=True, merges=3),
     )
 }

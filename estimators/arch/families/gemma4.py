@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from memfit.estimators.arch.blocks import grouped_attention, mixture, router_8bit
-from memfit.estimators.arch.class_row import GATE_UP, Irregular, Sanitize
+from memfit.estimators.arch.class_row import GATE_UP, Irregular
 from memfit.estimators.arch.families.gemma3n import (
     layers_with_cache,
     per_layer_embeddings,
@@ -50,16 +50,11 @@ _DEFAULTS = {
     "use_double_wide_mlp": True,
     "tie_word_embeddings": True,
 }
-SANITIZE = Sanitize(
-    # Rotary frequencies, and limits of activations.
-    drops=r"self_attn\.rotary_emb|(in|out)put_(max|min)",
-    joined=GATE_UP,
-)
+# Rotary frequencies, and limits of activations.
+DROPS = r"self_attn\.rotary_emb|(in|out)put_(max|min)"
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of a ``gemma4_text`` config."""
-    fields = fields.with_overrides({}, _DEFAULTS)
     hidden, count = fields.count("hidden_size"), fields.layers()
     vocabulary = fields.count("vocab_size")
     layer_width = _unless_null(fields, "hidden_size_per_layer_input")
@@ -186,4 +181,8 @@ def _switch(fields: Fields, key: str) -> bool:
     return not fields.null(key) and fields.flag(key)
 
 
-CLASSES = {"gemma4_text": Irregular(builder=_build, sanitize=SANITIZE, since=(0, 31, 2))}
+CLASSES = {
+    "gemma4_text": Irregular(
+        builder=_build, defaults=_DEFAULTS, drops=DROPS, joined=GATE_UP, since=(0, 31, 2)
+    )
+}

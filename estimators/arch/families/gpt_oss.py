@@ -6,7 +6,7 @@ Source: mlx-lm models/gpt_oss.py.
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import HEADS, Cut, Irregular, Sanitize, projections
+from memfit.estimators.arch.class_row import HEADS, Cut, Irregular, projections
 from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
@@ -29,7 +29,6 @@ _DEFAULTS = {
 
 def _build(fields: Fields) -> Model:
     """Return the model of a ``gpt_oss`` config; absent keys take the class's defaults."""
-    fields = fields.with_overrides({}, _DEFAULTS)
     fields.expect("attention_bias", True)
     # An older name of num_experts_per_tok, which the class does not read.
     fields.expect("experts_per_token", fields.count("num_experts_per_tok"))
@@ -72,7 +71,8 @@ def _layer(fields: Fields, mixer: Attention) -> Layer:
 CLASSES = {
     "gpt_oss": Irregular(
         builder=_build,
-        sanitize=Sanitize(splits_mxfp4=True),
+        defaults=_DEFAULTS,
+        splits_mxfp4=True,
         tensor={**HEADS, **projections("mlp.experts"), "self_attn.sinks": Cut.SLICE},
         since=(0, 26, 3),
     )

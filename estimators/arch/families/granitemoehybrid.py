@@ -4,7 +4,7 @@ Source: mlx-lm models/granitemoehybrid.py.
 """
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import HEAD, INPUT_OUTPUT, Irregular, Sanitize
+from memfit.estimators.arch.class_row import HEAD, INPUT_OUTPUT, Irregular
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part, linear, switch_glu, under
@@ -23,8 +23,6 @@ _MAMBA_KEYS = (
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of a ``granitemoehybrid`` config."""
-    fields = fields.with_overrides({}, {"tie_word_embeddings": True})
     fields.ignore(*_MAMBA_KEYS)
     hidden = fields.count("hidden_size")
     kinds = _kinds(fields)
@@ -91,7 +89,10 @@ def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
 CLASSES = {
     "granitemoehybrid": Irregular(
         builder=_build,
-        sanitize=Sanitize(expert_names={}, joined=INPUT_OUTPUT, drops_when_tied=HEAD),
+        defaults={"tie_word_embeddings": True},
+        expert_names={},
+        joined=INPUT_OUTPUT,
+        drops_when_tied=HEAD,
         since=(0, 28, 0),
     )
 }

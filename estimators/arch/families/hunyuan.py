@@ -4,7 +4,7 @@ Source: mlx-lm models/hunyuan.py.
 """
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import Irregular, Sanitize
+from memfit.estimators.arch.class_row import Irregular
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Modules, Part, linear, under
@@ -83,12 +83,10 @@ def _experts(fields: Fields, hidden: int, spec: MixtureOfExperts) -> blocks.Feed
 CLASSES = {
     "hunyuan": Irregular(
         builder=_build,
-        sanitize=Sanitize(
-            joined=(
-                (".qkv_proj.weight", ("q_proj", "k_proj", "v_proj")),
-                # The class zips the two halves with up_proj first.
-                (".gate_and_up_proj.weight", ("up_proj", "gate_proj")),
-            )
+        joined=(
+            (".qkv_proj.weight", ("q_proj", "k_proj", "v_proj")),
+            # The class zips the two halves with up_proj first.
+            (".gate_and_up_proj.weight", ("up_proj", "gate_proj")),
         ),
     )
 }

@@ -6,7 +6,7 @@ Source: mlx-lm models/jamba.py.
 from collections.abc import Callable
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import HEAD, Irregular, Sanitize
+from memfit.estimators.arch.class_row import HEAD, Irregular
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import norm, under
@@ -18,8 +18,6 @@ _KINDS = ("attention", "mamba")
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of a ``jamba`` config."""
-    fields = fields.with_overrides({}, _DEFAULTS)
     fields.ignore("use_mamba_kernels", "use_mambapy", "use_associative_scan")
     hidden = fields.count("hidden_size")
     mixers = {"attention": _attention(fields, hidden), "mamba": _mamba(fields, hidden)}
@@ -98,5 +96,10 @@ def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
 
 
 CLASSES = {
-    "jamba": Irregular(builder=_build, sanitize=Sanitize(drops_when_tied=HEAD), since=(0, 28, 3))
+    "jamba": Irregular(
+        builder=_build,
+        defaults=_DEFAULTS,
+        drops_when_tied=HEAD,
+        since=(0, 28, 3),
+    )
 }

@@ -4,7 +4,7 @@ Source: mlx-lm models/kimi_linear.py.
 """
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import HEAD, W_NAMES, Irregular, Sanitize
+from memfit.estimators.arch.class_row import HEAD, W_NAMES, Irregular
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import (
@@ -20,7 +20,6 @@ from memfit.estimators.arch.specs import GatedDelta, LatentAttention
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of a ``kimi_linear`` config."""
     hidden = fields.count("hidden_size")
     fields.ignore("num_key_value_heads", "use_grouped_topk", "num_expert_group", "topk_group")
     fields.ignore("moe_renormalize", "mlp_layer_types")
@@ -115,7 +114,7 @@ def _feed_forwards(fields: Fields, hidden: int, count: int) -> list[blocks.FeedF
 def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
     width = fields.count("moe_intermediate_size")
     spec = blocks.mixture(
-        fields.with_overrides({}, {"num_experts_per_token": 1}),
+        fields,
         "num_experts",
         "num_experts_per_token",
         width=width,
@@ -131,16 +130,15 @@ def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
 CLASSES = {
     "kimi_linear": Irregular(
         builder=_build,
-        sanitize=Sanitize(
-            drops=r"^model\.mtp",
-            drops_when_tied=HEAD,
-            renames=(
-                (r"\.(?=[qkv]_conv1d\.weight$)([qkv])_conv1d\.", r".\1_conv.conv."),
-                (r"\.block_sparse_moe\.gate\.e_score", ".mlp.e_score"),
-                (r"\.block_sparse_moe\.(?!experts\.)", ".mlp."),
-            ),
-            expert_names=W_NAMES,
+        defaults={"num_experts_per_token": 1},
+        drops=r"^model\.mtp",
+        drops_when_tied=HEAD,
+        renames=(
+            (r"\.(?=[qkv]_conv1d\.weight$)([qkv])_conv1d\.", r".\1_conv.conv."),
+            (r"\.block_sparse_moe\.gate\.e_score", ".mlp.e_score"),
+            (r"\.block_sparse_moe\.(?!experts\.)", ".mlp."),
         ),
+        expert_names=W_NAMES,
         since=(0, 28, 4),
         rewritten=((0, 30, 7), "fd6959dc"),
     )

@@ -6,7 +6,7 @@ Source: mlx-lm models/lfm2.py and lfm2_moe.py; the head is always the embedding.
 from collections.abc import Callable
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import W_NAMES, Irregular, Sanitize
+from memfit.estimators.arch.class_row import W_NAMES, Irregular
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part, array, linear, under
@@ -114,9 +114,7 @@ CLASSES = {
     ),
     "lfm2_moe": Irregular(
         builder=lambda fields: _build(fields, _sparse_feed_forwards),
-        sanitize=Sanitize(
-            renames=tuple((rf"\.{w}\.weight$", f".{name}.weight") for w, name in W_NAMES.items())
-        ),
+        renames=tuple((rf"\.{w}\.weight$", f".{name}.weight") for w, name in W_NAMES.items()),
         since=(0, 28, 3),
     ),
 }

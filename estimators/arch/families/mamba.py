@@ -13,8 +13,6 @@ from memfit.estimators.base.units import ceil_div
 
 
 def _build_mamba(fields: Fields) -> Model:
-    """Return the model of a ``mamba`` or ``falcon_mamba`` config."""
-    fields = fields.with_overrides({}, {"tie_word_embeddings": True})
     # Older names of sizes; the class takes the newer ones only.
     fields.ignore("expand", "d_model", "d_inner", "n_layer")
     fields.ignore("use_mambapy", "use_associative_scan")
@@ -32,7 +30,6 @@ def _build_mamba(fields: Fields) -> Model:
 
 
 def _build_mamba2(fields: Fields) -> Model:
-    """Return the model of a ``mamba2`` config."""
     # The class multiplies heads by their width and leaves these unread.
     fields.ignore("intermediate_size", "expand", "chunk_size", "time_step_rank")
     bias = fields.required_flag("use_bias")
@@ -65,8 +62,9 @@ def _backbone(fields: Fields, mixer: Mixer, modules: Modules, *, tied: bool) -> 
     )
 
 
+_MAMBA = Irregular(builder=_build_mamba, defaults={"tie_word_embeddings": True})
 CLASSES = {
-    "falcon_mamba": Irregular(builder=_build_mamba),
-    "mamba": Irregular(builder=_build_mamba),
+    "falcon_mamba": _MAMBA,
+    "mamba": _MAMBA,
     "mamba2": Irregular(builder=_build_mamba2, since=(0, 28, 0)),
 }

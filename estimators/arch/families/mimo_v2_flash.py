@@ -6,14 +6,13 @@ Source: mlx-lm models/mimo_v2_flash.py.
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import Fp8, Irregular, Sanitize
+from memfit.estimators.arch.class_row import Fp8, Irregular
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import array, under
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of a ``mimo_v2_flash`` config."""
     hidden = fields.count("hidden_size")
     sliding, sparse = _switches(fields, "hybrid_layer_pattern"), _switches(fields, "moe_layer_freq")
     if set(sliding) != {0, 1}:
@@ -79,7 +78,8 @@ def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
 CLASSES = {
     "mimo_v2_flash": Irregular(
         builder=_build,
-        sanitize=Sanitize(drops=r"^model\.mtp", fp8=Fp8.PADDED_BLOCKS),
+        drops=r"^model\.mtp",
+        fp8=Fp8.PADDED_BLOCKS,
         since=(0, 30, 0),
     )
 }

@@ -13,7 +13,7 @@ from memfit.estimators.arch.families.dense import (
     Dense,
     Flag,
     LayerSizes,
-    decoder,
+    decoder_of,
     dense_mlp,
     is_on,
     sizes_of,
@@ -39,8 +39,6 @@ class MoE(Dense, frozen=True, kw_only=True):
     routed_bias: bool = True
     """Whether routed experts have the bias of the MLPs too."""
     block: str = "mlp"
-    stack: str = "switch_mlp"
-    """The path of the stacked experts in the block."""
     router: str = "gate"
     router_is_linear: bool = True
     correction: str | None = None
@@ -59,9 +57,8 @@ class MoE(Dense, frozen=True, kw_only=True):
     zero_is_absent: tuple[str, ...] = ()
     """Keys where a 0 is no size."""
 
-    def build(self, fields: Fields) -> Model:
+    def describe(self, fields: Fields) -> Model:
         """Return the model of a config."""
-        fields = fields.with_overrides({}, self.defaults)
         sizes, count = sizes_of(fields, self), fields.layers()
         dense_layers = self.dense(fields, count)
         sparse = len(dense_layers & set(range(count))) < count
@@ -71,7 +68,7 @@ class MoE(Dense, frozen=True, kw_only=True):
             fields.expect(key, value)
         fields.ignore("sliding_window", self.experts, self.top_k, self.expert_width, *self.ignored)
         feed_forwards = [dense if index in dense_layers else block for index in range(count)]
-        return decoder(fields, self, sizes, (None,) * count, feed_forwards)
+        return decoder_of(fields, self, sizes, (None,) * count, feed_forwards)
 
 
 def _experts(fields: Fields, traits: MoE, sizes: LayerSizes) -> blocks.FeedForwardBlock:

@@ -13,7 +13,6 @@ from memfit.estimators.arch.class_row import (
     ClassRow,
     Cut,
     Fp8,
-    Sanitize,
     projections,
 )
 from memfit.estimators.arch.families.dense import (
@@ -78,7 +77,8 @@ _MINIMAX = MoE(
     tied=UNTIED,
     eight_bit=("block_sparse_moe.gate",),
     forced_values={"shared_intermediate_size": 0},
-    sanitize=Sanitize(expert_names=W_NAMES, fp8=Fp8.BLOCKS),
+    expert_names=W_NAMES,
+    fp8=Fp8.BLOCKS,
     tensor={
         **HEADS,
         **projections("block_sparse_moe.switch_mlp"),
@@ -101,7 +101,7 @@ GLM4_MOE = MoE(
     dense=_first,
     ignored=("n_group", "topk_group"),
     # A prefix without an end, as in the class: startswith finds 460 where the layer is 46.
-    sanitize=Sanitize(drops_next_layer=r"^model\.layers\."),
+    drops_next_layer=r"^model\.layers\.",
     tensor={**DENSE, **EXPERTS, **SHARED_EXPERTS},
     pipeline=True,
     since=(0, 26, 2),
@@ -124,7 +124,8 @@ CLASSES: dict[str, ClassRow] = {
         tied=UNTIED,
         forced_values={"attention_bias": False, "moe_layer_freq": 1},
         ignored=("n_group", "topk_group", "layer_types", "max_window_layers", "use_sliding_window"),
-        sanitize=Sanitize(drops=r"rotary_emb\.inv_freq", drops_when_tied=HEAD, stack="experts"),
+        drops=r"rotary_emb\.inv_freq",
+        drops_when_tied=HEAD,
     ),
     "mixtral": MoE(
         experts="num_local_experts",
@@ -137,7 +138,8 @@ CLASSES: dict[str, ClassRow] = {
             "intermediate_size": 14336,
             "num_local_experts": 8,
         },
-        sanitize=Sanitize(expert_names=W_NAMES, drops_when_tied=HEAD),
+        expert_names=W_NAMES,
+        drops_when_tied=HEAD,
     ),
     "phimoe": MoE(
         experts="num_local_experts",
@@ -153,7 +155,7 @@ CLASSES: dict[str, ClassRow] = {
             "num_local_experts": 16,
         },
         forced_values={"attention_bias": True, "lm_head_bias": True},
-        sanitize=Sanitize(expert_names=W_NAMES),
+        expert_names=W_NAMES,
     ),
     "qwen2_moe": MoE(
         experts="num_experts",
@@ -173,7 +175,7 @@ CLASSES: dict[str, ClassRow] = {
         tied=Key("tie_word_embeddings"),
         eight_bit=("mlp.gate",),
         ignored=("max_window_layers", "use_sliding_window"),
-        sanitize=Sanitize(drops_when_tied=HEAD),
+        drops_when_tied=HEAD,
         tensor={**DENSE, **EXPERTS},
         pipeline=True,
     ),
@@ -197,7 +199,9 @@ CLASSES: dict[str, ClassRow] = {
         tied=TIED,
         # "mlp.down_proj" also ends the path of the experts' switch_mlp.
         eight_bit=("block_sparse_moe.router.layer", "self_attn.o_proj", "mlp.down_proj", "lm_head"),
-        sanitize=Sanitize(expert_names={}, joined=INPUT_OUTPUT, drops_when_tied=HEAD),
+        expert_names={},
+        joined=INPUT_OUTPUT,
+        drops_when_tied=HEAD,
         since=(0, 27, 1),
     ),
     "minimax": _MINIMAX,
@@ -231,10 +235,8 @@ CLASSES: dict[str, ClassRow] = {
         },
         zero_is_absent=("moe_intermediate_size", "moe_num_shared_experts"),
         ignored=("moe_capacity", "moe_use_aux_free"),
-        sanitize=Sanitize(
-            # Multi-token prediction, which mlx-lm does not run.
-            drops=r"mtp_block\.|mtp_linear_proj\.|mtp_hidden_norm\.|mtp_emb_norm\."
-            r"|e_score_correction_bias"
-        ),
+        # Multi-token prediction, which mlx-lm does not run.
+        drops=r"mtp_block\.|mtp_linear_proj\.|mtp_hidden_norm\.|mtp_emb_norm\."
+        r"|e_score_correction_bias",
     ),
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import Irregular, Sanitize
+from memfit.estimators.arch.class_row import Irregular
 from memfit.estimators.arch.fields import MAX_LAYERS, Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Modules, Part, linear, norm, switch_linear, under
@@ -51,7 +51,6 @@ _Block = tuple[tuple[Mixer, ...], FeedForward | None, Modules]
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of a ``nemotron_h`` config."""
     fields.ignore(*_IGNORED)
     hidden = fields.count("hidden_size")
     pattern = _pattern(fields)
@@ -176,7 +175,8 @@ CLASSES = {
     "nemotron_h": Irregular(
         builder=_build,
         # SwitchMLP's names (mlx-lm switch_layers.py): two matrices without a gate.
-        sanitize=Sanitize(drops=r"^mtp\.", expert_names={"up_proj": "fc1", "down_proj": "fc2"}),
+        drops=r"^mtp\.",
+        expert_names={"up_proj": "fc1", "down_proj": "fc2"},
         since=(0, 27, 1),
     )
 }

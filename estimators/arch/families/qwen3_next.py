@@ -17,7 +17,6 @@ from memfit.estimators.arch.class_row import (
     NESTED,
     Cut,
     Irregular,
-    Sanitize,
     VisionTraits,
     projections,
 )
@@ -56,7 +55,6 @@ _DEFAULTS = {
 
 
 def _build_next(fields: Fields) -> Model:
-    """Return the model of a ``qwen3_next`` config."""
     hidden = fields.count("hidden_size")
     delta = _delta_spec(fields)
     return blocks.decoder(
@@ -229,7 +227,8 @@ def _dense_block(fields: Fields) -> blocks.FeedForwardBlock:
 
 _QWEN3_5 = Irregular(
     builder=_build_qwen3_5,
-    sanitize=Sanitize(drops=r"^vision_tower|^model\.visual|mtp\.", renames=NESTED),
+    drops=r"^vision_tower|^model\.visual|mtp\.",
+    renames=NESTED,
     tensor={
         **DENSE,
         "self_attn.k_proj": Cut.KV_HEADS,
@@ -247,15 +246,12 @@ _QWEN3_5 = Irregular(
 )
 CLASSES = {
     "qwen3_5": _QWEN3_5,
-    "qwen3_5_moe": replace(
-        _QWEN3_5, sanitize=replace(_QWEN3_5.sanitize, expert_names={}, joined=GATE_UP)
-    ),
+    "qwen3_5_moe": replace(_QWEN3_5, expert_names={}, joined=GATE_UP),
     "qwen3_next": Irregular(
         builder=_build_next,
         # The class returns early, and drops nothing, when no experts are to be stacked.
-        sanitize=Sanitize(
-            drops_in_layout=(".mlp.experts.*.up_proj.weight", r"mtp\."), drops_when_tied=HEAD
-        ),
+        drops_in_layout=(".mlp.experts.*.up_proj.weight", r"mtp\."),
+        drops_when_tied=HEAD,
         pipeline=True,
         since=(0, 28, 0),
     ),

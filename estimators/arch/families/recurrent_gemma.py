@@ -5,7 +5,7 @@ Source: mlx-lm models/recurrent_gemma.py.
 
 from memfit.estimators.arch import blocks
 from memfit.estimators.arch.caches import StateBuffer
-from memfit.estimators.arch.class_row import Irregular, Sanitize
+from memfit.estimators.arch.class_row import Irregular
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import array, convolution, linear, under
@@ -16,7 +16,6 @@ _KERNEL = 4  # the class reads no key for it
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of a ``recurrent_gemma`` config."""
     hidden = fields.count("hidden_size")
     for key, size in (("num_key_value_heads", 1), ("conv1d_width", _KERNEL), ("lru_width", hidden)):
         fields.expect(key, size)
@@ -87,4 +86,4 @@ def _recurrent(fields: Fields, hidden: int) -> blocks.MixerBlock:
     return spec, under("temporal_block", modules)
 
 
-CLASSES = {"recurrent_gemma": Irregular(builder=_build, sanitize=Sanitize(own_head="lm_head"))}
+CLASSES = {"recurrent_gemma": Irregular(builder=_build, own_head="lm_head")}

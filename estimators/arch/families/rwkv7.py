@@ -19,7 +19,6 @@ _EIGHT_BITS = Quantization(8, 64)
 
 
 def _build(fields: Fields) -> Model:
-    """Return the model of an ``rwkv7`` config."""
     # The class derives heads from head_dim and always norms with a bias.
     fields.ignore("num_heads", "value_dim", "key_dim", "hidden_ratio", "norm_first")
     hidden, intermediate = fields.count("hidden_size"), fields.count("intermediate_size")

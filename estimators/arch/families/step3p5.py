@@ -6,7 +6,7 @@ Source: mlx-lm models/step3p5.py.
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import DENSE, EXPERTS, Cut, Irregular, Sanitize, projections
+from memfit.estimators.arch.class_row import DENSE, EXPERTS, Cut, Irregular, projections
 from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Model
@@ -24,7 +24,6 @@ _DEFAULTS = {
 
 def _build(fields: Fields) -> Model:
     """Return the model of a ``step3p5`` config; absent keys take the class's defaults."""
-    fields = fields.with_overrides({}, _DEFAULTS)
     hidden, count = fields.count("hidden_size"), fields.layers()
     sliding, sparse = _sliding_layers(fields, count), _sparse_layers(fields, count)
     mixers = {kind: _mixer(fields, hidden, sliding=kind) for kind in (False, True)}
@@ -108,18 +107,17 @@ def _experts(fields: Fields, hidden: int) -> blocks.FeedForwardBlock:
 CLASSES = {
     "step3p5": Irregular(
         builder=_build,
-        sanitize=Sanitize(
-            drops=r"\.mtp",
-            drops_later_layers=True,
-            renames=(
-                (r"\.moe\.(?=(gate|up|down)_proj\.)", ".mlp.switch_mlp."),
-                (r"\.moe\.gate\.", ".mlp.gate.gate."),
-                (r"\.moe\.router_bias", ".mlp.gate.router_bias"),
-                # The class replaces only where the new name is not there already.
-                (r"(?<!\.mlp)\.share_expert\.", ".mlp.share_expert."),
-            ),
-            expert_names={},
+        defaults=_DEFAULTS,
+        drops=r"\.mtp",
+        drops_later_layers=True,
+        renames=(
+            (r"\.moe\.(?=(gate|up|down)_proj\.)", ".mlp.switch_mlp."),
+            (r"\.moe\.gate\.", ".mlp.gate.gate."),
+            (r"\.moe\.router_bias", ".mlp.gate.router_bias"),
+            # The class replaces only where the new name is not there already.
+            (r"(?<!\.mlp)\.share_expert\.", ".mlp.share_expert."),
         ),
+        expert_names={},
         tensor={
             **DENSE,
             "self_attn.g_proj": Cut.OUTPUTS,

@@ -51,6 +51,18 @@ def projections(hidden: int, inner: int, *, output: str = "o_proj", bias: bool =
     )
 
 
+def fused_attention(width: int, *, bias: bool = True) -> Modules:
+    """One projection to queries, keys and values, and the one of the output."""
+    return dense("attn.qkv", width, 3 * width, bias=bias), dense(
+        "attn.proj", width, width, bias=bias
+    )
+
+
+def plain_mlp(width: int, intermediate: int, *, prefix: str = "mlp.") -> Modules:
+    """An MLP without a gate."""
+    return dense(f"{prefix}fc1", width, intermediate), dense(f"{prefix}fc2", intermediate, width)
+
+
 def layer_norms(hidden: int, *names: str) -> Modules:
     return tuple(norm(name, hidden, bias=True) for name in names)
 
@@ -66,8 +78,7 @@ def vision_transformer(section: Fields, patch: int, *, is_clip: bool = False) ->
     block = (
         *layer_norms(width, "layer_norm1", "layer_norm2"),
         *under("self_attn", projections(width, width, output="out_proj")),
-        dense("mlp.fc1", width, intermediate),
-        dense("mlp.fc2", intermediate, width),
+        *plain_mlp(width, intermediate),
     )
     section.ignore("num_attention_heads")
     positions = (section.count("image_size", 224) // size) ** 2

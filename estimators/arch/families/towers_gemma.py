@@ -7,6 +7,7 @@ defaults of its config classes. mlx-lm builds none of them.
 from memfit.estimators.arch.families.towers import (
     dense,
     layer_norms,
+    plain_mlp,
     repeated,
     rms_norms,
     tower_layers,
@@ -20,10 +21,10 @@ from memfit.estimators.arch.modules import Module, Modules, Part, sandwich_norms
 def siglip(section: Fields, root: Fields, hidden: int) -> Modules:
     """SigLIP with Gemma 3's projector."""
     width = section.count("hidden_size", 768)
-    mlp = _mlp(width, section.count("intermediate_size", 3072))
+    intermediate = section.count("intermediate_size", 3072)
     tower = vision_transformer(section, 16)
     if section.flag("vision_use_head", True):
-        tower += under("head", _pooling_head(width, mlp))
+        tower += under("head", _pooling_head(width, intermediate))
     return (
         *under("vision_tower.vision_model", tower),
         weight("multi_modal_projector.mm_input_projection_weight", width, hidden),
@@ -110,18 +111,14 @@ def gemma4_unified_audio(section: Fields, root: Fields, hidden: int) -> Modules:
     return (_embedder("audio", section.count("audio_embed_dim", 640), hidden),)
 
 
-def _pooling_head(width: int, mlp: Modules) -> Modules:
+def _pooling_head(width: int, intermediate: int) -> Modules:
     return (
         weight("probe", 1, 1, width),
         weight("attention.in_proj", 3 * width, width, bias=3 * width),
         dense("attention.out_proj", width, width),
         *layer_norms(width, "layernorm"),
-        *under("mlp", mlp),
+        *plain_mlp(width, intermediate),
     )
-
-
-def _mlp(width: int, intermediate: int) -> Modules:
-    return dense("fc1", width, intermediate), dense("fc2", intermediate, width)
 
 
 def _conformer(width: int, heads: int, kernel: int, clipped: bool) -> Modules:

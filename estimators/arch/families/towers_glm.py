@@ -5,6 +5,7 @@ Source: mlx_vlm/models/glm4v, glm4v_moe and glm_ocr, config.py and vision.py. ml
 
 from memfit.estimators.arch.families.towers import (
     dense,
+    fused_attention,
     layer_norms,
     repeated,
     rms_norms,
@@ -22,8 +23,7 @@ def glm4v(section: Fields, root: Fields, hidden: int) -> Modules:
     width, out = section.count("hidden_size"), section.count("out_hidden_size", 4096)
     block = (
         *rms_norms(width, "norm1", "norm2"),
-        dense("attn.qkv", width, 3 * width, bias=False),
-        dense("attn.proj", width, width, bias=False),
+        *fused_attention(width, bias=False),
         *under("mlp", gated_mlp(width, out)),
     )
     section.ignore("attention_bias")
@@ -43,8 +43,7 @@ def glm_ocr(section: Fields, root: Fields, hidden: int) -> Modules:
     block = (
         *rms_norms(width, "norm1", "norm2"),
         *rms_norms(head_dim, "attn.q_norm", "attn.k_norm"),
-        dense("attn.qkv", width, 3 * width, bias=bias),
-        dense("attn.proj", width, width, bias=bias),
+        *fused_attention(width, bias=bias),
         *under("mlp", gated_mlp(width, section.count("intermediate_size", 4096), bias=bias)),
     )
     return _tower(section, block, out, out * section.count("in_channels", 3))

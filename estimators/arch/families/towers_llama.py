@@ -7,6 +7,7 @@ internvl_chat; absent keys take the defaults of their config classes. mlx-lm bui
 from memfit.estimators.arch.families.towers import (
     dense,
     layer_norms,
+    plain_mlp,
     projections,
     repeated,
     rms_norms,
@@ -27,8 +28,7 @@ def llama4(section: Fields, root: Fields, hidden: int) -> Modules:
     block = (
         *layer_norms(width, "input_layernorm", "post_attention_layernorm"),
         *under("self_attn", projections(width, width // heads * heads)),
-        dense("mlp.fc1", width, intermediate),
-        dense("mlp.fc2", intermediate, width),
+        *plain_mlp(width, intermediate),
     )
     inner = section.count("projector_input_dim", 4096)
     out = section.count("projector_output_dim", 4096)
@@ -62,8 +62,7 @@ def mllama(section: Fields, root: Fields, hidden: int) -> Modules:
     block = (
         *layer_norms(width, "input_layernorm", "post_attention_layernorm"),
         *under("self_attn", projections(width, width, bias=False)),
-        dense("mlp.fc1", width, intermediate),
-        dense("mlp.fc2", intermediate, width),
+        *plain_mlp(width, intermediate),
     )
     gated = (*block, weight("gate_attn", 1), weight("gate_ffn", 1))
     layers, more = (
@@ -99,8 +98,7 @@ def intern_vit(section: Fields, root: Fields, hidden: int) -> Modules:
         *norms(width, "norm1", "norm2"),
         dense("attn.qkv", width, 3 * width, bias=section.flag("qkv_bias", True)),
         dense("attn.proj", width, width),
-        dense("mlp.fc1", width, intermediate),
-        dense("mlp.fc2", intermediate, width),
+        *plain_mlp(width, intermediate),
         weight("ls1", width),
         weight("ls2", width),
     )

@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 from memfit.estimators.arch.families.towers import (
     dense,
+    fused_attention,
     layer_norms,
+    plain_mlp,
     repeated,
     rms_norms,
     tower_layers,
@@ -25,8 +27,8 @@ def qwen2_vl(section: Fields, root: Fields, hidden: int) -> Modules:
     width = section.count("embed_dim", 1280)
     block = (
         *layer_norms(width, "norm1", "norm2"),
-        *_attention(width),
-        *_mlp("mlp", width, int(width * section.number("mlp_ratio", 4)), "fc1", "fc2"),
+        *fused_attention(width),
+        *plain_mlp(width, int(width * section.number("mlp_ratio", 4))),
     )
     return _qwen2_tower(section, block, width, layer_norms, section.count("hidden_size", 3584))
 
@@ -36,7 +38,7 @@ def qwen2_5_vl(section: Fields, root: Fields, hidden: int) -> Modules:
     width = section.count("hidden_size", 3584)
     block = (
         *rms_norms(width, "norm1", "norm2"),
-        *_attention(width),
+        *fused_attention(width),
         *under("mlp", gated_mlp(width, section.count("intermediate_size", 3420), bias=True)),
     )
     section.ignore("fullatt_block_indexes")
@@ -65,8 +67,8 @@ def qwen3_vl(section: Fields, root: Fields, hidden: int) -> Modules:
     intermediate = section.count("intermediate_size", 4304)
     block = (
         *layer_norms(width, "norm1", "norm2"),
-        *_attention(width),
-        *_mlp("mlp", width, intermediate, "linear_fc1", "linear_fc2"),
+        *fused_attention(width),
+        *plain_mlp(width, intermediate, prefix="mlp.linear_"),
     )
     section.ignore(*_UNSHAPING)
     depth = tower_layers(section, "depth", 27)
@@ -94,17 +96,6 @@ def _patches(section: Fields, width: int, default_size: int, *, bias: int = 0) -
     channels = section.count("in_channels", section.count("in_chans", 3))
     frames = section.count("temporal_patch_size", 2)
     return weight("patch_embed.proj", width, frames, size, size, channels, bias=bias)
-
-
-def _attention(width: int) -> Modules:
-    return dense("attn.qkv", width, 3 * width), dense("attn.proj", width, width)
-
-
-def _mlp(path: str, width: int, intermediate: int, first: str, second: str) -> Modules:
-    return (
-        dense(f"{path}.{first}", width, intermediate),
-        dense(f"{path}.{second}", intermediate, width),
-    )
 
 
 def _merged(section: Fields, width: int) -> int:

@@ -5,7 +5,7 @@ Source: mlx_vlm/models of the model type's name, config.py and language.py.
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.class_row import NESTED, ROTARY, Sanitize, VisionTraits
+from memfit.estimators.arch.class_row import NESTED, ROTARY, VisionTraits
 from memfit.estimators.arch.families import dense_models, moe_models, towers_glm, towers_llama
 from memfit.estimators.arch.families.dense import Dense, HeadDim, Key, QKNorm
 from memfit.estimators.arch.families.wrappers import Wrapper
@@ -137,22 +137,22 @@ def _crossing(layer: Layer) -> Layer:
 
 
 # What mlx-vlm's classes keep of the tower is added by a runtime for images.
-_SANITIZE_GLM4V = Sanitize(drops=r"^(model\.visual|vision_tower)\.", renames=NESTED)
+_GLM4V_TOWER = r"^(model\.visual|vision_tower)\."
 CLASSES = {
     "glm4v": Wrapper(
         text=_GLM4V.build,
         vision_towers={"glm4v": towers_glm.glm4v},
-        sanitize=_SANITIZE_GLM4V,
+        drops=_GLM4V_TOWER,
+        renames=NESTED,
         only_mlx_vlm=True,
         vision=VisionTraits(joins="rest"),
     ),
     "glm4v_moe": Wrapper(
         text=_glm4v_moe,
         vision_towers={"glm4v_moe": towers_glm.glm4v},
-        sanitize=replace(
-            _SANITIZE_GLM4V,
-            drops_next_layer=r"^(model\.language_model|language_model\.model)\.layers\.",
-        ),
+        drops=_GLM4V_TOWER,
+        drops_next_layer=r"^(model\.language_model|language_model\.model)\.layers\.",
+        renames=NESTED,
         only_mlx_vlm=True,
         vision=VisionTraits(masks_each_block=True, joins="all"),
     ),
@@ -160,7 +160,8 @@ CLASSES = {
         text=_GLM_OCR.build,
         vision_towers={"glm_ocr": towers_glm.glm_ocr},
         # By number, as the class does: the layer that predicts another token.
-        sanitize=replace(_SANITIZE_GLM4V, drops=rf"{_SANITIZE_GLM4V.drops}|layers\.16"),
+        drops=rf"{_GLM4V_TOWER}|layers\.16",
+        renames=NESTED,
         only_mlx_vlm=True,
         vision=VisionTraits(norms_heads=True),
     ),
@@ -168,14 +169,14 @@ CLASSES = {
         text=_internvl,
         section="llm_config",
         vision_towers={"intern_vit_6b": towers_llama.intern_vit},
-        sanitize=Sanitize(drops=r"^vision_model\."),
+        drops=r"^vision_model\.",
         only_mlx_vlm=True,
         vision=VisionTraits(rotates=False),
     ),
     "mllama": Wrapper(
         text=_mllama,
         vision_towers={"mllama_vision_model": towers_llama.mllama},
-        sanitize=Sanitize(drops=rf"^(vision_model|vision_tower|multi_modal_projector)\.|{ROTARY}"),
+        drops=rf"^(vision_model|vision_tower|multi_modal_projector)\.|{ROTARY}",
         only_mlx_vlm=True,
         vision=VisionTraits(
             rotates=False,

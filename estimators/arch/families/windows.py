@@ -18,22 +18,15 @@ def by_layer_types_every_fourth_full(fields: Fields, layers: int) -> tuple[int |
     return _of_kinds(fields, kinds)
 
 
-def by_interval(
-    fields: Fields, layers: int, *, interval: int = 4, window: int = 4096
-) -> tuple[int | None, ...]:
-    """Every ``sliding_window_pattern``-th layer is full (mlx-lm cohere2.py and gemma3_text.py).
-
-    ``interval`` and ``window`` are the class's values for absent keys.
-    """
-    interval = fields.count(
-        "sliding_window_pattern", None if fields.null("sliding_window_pattern") else interval
-    )
+def by_interval(fields: Fields, layers: int) -> tuple[int | None, ...]:
+    """Every ``sliding_window_pattern``-th layer is full (mlx-lm cohere2.py and gemma3_text.py)."""
+    interval = fields.count("sliding_window_pattern")
     if interval > layers:
         raise fields.fail(
             "sliding_window_pattern",
             f"{interval} leaves none of {layers} layers full; the model class needs one",
         )
-    window = fields.count("sliding_window", None if fields.null("sliding_window") else window)
+    window = fields.count("sliding_window")
     return tuple(window if (i + 1) % interval else None for i in range(layers))
 
 

@@ -16,7 +16,6 @@ from memfit.estimators.arch.class_row import (
     NESTED,
     ROTARY,
     ClassRow,
-    Sanitize,
     VisionTraits,
 )
 from memfit.estimators.arch.families import gemma4, llama4, towers_gemma, towers_llama, towers_qwen
@@ -54,7 +53,7 @@ class Wrapper(ClassRow, frozen=True, kw_only=True):
     """Whether the root is the text section when there is no ``text_config``."""
     empty: bool = False
     """Whether the text section is empty when there is no ``text_config``."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    text_defaults: Mapping[str, Any] = field(default_factory=dict)
     """What the class puts into the section where a key is absent."""
     vocabulary: int | None = None
     """The default of the root's ``vocab_size``, which replaces the section's."""
@@ -65,7 +64,7 @@ class Wrapper(ClassRow, frozen=True, kw_only=True):
     vision_towers: Towers = field(default_factory=dict)
     audio_towers: Towers = field(default_factory=dict)
 
-    def build(self, fields: Fields) -> Model:
+    def describe(self, fields: Fields) -> Model:
         """Return the text model of a config inside its wrapper, with the towers."""
         text = _text_section(fields, self)
         inner = _text_model(text, self)
@@ -99,7 +98,7 @@ def _text_section(fields: Fields, wrapper: Wrapper) -> Fields:
         forced["vocab_size"] = fields.count("vocab_size", default)
     if wrapper.drops_head and fields.given("tie_word_embeddings"):
         forced["tie_word_embeddings"] = fields.required_flag("tie_word_embeddings")
-    return text.with_overrides(forced, wrapper.defaults)
+    return text.with_overrides(forced, wrapper.text_defaults)
 
 
 def _text_model(text: Fields, wrapper: Wrapper) -> Model:
@@ -143,17 +142,15 @@ def _keeping_all(mixer: Mixer) -> Mixer:
 _GEMMA4 = Wrapper(
     text_type="gemma4_text",
     empty=True,
-    defaults={"num_attention_heads": 8, "num_key_value_heads": 1},
+    text_defaults={"num_attention_heads": 8, "num_key_value_heads": 1},
     vocabulary=262144,
     makes_own_cache=True,
     vision_towers={"gemma4": towers_gemma.gemma4_vision},
     audio_towers={"gemma4": towers_gemma.gemma4_audio},
-    sanitize=replace(
-        gemma4.SANITIZE,
-        drops=r"^(model\.)?(vision_tower|multi_modal_projector|audio_tower|embed_audio|embed_vision"
-        rf"|vision_embedder)|{gemma4.SANITIZE.drops}",
-        renames=NESTED[:1],
-    ),
+    drops=r"^(model\.)?(vision_tower|multi_modal_projector|audio_tower|embed_audio|embed_vision"
+    rf"|vision_embedder)|{gemma4.DROPS}",
+    renames=NESTED[:1],
+    joined=GATE_UP,
     since=(0, 31, 2),
     vision=VisionTraits(
         norms_heads=True, pads_heads=True, masks_patches=True, one_hot_positions=True, joins="all"
@@ -162,40 +159,34 @@ _GEMMA4 = Wrapper(
 _MISTRAL3 = Wrapper(
     text_type="llama",
     other_texts=("ministral3", "mistral4"),
-    defaults={"tie_word_embeddings": False},
+    text_defaults={"tie_word_embeddings": False},
     vision_towers={"pixtral": towers_llama.mistral3},
-    sanitize=Sanitize(
-        drops=rf"vision_tower|multi_modal_projector|{ROTARY}",
-        drops_when_tied=r"^(language_model\.)?lm_head\.weight$",
-        renames=NESTED,
-        by_text_class=True,
-    ),
-    vision=VisionTraits(masks_patches=True, joins="all"),
-)
-_QWEN_VL = Sanitize(
-    drops=r"^(visual|vision_tower)\.",
-    drops_in_layout=("model.language_model.", r"^model\.(?!language_model\.)"),
+    drops=rf"vision_tower|multi_modal_projector|{ROTARY}",
+    drops_when_tied=r"^(language_model\.)?lm_head\.weight$",
     renames=NESTED,
+    by_text_class=True,
+    vision=VisionTraits(masks_patches=True, joins="all"),
 )
 _QWEN2_VL = Wrapper(
     text_type="qwen2",
     flat=True,
     vision_towers={"qwen2_vl": towers_qwen.qwen2_vl},
-    sanitize=_QWEN_VL,
+    drops=r"^(visual|vision_tower)\.",
+    drops_in_layout=("model.language_model.", r"^model\.(?!language_model\.)"),
+    renames=NESTED,
     since=(0, 26, 4),
     vision=VisionTraits(),
 )
 CLASSES: dict[str, ClassRow] = {
     "gemma3": Wrapper(
         text_type="gemma3_text",
-        defaults={"num_attention_heads": 8, "num_key_value_heads": 4},
+        text_defaults={"num_attention_heads": 8, "num_key_value_heads": 4},
         vocabulary=262208,
         drops_head=True,
         makes_own_cache=True,
         vision_towers={"siglip_vision_model": towers_gemma.siglip},
-        sanitize=Sanitize(
-            drops=r"^(vision_tower|multi_modal_projector)\.", own_head="language_model.lm_head"
-        ),
+        drops=r"^(vision_tower|multi_modal_projector)\.",
+        own_head="language_model.lm_head",
         vision=VisionTraits(rotates=False),
     ),
     "gemma4": _GEMMA4,
@@ -211,7 +202,8 @@ CLASSES: dict[str, ClassRow] = {
         text=llama4.build_language_model,
         makes_own_cache=True,
         vision_towers={"llama4_vision_model": towers_llama.llama4},
-        sanitize=Sanitize(drops=r"vision_model|multi_modal_projector", joined=GATE_UP),
+        drops=r"vision_model|multi_modal_projector",
+        joined=GATE_UP,
         vision=VisionTraits(),
     ),
     "llava": replace(
@@ -223,23 +215,20 @@ CLASSES: dict[str, ClassRow] = {
     "mistral3": _MISTRAL3,
     "qwen2_5_vl": replace(_QWEN2_VL, vision_towers={"qwen2_5_vl": towers_qwen.qwen2_5_vl}),
     "qwen2_vl": _QWEN2_VL,
-    "qwen3_vl": Wrapper(
+    "qwen3_vl": replace(
+        _QWEN2_VL,
         text_type="qwen3",
-        flat=True,
         vision_towers={"qwen3_vl": towers_qwen.qwen3_vl},
-        sanitize=_QWEN_VL,
         since=(0, 28, 3),
         vision=VisionTraits(pads_heads=True),
     ),
     "qwen3_vl_moe": Wrapper(
         text_type="qwen3_moe",
         vision_towers={"qwen3_vl_moe": towers_qwen.qwen3_vl},
-        sanitize=Sanitize(
-            drops=r"^(?!language_model\.|model\.language_model\.|lm_head\.)",
-            renames=NESTED,
-            expert_names={},
-            joined=GATE_UP,
-        ),
+        drops=r"^(?!language_model\.|model\.language_model\.|lm_head\.)",
+        renames=NESTED,
+        expert_names={},
+        joined=GATE_UP,
         since=(0, 28, 3),
         vision=VisionTraits(pads_heads=True),
     ),

@@ -7,6 +7,7 @@ to 32 requests. Sources: mlx_vlm/server/generation.py (ResponseGenerator), mlx_v
 
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -17,7 +18,7 @@ from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.processor import image_plan
 from memfit.estimators.mlx.arrivals import ServedRequest
-from memfit.estimators.plans.server.plan import check_lengths
+from memfit.estimators.plans.server.plan import check_lengths, settings_to_run
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan
 from memfit.estimators.runtimes.budget import judge
@@ -26,7 +27,7 @@ from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.sizing.advise import converting
 from memfit.estimators.sizing.estimate import assumption_notes, device_summary
 from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting, halves
-from memfit.estimators.sizing.server_bound import need_of
+from memfit.estimators.sizing.server_bound import need_of, server_moment
 from memfit.estimators.sizing.sized_model import SizedModel, error_bytes_of
 from memfit.estimators.workspace.vision import array_bytes, embedded_bytes, has_formula, vision_work
 
@@ -54,15 +55,17 @@ def plan_image_server(
         raise UnsupportedError(
             "mlx_vlm.server quantises caches of batches in its own way: leave out KV bits"
         )
-    evaluation = _Evaluation(sized, workload, clients)
+    server = _ImageServer(sized, workload, clients)
     most = min(settings.max_num_seqs or clients, clients)
     settings = replace(settings, max_num_seqs=most, prompt_cache_size=0)
-    largest = evaluation.largest(settings)
+    largest = server.largest(settings)
     verdict, _ = judge(need_of(largest), sized.device)
-    better = None
-    if sized.device and verdict in ("exceeds", "tight"):
-        better = first_fitting(tuple(evaluation.cheaper(settings)), evaluation.fits)
-    chosen = better or (settings if verdict in ("fits", "unknown") else None)
+    better, chosen = settings_to_run(
+        sized,
+        verdict,
+        settings,
+        lambda _: first_fitting(tuple(server.cheaper(settings)), server.fits),
+    )
     return ServerPlan(
         server="mlx_vlm.server",
         model=sized.checkpoint.id,
@@ -79,19 +82,19 @@ def plan_image_server(
         bound=largest,
         usual=None,
         mixes=(),
-        idle_bytes=evaluation.idle(settings),
+        idle_bytes=server.idle(settings),
         verdict=verdict,
         waited=clients - (settings.max_num_seqs or clients),
         fitting=better,
-        fitting_bound=evaluation.largest(better) if better else None,
+        fitting_bound=server.largest(better) if better else None,
         fitting_mixes=(),
         commands=tuple(_commands(sized, chosen)) if chosen else (),
         notes=tuple(_notes(sized)),
     )
 
 
-class _Evaluation:
-    """Settings of one question."""
+class _ImageServer:
+    """The server of one question, for any settings."""
 
     def __init__(self, sized: SizedModel, workload: Workload, clients: int) -> None:
         assert workload.images
@@ -159,7 +162,7 @@ class _Evaluation:
             settings,
             prefill=(most - sized.resident_bytes, error_bytes_of(sized, run)),
             decoding=decoding,
-            prefilled=rows,
+            prompts=rows,
             images=kept + (self._clients - rows - decoding) * self._pixels,
         )
 
@@ -171,40 +174,19 @@ class _Evaluation:
         decode = moment.nbytes if moment.decode_bytes is None else moment.decode_bytes
         return self._answer(
             settings,
+            prompts=0,
             decoding=rows,
             images=(self._clients - rows + 1) * self._pixels,
             logits=max(0, decode - sized.resident_bytes - rows * self._row_bytes),
         )
 
     def _answer(
-        self,
-        settings: ServerSettings,
-        *,
-        decoding: int,
-        images: int,
-        logits: int = 0,
-        prefilled: int = 0,
-        prefill: tuple[int, int] = (0, 0),
+        self, settings: ServerSettings, *, decoding: int, images: int, **parts: Any
     ) -> ServerMoment:
-        sized, held = self._sized, decoding * self._row_bytes
-        images += self._cached(settings)
-        return ServerMoment(
-            peak_bytes=sized.resident_bytes
-            + held
-            + images
-            + logits
-            + prefill[0]
-            + sized.margin_bytes,
-            weights_bytes=sized.resident_bytes,
-            cache_bytes=held,
-            images_bytes=images,
-            logits_bytes=logits,
-            prefill_bytes=prefill[0],
-            prefill_error_bytes=prefill[1],
-            margin_bytes=sized.margin_bytes,
-            prefilled_prompts=prefilled,
-            decoding_requests=decoding,
-            stored_caches=0,
+        sized, images = self._sized, images + self._cached(settings)
+        weights, held = sized.resident_bytes, decoding * self._row_bytes
+        return server_moment(
+            weights, sized.margin_bytes, held, decoding=decoding, images=images, **parts
         )
 
     @property

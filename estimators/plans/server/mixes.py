@@ -24,7 +24,7 @@ def usual_mixes(
     requests seen one by one, by twos, and as many as are prefilled together.
     """
     groups = sorted({1, min(2, clients), min(settings.prompt_concurrency, clients)})
-    found = []
+    result = []
     for name, requests in _mixes(prompt, reply, settings, clients):
         runs = [
             simulated(memory, requests, settings, ClosedLoop(clients, group=group))
@@ -37,8 +37,8 @@ def usual_mixes(
             peak_bytes=most.largest.peak_bytes,
             waited=max(run.waited for run in runs),
         )
-        found.append((mix, most))
-    return tuple(found)
+        result.append((mix, most))
+    return tuple(result)
 
 
 def _mixes(

@@ -1,6 +1,6 @@
 """The memory of mlx_lm.server for its flags, and the flags that fit."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 
 from msgspec.structs import replace
@@ -9,6 +9,7 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.arrivals import AtTimes, ClosedLoop, ServedRequest
 from memfit.estimators.plans.server.mixes import usual_mixes
 from memfit.estimators.plans.server.simulation import Simulated, simulated
@@ -64,10 +65,9 @@ def plan_server(
     mixes = _Mixes(bound, prompt, reply, recorded, times[:MAX_SIMULATED])
     largest, usual = bound.moment(settings), mixes.with_flags(settings)
     verdict = _verdict(largest, usual, sized)
-    better = None
-    if sized.device and verdict in ("exceeds", "tight"):
-        better = fitting_flags(bound, settings, sized.device)
-    chosen = better or (settings if verdict in ("fits", "unknown") else None)
+    better, chosen = settings_to_run(
+        sized, verdict, settings, lambda device: fitting_flags(bound, settings, device)
+    )
     sequential = one_at_a_time(sized, workload)
     most = max(usual, key=lambda mix: mix[0].peak_bytes, default=None)
     return ServerPlan(
@@ -100,6 +100,17 @@ def plan_server(
             *notes_on_versions(sized, longest, of=ALONE),
         ),
     )
+
+
+def settings_to_run(
+    sized: SizedModel,
+    verdict: Verdict,
+    settings: ServerSettings,
+    search: Callable[[Device], ServerSettings | None],
+) -> tuple[ServerSettings | None, ServerSettings | None]:
+    """Return the flags that fit where ``settings`` do not, and those to print a command with."""
+    better = search(sized.device) if sized.device and verdict in ("exceeds", "tight") else None
+    return better, better or (settings if verdict in ("fits", "unknown") else None)
 
 
 class _Mixes:

@@ -60,8 +60,8 @@ def _largest(memory: ServerMemory, moments: Collection[ScheduleMoment], step: in
     for moment in sorted(moments, key=held.__getitem__, reverse=True):
         if best and held[moment] + most <= best.peak_bytes:
             break
-        found = size_of(memory, moment, step)
-        best = found if best is None or found.peak_bytes > best.peak_bytes else best
+        result = size_of(memory, moment, step)
+        best = result if best is None or result.peak_bytes > best.peak_bytes else best
     assert best
     return best
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
-from memfit.estimators.arch.registry import sanitize_of
+from memfit.estimators.arch.registry import row_or_default
 from memfit.estimators.arch.specs import (
     Attention,
     GatedDelta,
@@ -75,7 +75,7 @@ def vllm_footprint(checkpoint: Checkpoint, model: Model, known: WeightFootprint)
         )
     else:
         # vLLM goes by the config where mlx-lm goes by the files (models/gemma3.py, load_weights).
-        by_files = bool(sanitize_of(model.model_type).own_head) and ties_head(checkpoint.config)
+        by_files = bool(row_or_default(model.model_type).own_head) and ties_head(checkpoint.config)
         tied = by_files or model.tied_head
         kept, left = _stored(model, checkpoint.tensors, method, tied=tied)
         known = replace(known, sizes=kept, unloaded_by_part=left)

@@ -25,7 +25,7 @@ DEPTH = 5
 _CONFIGS = (".json", ".yaml", ".yml")
 
 
-class KeptModel(NamedTuple):
+class LocalModel(NamedTuple):
     """A model by name, and what opens it."""
 
     name: str
@@ -33,7 +33,7 @@ class KeptModel(NamedTuple):
     reference: str
 
 
-def kept_models(folders: Sequence[str]) -> Iterator[KeptModel]:
+def local_models(folders: Sequence[str]) -> Iterator[LocalModel]:
     """Yield the models of the folders, the stores of other programs and the samples.
 
     A sample's file may exist only until the next model is taken. A directory is yielded once.
@@ -48,12 +48,12 @@ def kept_models(folders: Sequence[str]) -> Iterator[KeptModel]:
     yield from _hub_cache(_absolute(configured_hub().snapshots), seen)
     for directory in _lm_studio():
         for name, path in _below(directory, seen):
-            yield KeptModel(printable(name), "lm-studio", str(path))
+            yield LocalModel(printable(name), "lm-studio", str(path))
     for reference in ollama_models():
-        yield KeptModel(printable(reference), "ollama", reference)
+        yield LocalModel(printable(reference), "ollama", reference)
     for name in sample_names():
         with sample_file(name) as path:
-            yield KeptModel(name, "sample", str(path))
+            yield LocalModel(name, "sample", str(path))
 
 
 def _absolute(path: str | Path) -> Path:
@@ -61,7 +61,7 @@ def _absolute(path: str | Path) -> Path:
     return Path(os.path.abspath(os.path.expanduser(path)))
 
 
-def _folder(folder: Path, seen: set[str]) -> Iterator[KeptModel]:
+def _folder(folder: Path, seen: set[str]) -> Iterator[LocalModel]:
     names = list_names(folder)  # one below that cannot be listed is a model that cannot be read
     was_seen = os.path.realpath(folder) in seen
     found = list(_below(folder, seen))
@@ -73,10 +73,10 @@ def _folder(folder: Path, seen: set[str]) -> Iterator[KeptModel]:
             f" config.json or .gguf files in it or up to {DEPTH} folders below"
         )
     for name, path in found:
-        yield KeptModel(printable(folder if path == folder else name), "folder", str(path))
+        yield LocalModel(printable(folder if path == folder else name), "folder", str(path))
 
 
-def _hub_cache(snapshots: Path, seen: set[str]) -> Iterator[KeptModel]:
+def _hub_cache(snapshots: Path, seen: set[str]) -> Iterator[LocalModel]:
     """The snapshot of each repository's main branch, else all that there are."""
     for folder in _entries(snapshots):
         kind, _, name = folder.name.partition("--")
@@ -86,7 +86,7 @@ def _hub_cache(snapshots: Path, seen: set[str]) -> Iterator[KeptModel]:
         for snapshot in _snapshots(folder):
             for below, path in _below(snapshot, seen):
                 file = f":{below}" if path != snapshot else ""
-                yield KeptModel(printable(f"{shown}{file}"), "hub", str(path))
+                yield LocalModel(printable(f"{shown}{file}"), "hub", str(path))
 
 
 def _snapshots(repository: Path) -> list[Path]:
