@@ -61,16 +61,16 @@ def _embedded(to: Builder, deepstack_layers: int, *, mixed: bool) -> tuple[Tenso
     tokens = to.graph.input(4 * to.rows)
     # Source: build_inp_embd. This one is read by no operation.
     to.graph.input(FLOAT * width * to.rows)
-    looked_up = [_rows(to, table, tokens)]
-    if not mixed:
-        rows = _padded(to, *looked_up, width)
-    else:
+    rows = _rows(to, table, tokens)
+    if mixed:
         given, slots = (to.graph.input(nbytes * to.rows) for nbytes in (FLOAT * width, 8))
-        looked_up.append(_rows(to, table, to.graph.input(4 * to.rows)))
-        rows, others = (_padded(to, tensor, width) for tensor in looked_up)
+        others = _rows(to, table, to.graph.input(4 * to.rows))
+        rows, others = (_padded(to, tensor, width) for tensor in (rows, others))
         merged = to.op(width, given)
         merged.kept = True
         to.graph.write(None, others, slots, merged)
+    else:
+        rows = _padded(to, rows, width)
     if not deepstack_layers:
         return rows, rows
     return rows, Stored(FLOAT * to.hidden * to.rows, None, (rows,))
