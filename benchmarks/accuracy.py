@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from benchmarks.child import output_of
 from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
@@ -234,7 +234,7 @@ def against_published(config: dict[str, Any]) -> None:
         )
 
 
-def published_run(config: dict[str, Any], bits: int, group: int) -> RunPeak:
+def published_run(config: dict[str, Any], bits: int, group: int) -> RunPeak[CallPhase]:
     """Return the traced peak of a published run, by the rules of the versions that ran it."""
     with silu_apart():
         model = TracedModel(

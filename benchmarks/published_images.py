@@ -31,7 +31,7 @@ from memfit.estimators.mlx.versions import MlxVersions, Version, parse_version
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.peak import RunPeak
 from memfit.estimators.trace.vision_model import TracedVisionModel
-from memfit.estimators.trace.vision_peak import vision_peak
+from memfit.estimators.trace.vision_peak import VisionPart, vision_peak
 
 CONFIGS = Path(__file__).parents[1] / "tests" / "published" / "images"
 DTYPES = {"bfloat16": "BF16", "float16": "F16"}
@@ -59,7 +59,7 @@ class Compared(NamedTuple):
     """A published run and its traced peak, or why there is none."""
 
     row: dict[str, Any]
-    traced: RunPeak | None
+    traced: RunPeak[VisionPart] | None
     reason: str = ""
 
     @property
@@ -182,7 +182,7 @@ def compared(row: dict[str, Any]) -> Compared:
 @cache
 def _peak(
     path: Path, width: int, height: int, tokens: int, step: int, machine: str, mlx: str
-) -> RunPeak:
+) -> RunPeak[VisionPart]:
     device, version = find_device(DEVICES[machine]), development_version(mlx)
     checkpoint, model = _model(path)
     plan = image_plan(checkpoint, Images(images=(ImageSize(width, height),)))

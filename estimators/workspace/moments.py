@@ -33,7 +33,7 @@ from memfit.estimators.workspace.tape import Program
 _KEPT_LAYERS = 128
 
 
-class RunMoment(Struct, frozen=True):
+class CallMoment(Struct, frozen=True):
     """The most in use during one call of a run, or while it loads."""
 
     phase: Phase
@@ -71,10 +71,10 @@ class RunMoments:
         self.caches = RunCaches(prepared, workload)
         self._converting = converting_chunk(workload)
 
-    def moments(self, *, has_decode: bool = True) -> Iterator[RunMoment]:
+    def moments(self, *, has_decode: bool = True) -> Iterator[CallMoment]:
         """Yield the moments that can be the largest, those of the prompt or of all calls."""
         weights = self._weight_bytes
-        yield RunMoment("load", weights, 0, 0, "", f"load = weights {weights:,}")
+        yield CallMoment("load", weights, 0, 0, "", f"load = weights {weights:,}")
         yield from self.prefill()
         if not has_decode:
             return
@@ -83,14 +83,14 @@ class RunMoments:
             yield self._during("decode", first)
         yield from self.decode(1, held_samples(self._workload.max_tokens))
 
-    def prefill(self) -> Iterator[RunMoment]:
+    def prefill(self) -> Iterator[CallMoment]:
         """Yield the moments of the prompt's chunks."""
         for chunk in planned_chunks(self._workload, self._prepared.traits.versions):
             yield self._during("prefill", chunk)
         if self._converting is not None:
             yield from self._conversion("prefill", self._converting)
 
-    def decode(self, tokens: int, held: int) -> Iterator[RunMoment]:
+    def decode(self, tokens: int, held: int) -> Iterator[CallMoment]:
         """Yield those of the last decode step, with all its tokens in the caches.
 
         It computes ``tokens`` at once, and finds the log-probabilities of ``held`` earlier ones.
@@ -100,7 +100,7 @@ class RunMoments:
             yield from self._conversion("decode", call)
         yield self._during("decode", call, held)
 
-    def _during(self, phase: Phase, planned: PlannedCall, held: int = 0) -> RunMoment:
+    def _during(self, phase: Phase, planned: PlannedCall, held: int = 0) -> CallMoment:
         """Follow the last layers of each kind; every other layer counts as it is after the call."""
         prepared, caches, decoding = self._prepared, self.caches, phase == "decode"
         # The first token finds states that are slices of the last chunk.
@@ -126,7 +126,7 @@ class RunMoments:
         text = _explain(phase, planned, parts)
         kept = caches.bytes_during(call.occupancy, Counter()) + caches.state_bytes
         workspace = max(0, sum(parts[1:]) - kept)
-        return RunMoment(phase, sum(parts), workspace, largest, name, text, planned.phase)
+        return CallMoment(phase, sum(parts), workspace, largest, name, text, planned.phase)
 
     def _followed(self, call: CallShape, *, decoding: bool, has_head: bool) -> _Followed:
         """Return what a call holds; the same for every workload that makes it."""
@@ -238,7 +238,7 @@ class RunMoments:
             has_states=planned.position > 0,
         )
 
-    def _conversion(self, phase: Phase, call: PlannedCall) -> Iterator[RunMoment]:
+    def _conversion(self, phase: Phase, call: PlannedCall) -> Iterator[CallMoment]:
         """All caches as they were and quantised at once (generate.py, maybe_quantize_kv_cache)."""
         if not self.caches.are_converted:
             return
@@ -251,7 +251,7 @@ class RunMoments:
         # A conversion after the first chunk is the end of that call (call_plan.py).
         is_first = phase == "prefill" and not call.position
         chunk: CallPhase | None = "first_chunk" if is_first else None
-        yield RunMoment(phase, sum(parts), before, 0, "", line, chunk)
+        yield CallMoment(phase, sum(parts), before, 0, "", line, chunk)
 
     def _mask_bytes(self, call: CallShape) -> int:
         """One mask for all layers of a kind: a window, latent attention or a batch."""

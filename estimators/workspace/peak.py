@@ -18,7 +18,7 @@ from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.workspace.call import BackendTraits
-from memfit.estimators.workspace.moments import RunMoment, RunMoments
+from memfit.estimators.workspace.moments import CallMoment, RunMoments
 from memfit.estimators.workspace.prepared import PreparedModel, backend_traits, prepare
 from memfit.estimators.workspace.schedule import formula_limits
 
@@ -70,7 +70,7 @@ def peak(
     )
 
 
-def _of_calls(moments: Sequence[RunMoment]) -> dict[CallPhase, int]:
+def _of_calls(moments: Sequence[CallMoment]) -> dict[CallPhase, int]:
     """The most in use during each call: a conversion may be above the chunk that it follows."""
     result: dict[CallPhase, int] = {}
     for moment in moments:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.workspace.moments import RunMoment, RunMoments
+from memfit.estimators.workspace.moments import CallMoment, RunMoments
 from memfit.estimators.workspace.prepared import PreparedModel
 from memfit.estimators.workspace.run_caches import RunCaches
 
@@ -31,7 +31,7 @@ class LoadedModel(Struct, frozen=True):
 
 def speculative_moments(
     target: LoadedModel, draft: LoadedModel, workload: Workload, tokens: int
-) -> Iterator[RunMoment]:
+) -> Iterator[CallMoment]:
     """Yield the moments that can be the largest, with ``tokens`` drafted for each step."""
     drafted = min(tokens, workload.max_tokens or tokens)
     prompt = workload.prompt_only(max(1, workload.prompt_tokens - 1))

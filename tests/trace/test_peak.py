@@ -135,7 +135,7 @@ def test_running_work_keeps_its_inputs_alive() -> None:
 
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_more_operations_never_lower_the_peak(few: int, more: int) -> None:
-    def highest(count: int) -> RunPeak:
+    def highest(count: int) -> RunPeak[CallPhase]:
         sketch = Sketch()
         return peak(trace_of(sketch.call(sketch.chain("Cumsum", sketch.given(64), count, 64))), CPU)
 

@@ -15,7 +15,7 @@ if find_spec("mlx_vlm") is None:  # its import takes seconds
     pytest.skip("mlx-vlm is not installed", allow_module_level=True)
 from memfit.estimators.trace.peak import RunPeak
 from memfit.estimators.trace.vision_model import TracedVisionModel
-from memfit.estimators.trace.vision_peak import vision_peak
+from memfit.estimators.trace.vision_peak import VisionPart, vision_peak
 from tests.trace.vision_cases import CASES, GEMMA3, QWEN2_VL, TEXT, WIDE, Case, grid
 from tests.trace.vision_runs import measured
 
@@ -25,7 +25,7 @@ LOWEST, HIGHEST = 0.96, 1.15
 QUICK = ("Qwen2-VL", "Gemma 3", "Gemma 3, text", "Qwen3-VL, text, batch of 3")
 
 
-def traced(case: Case) -> RunPeak:
+def traced(case: Case) -> RunPeak[VisionPart]:
     model = TracedVisionModel(case.config, "cpu", dtype=case.dtype)
     run = model.record(case.plan, case.workload, TraceTarget(backend="cpu"))
     return vision_peak(run, model.weights, HOST, MLX_VERSION)
