@@ -73,7 +73,6 @@ def test_a_process_ends_with_its_whole_output_and_code_after_exit_functions(
 import atexit
 from memfit.cli import app
 from memfit.cli.__main__ import main
-from tests.selection import quick
 run = app.main
 app.main = lambda: (atexit.register(print, "last words"), run())
 main()
