@@ -1,7 +1,7 @@
 """The figures of a batch that mlx-lm prefills in groups (mlx/batch_groups.py)."""
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,13 +23,37 @@ from memfit.estimators.results.terms import Phase
 from memfit.estimators.runtimes.interface import MemoryFigures
 
 if TYPE_CHECKING:
-    from memfit.estimators.runtimes.mlx_lm import MlxModel
+    from memfit.estimators.mlx.kv_cache import KVCache
+    from memfit.estimators.runtimes.interface import Subject
 
 _AFTER: frozenset[CallPhase] = ALL_PHASES - CHUNKS
 """The calls after a prompt; the first of them copies the caches of all its sequences."""
 
 
-def grouped_figures(runtime_model: "MlxModel", workload: Workload) -> MemoryFigures:
+class BatchedModel(Protocol):
+    """What the figures of a batch in groups are made of."""
+
+    @property
+    def subject(self) -> "Subject":
+        """What runs."""
+
+    def resident_bytes(self) -> int:
+        """Return the bytes of the weights."""
+
+    def load_bytes(self) -> int:
+        """Return the peak of the load in bytes."""
+
+    def caches(self, workload: Workload) -> "tuple[KVCache, int]":
+        """Return the caches, and the bytes of the states."""
+
+    def together(self, workload: Workload) -> MemoryFigures:
+        """Return what a batch takes that is not divided."""
+
+    def for_phases(self, phases: frozenset[CallPhase]) -> "BatchedModel":
+        """Return what may leave out the calls of other phases."""
+
+
+def grouped_figures(runtime_model: BatchedModel, workload: Workload) -> MemoryFigures:
     """Return what a batch takes; its caches are of the sequences that decode together.
 
     A call takes what it takes of a batch of its own; in addition there are the buffers of the other
@@ -74,7 +98,9 @@ class _Highest(Struct, frozen=True):
 class _GroupedRun:
     """The moments of one batch with what a call takes in each; equal calls are computed once."""
 
-    def __init__(self, runtime_model: "MlxModel", workload: Workload, batch: GroupedBatch) -> None:
+    def __init__(
+        self, runtime_model: BatchedModel, workload: Workload, batch: GroupedBatch
+    ) -> None:
         self._model, self._workload, self._batch = runtime_model, workload, batch
         self._of_calls: dict[Workload, tuple[int, PeakMoment]] = {}
         of_buffer = partial(buffer_bytes, runtime_model.subject.model, workload)

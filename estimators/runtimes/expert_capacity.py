@@ -4,10 +4,8 @@
 # 16 up. memfit computes in whole bytes; the original divides decimal units by 1024.
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
 from memfit.estimators.arch.modules import Part
-from memfit.estimators.runtimes.facets import MlxLmPrograms, loaded_weights
+from memfit.estimators.runtimes.facets import ExpertCapacity, MlxLmPrograms, loaded_weights
 
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.interface import RuntimeModel
@@ -16,16 +14,6 @@ if TYPE_CHECKING:
 BUDGET = (71, 100)
 MULTIPLE = 8
 LEAST_MULTIPLE = 16
-
-
-class ExpertCapacity(Struct, frozen=True):
-    """Experts of each layer that fit in the budget, 71 % of the working set."""
-
-    experts: int
-    of: int
-    """How many experts a layer has."""
-    resident_bytes: int
-    """What the experts that fit take, all layers together."""
 
 
 def expert_capacity(

@@ -7,6 +7,8 @@ runtime without the facet too.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from msgspec import Struct
+
 from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import CallPhase, Workload
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from memfit.estimators.results.context import AutoContext
     from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
     from memfit.estimators.runtimes.budget import HostNeed
-    from memfit.estimators.runtimes.expert_capacity import ExpertCapacity
     from memfit.estimators.runtimes.interface import (
         DraftFigures,
         MemoryFigures,
@@ -155,6 +156,15 @@ class Images:
     """Its figures are of prompts with images too."""
 
 
+class BoundByTrace:
+    """Some models under it are run by their own class instead of by formula."""
+
+    @classmethod
+    def needs_trace(cls, subject: "Subject") -> bool:
+        """Whether a model is run by its own class."""
+        raise NotImplementedError
+
+
 class ForeignFormats:
     """It loads formats of other programs that mlx-lm does not."""
 
@@ -183,6 +193,16 @@ class Cache:
         return True
 
 
+class ExpertCapacity(Struct, frozen=True):
+    """Experts of each layer that fit in the budget, 71 % of the working set."""
+
+    experts: int
+    of: int
+    """How many experts a layer has."""
+    resident_bytes: int
+    """What the experts that fit take, all layers together."""
+
+
 class LoadedWeights(NamedTuple):
     """Bytes of the checkpoint's tensors."""
 
@@ -192,7 +212,7 @@ class LoadedWeights(NamedTuple):
     """Bytes of the tensors that it does not keep."""
     by_part: Mapping[str, int] | None = None
     """Bytes that it keeps of each part, where it leaves a part of the experts on disk."""
-    experts: "ExpertCapacity | None" = None
+    experts: ExpertCapacity | None = None
     """The experts of each layer in memory, None where that is all of them."""
 
 

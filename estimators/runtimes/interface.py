@@ -11,7 +11,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
@@ -22,7 +21,6 @@ from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.results.terms import Basis, Phase
-from memfit.estimators.runtimes.facets import OnMlx
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import Formula, Interpolated, MethodSetting, Source
 from memfit.estimators.weights.footprint import WeightFootprint
@@ -210,52 +208,3 @@ class RuntimeModel(Struct, frozen=True):
             f" {footprint.sizes.total()} arrays above {PAGE} bytes rounded up as the"
             f" {self.subject.backend} allocator does = {self.resident_bytes()} bytes"
         )
-
-
-class MlxRuntimeModel(RuntimeModel, OnMlx, frozen=True):
-    """A model as a runtime on MLX runs it, which mlx-lm's own function loads (utils.py)."""
-
-    @classmethod
-    def loads(cls, checkpoint: Checkpoint) -> None:
-        if checkpoint.source == "gguf":
-            raise UnsupportedError(
-                f"{checkpoint.id}: {cls.defaults.name} loads no GGUF file; size it for llama.cpp,"
-                " or convert it first"
-            )
-
-    def resident_bytes(self) -> int:
-        return self.subject.allocated_bytes
-
-    def load_bytes(self) -> int:
-        return self.resident_bytes()
-
-    def refusal(self) -> str:
-        """Return why mlx_lm/utils.py, load_model, does not load the checkpoint."""
-        checkpoint = self.subject.checkpoint
-        # Of an assumed type the class is not known, nor what it takes.
-        if checkpoint.assumed_from:
-            return ""
-        return self._refused_files() or self.subject.footprint.refusal
-
-    def _refused_files(self) -> str:
-        checkpoint = self.subject.checkpoint
-        if checkpoint.has_other_names:
-            return "mlx-lm loads only model*.safetensors, and the weights are in other files"
-        if checkpoint.config.get("model_file") is not None:
-            return "model_file in the config: mlx-lm runs no code of a model unless it is trusted"
-        return ""
-
-    def _premises(self) -> Iterator[str]:
-        yield from super()._premises()
-        if self.subject.device is None:
-            yield (
-                "no device is named: the workspace follows MLX's rules for a Metal GPU of Max class"
-            )
-
-    def _allocation(self) -> Iterator[str]:
-        yield from super()._allocation()
-        yield f"the workspace follows the operations of {self._library()}'s class of this model"
-
-    def _library(self) -> str:
-        """Return the library with the class of the model."""
-        return "mlx-lm"

@@ -44,7 +44,6 @@ from memfit.estimators.runtimes.interface import (
     DraftFigures,
     Figure,
     MemoryFigures,
-    MlxRuntimeModel,
     RuntimeModel,
     Subject,
 )
@@ -54,6 +53,7 @@ from memfit.estimators.runtimes.mlx_lm_commands import (
     launched,
     server_command,
 )
+from memfit.estimators.runtimes.mlx_runtime import MlxRuntimeModel
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.weights.ranks import rank_footprint
@@ -61,7 +61,6 @@ from memfit.estimators.workspace.load import CutLoad, cut_load, first_load, load
 from memfit.estimators.workspace.peak import ERROR_PERCENT, peak, prepared_model
 
 if TYPE_CHECKING:
-    from memfit.estimators.runtimes.mlx_lm_trace import MlxLmTrace
     from memfit.estimators.runtimes.token_cost import TokenCost
 
 MLX_LM = Runtime(
@@ -242,13 +241,6 @@ class MlxLm(MlxModel, MlxLmPrograms, Batching, Sharding, Drafting, frozen=True):
 
     defaults = MLX_LM
     reply_tokens = 100  # mlx_lm/generate.py, DEFAULT_MAX_TOKENS
-
-    @classmethod
-    def traced(cls) -> "type[MlxLmTrace]":
-        """Return what runs mlx-lm's class of a model."""
-        from memfit.estimators.runtimes.mlx_lm_trace import MlxLmTrace
-
-        return MlxLmTrace
 
     def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes; a batch is prefilled in groups."""

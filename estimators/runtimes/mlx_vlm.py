@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -22,7 +21,13 @@ from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.results.terms import Basis
-from memfit.estimators.runtimes.facets import Commands, Images, LoadedWeights, OwnWeights
+from memfit.estimators.runtimes.facets import (
+    BoundByTrace,
+    Commands,
+    Images,
+    LoadedWeights,
+    OwnWeights,
+)
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_lm import MlxModel
 from memfit.estimators.runtimes.mlx_lm_commands import option, settings_flags
@@ -34,9 +39,6 @@ from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.tensor_groups import tensor_groups
 from memfit.estimators.workspace.peak import ERROR_PERCENT
 from memfit.estimators.workspace.vision import VisionWork, embedded_bytes, has_formula, vision_work
-
-if TYPE_CHECKING:
-    from memfit.estimators.runtimes.mlx_vlm_trace import MlxVlmTrace
 
 MLX_VLM = Runtime(
     name="mlx-vlm",
@@ -70,7 +72,7 @@ def as_cached(checkpoint: Checkpoint, model: Model, workload: Workload) -> Model
     return replace(model, dtype="F32") if is_wide else model
 
 
-class MlxVlm(MlxModel, Commands, Images, OwnWeights, frozen=True):
+class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, frozen=True):
     """mlx-vlm by formula: with images an upper bound, and exact tokens."""
 
     tower_sizes: tuple[int, ...] = ()
@@ -86,15 +88,12 @@ class MlxVlm(MlxModel, Commands, Images, OwnWeights, frozen=True):
         super(MlxModel, cls).loads(checkpoint)
 
     @classmethod
-    def bound(cls, runtime: Runtime, subject: Subject) -> RuntimeModel:
-        """Return the model under mlx-vlm, by trace where that is set or no formula has its tower.
+    def needs_trace(cls, subject: Subject) -> bool:
+        """Whether a trace is set, or no formula has the model's tower."""
+        return subject.method == "trace" or (subject.method == "auto" and lacks_formula(subject))
 
-        Raises:
-            UnsupportedError: when mlx-vlm cannot load it.
-        """
-        needs_trace = subject.method == "auto" and lacks_formula(subject)
-        if needs_trace or subject.method == "trace":
-            return cls.traced().by_trace(runtime, subject)
+    @classmethod
+    def bound(cls, runtime: Runtime, subject: Subject) -> RuntimeModel:
         return cls.by_formula(runtime, subject)
 
     @classmethod
@@ -106,13 +105,6 @@ class MlxVlm(MlxModel, Commands, Images, OwnWeights, frozen=True):
         """
         MlxVlm.loads(subject.checkpoint)
         return MlxVlm(runtime, subject, tuple(_tower_sizes(subject)))
-
-    @classmethod
-    def traced(cls) -> "type[MlxVlmTrace]":
-        """Return what runs mlx-vlm's class of a model."""
-        from memfit.estimators.runtimes.mlx_vlm_trace import MlxVlmTrace
-
-        return MlxVlmTrace
 
     def _refused_files(self) -> str:
         return ""  # mlx_vlm/utils.py, load_model, loads them

@@ -12,7 +12,7 @@ from memfit.estimators.base.nearest import nearest
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.mlx.versions import Version, format_version, installed_version
 from memfit.estimators.results.estimate import RuntimeSummary
-from memfit.estimators.runtimes.facets import Images, MlxLmPrograms, OnMlx
+from memfit.estimators.runtimes.facets import BoundByTrace, Images, MlxLmPrograms, OnMlx
 from memfit.estimators.runtimes.runtime import Runtime
 
 # The command line imports what sizes a model while the Hub answers.
@@ -29,6 +29,11 @@ _CLASSES: dict[str, tuple[str, str]] = {
     "foundry": ("foundry", "Foundry"),
     "llama.cpp": ("llama_cpp.runtime", "LlamaCpp"),
     "vllm": ("vllm.runtime", "Vllm"),
+}
+# Those that describe a model by its own class.
+_BY_CLASS = {
+    "mlx-lm": ("mlx_lm_trace", "MlxLmTrace"),
+    "mlx-vlm": ("mlx_vlm_trace", "MlxVlmTrace"),
 }
 DEFAULT_RUNTIME = "mlx-lm"
 # Where a checkpoint is sized for no other runtime: the first that loads it.
@@ -127,14 +132,16 @@ def bind(runtime: Runtime, subject: "Subject") -> "RuntimeModel":
     Raises:
         UnsupportedError: when the runtime cannot load or run it.
     """
-    return _class(runtime.name).bound(runtime, subject)
+    kind = _class(runtime.name)
+    if issubclass(kind, BoundByTrace) and kind.needs_trace(subject):
+        by_class: RuntimeModel = class_of(runtime).by_trace(runtime, subject)
+        return by_class
+    return kind.bound(runtime, subject)
 
 
 def class_of(runtime: Runtime) -> type[Any]:
     """Return what describes a model by its own class for a runtime."""
-    kind: Any = _class(runtime.name)
-    traced: type[Any] = kind.traced()
-    return traced
+    return _imported(*_BY_CLASS[runtime.name])
 
 
 def offers(runtime: Runtime, facet: type) -> bool:
@@ -143,8 +150,8 @@ def offers(runtime: Runtime, facet: type) -> bool:
 
 
 def _class(name: str) -> "type[RuntimeModel]":
-    module, class_name = _CLASSES[name]
-    found: type[RuntimeModel] = getattr(
-        import_module(f"memfit.estimators.runtimes.{module}"), class_name
-    )
-    return found
+    return _imported(*_CLASSES[name])
+
+
+def _imported(module: str, name: str) -> Any:
+    return getattr(import_module(f"memfit.estimators.runtimes.{module}"), name)
