@@ -12,13 +12,8 @@ from memfit.estimators.base.reading.values import number_or_text
 from memfit.estimators.base.units import open_size, parse_count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.runtimes.expert_capacity import (
-    BUDGET,
-    ExpertCapacity,
-    expert_capacity,
-    whole_slots,
-)
-from memfit.estimators.runtimes.facets import LoadedWeights, OwnWeights, PerMachine
+from memfit.estimators.runtimes.expert_capacity import BUDGET, expert_capacity, whole_slots
+from memfit.estimators.runtimes.facets import ExpertCapacity, LoadedWeights, OwnWeights, PerMachine
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_lm import MlxModel
 from memfit.estimators.runtimes.runtime import Budget, Runtime

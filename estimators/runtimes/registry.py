@@ -141,7 +141,8 @@ def bind(runtime: Runtime, subject: "Subject") -> "RuntimeModel":
 
 def class_of(runtime: Runtime) -> type[Any]:
     """Return what describes a model by its own class for a runtime."""
-    return _imported(*_BY_CLASS[runtime.name])
+    kind: type[Any] = _imported(*_BY_CLASS[runtime.name])
+    return kind
 
 
 def offers(runtime: Runtime, facet: type) -> bool:
@@ -150,7 +151,8 @@ def offers(runtime: Runtime, facet: type) -> bool:
 
 
 def _class(name: str) -> "type[RuntimeModel]":
-    return _imported(*_CLASSES[name])
+    kind: type[RuntimeModel] = _imported(*_CLASSES[name])
+    return kind
 
 
 def _imported(module: str, name: str) -> Any:
