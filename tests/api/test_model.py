@@ -1,6 +1,7 @@
 """`memfit.open`, `.on` and `.at`: many questions to a model that is read once."""
 
 import json
+import pickle
 import pydoc
 import re
 from contextlib import suppress
@@ -150,6 +151,18 @@ def test_a_share_of_all_memory_is_an_integer_too() -> None:
 def test_help_describes_an_open_model() -> None:
     """It resolves the types of a Struct's fields, also of those that are imported later."""
     assert "on(self, device" in pydoc.plain(pydoc.render_doc(memfit.OpenModel))
+
+
+def test_sentences_change_their_units_by_name_and_after_a_copy() -> None:
+    answer = memfit.estimate(SAMPLE.with_name("qwen3-30b-a3b-4bit.yaml"), device="m1-8")
+    reason = answer.recommendation.memory_bytes.reason
+    assert reason.endswith("for 18.425 GB")
+    assert answer.in_units("gb") == answer  # type: ignore[arg-type]
+    binary = pickle.loads(pickle.dumps(answer)).in_units("gib")
+    assert binary == answer.in_units(Units.GIB)
+    assert binary.recommendation.memory_bytes.reason.endswith("for 17.160 GiB")
+    with pytest.raises(memfit.InputError, match="expected gb, gib; got 'tb'"):
+        answer.in_units("tb")  # type: ignore[arg-type]
 
 
 def test_an_unknown_setting_is_a_type_error_with_the_nearest_name() -> None:
