@@ -139,7 +139,7 @@ def test_a_model_that_is_not_named_is_refused(model: Any, message: str) -> None:
 
 
 def test_a_share_of_all_memory_is_an_integer_too() -> None:
-    settings = {"device": "rtx-4090", "runtime": "vllm"}
+    settings: dict[str, Any] = {"device": "rtx-4090", "runtime": "vllm"}
     whole, written = (
         memfit.estimate(SAMPLE, gpu_memory_utilization=share, **settings) for share in (1, "1.0")
     )
