@@ -6,7 +6,6 @@
 import os
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
@@ -39,19 +38,29 @@ SAMPLE = "qwen3-4b-4bit"
 """The sample that is estimated where no model is named."""
 
 
-class OpenModel(Struct, frozen=True):
+class OpenModel:
     """A model that was opened: it is read once, for any number of questions.
 
     `on` chooses the machine, `at` answers for a workload.
     """
 
-    _catalog: Catalog
-    _question: "TargetQuestion"
-    _may_use_measurements: bool
-    _place: "Place | UnsetType" = UNSET
+    # No Struct: `help` resolves the types of its fields, and those are imported for an answer only.
+    __slots__ = ("_catalog", "_may_use_measurements", "_place", "_question")
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        question: "TargetQuestion",
+        may_use_measurements: bool,
+        place: "Place | None" = None,
+    ) -> None:
+        self._catalog = catalog
+        self._question = question
+        self._may_use_measurements = may_use_measurements
+        self._place = place
 
     def __repr__(self) -> str:
-        machine = None if self._place is UNSET else self._place[0]
+        machine = self._place and self._place[0]
         return f"memfit.open({self._question.reference!r})" + (
             f".on({machine.name!r})" if machine else ""
         )
@@ -68,7 +77,8 @@ class OpenModel(Struct, frozen=True):
         """
         from memfit.settings import place
 
-        return replace(self, _place=place(device, settings))
+        chosen = place(device, settings)
+        return OpenModel(self._catalog, self._question, self._may_use_measurements, chosen)
 
     def at(
         self,
@@ -90,7 +100,7 @@ class OpenModel(Struct, frozen=True):
         from memfit.settings import place, workload
 
         question = workload(context, settings)
-        device, ranks = place(None, {}) if self._place is UNSET else self._place
+        device, ranks = self._place or place(None, {})
         return self.answer(question, device, ranks, plot=plot, explain=explain)
 
     def answer(

@@ -90,11 +90,13 @@ def model_and_runtime(
     """Return which model is opened, and for which runtime.
 
     Raises:
-        InputError: when a setting cannot be read.
+        InputError: when a setting cannot be read, or the model is None.
     """
     _require_known(settings, OpenSettings)
     own, runtime = (_settings_of(kind, settings) for kind in (ModelQuestion, RuntimeQuestion))
-    return ModelQuestion.read({**own, "model": model}), RuntimeQuestion.read(runtime)
+    question = ModelQuestion.read({**own, "model": model})
+    question.reference()  # only the command line has a sample for a model that is not named
+    return question, RuntimeQuestion.read(runtime)
 
 
 def place(device: str | Device | None, settings: Mapping[str, Any]) -> "Place":

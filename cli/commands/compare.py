@@ -41,6 +41,7 @@ class CompareOptions(OptionGroup, frozen=True, kw_only=True):
     )
     more: list[str] | None = option(
         *("--model", "-m", "--hf-path", "-hf"),
+        rich_help_panel="Model options",
         metavar="MODEL",
         help="The same, as an option; repeat for more.",
         autocompletion=complete_model,

@@ -31,22 +31,35 @@ if TYPE_CHECKING:
     from memfit.probes.result import TuneResult
 
 
+_PANEL = "Workload options"  # beside those of `WorkloadQuestion`
+
+
 class TuneOptions(RunOptions, frozen=True, kw_only=True):
     """How a prompt is run."""
 
     prompt: str | None = option(
-        metavar="TEXT|@FILE|-", help="The prompt: a text, a file, or - for standard input."
+        rich_help_panel=_PANEL,
+        metavar="TEXT|@FILE|-",
+        help="The prompt: a text, a file, or - for standard input.",
     )
-    prompt_tokens: str | None = option(help="Length of a generated prompt, in place of a text.")
+    prompt_tokens: str | None = option(
+        rich_help_panel=_PANEL, help="Length of a generated prompt, in place of a text."
+    )
     image: list[str] | None = option(
-        metavar="FILE", help="An image for the prompt; can be repeated; needs mlx-vlm."
+        rich_help_panel=_PANEL,
+        metavar="FILE",
+        help="An image for the prompt; can be repeated; needs mlx-vlm.",
     )
     video: list[str] | None = option(
+        rich_help_panel=_PANEL,
         metavar="FILE|DIR",
         help="A video for the prompt, or a folder of its frames; can be repeated.",
     )
-    max_tokens: str | None = option(help="Tokens to generate.", default="32")
+    max_tokens: str | None = option(
+        rich_help_panel=_PANEL, help="Tokens to generate.", default="32"
+    )
     shortest_prompt: int | None = option(
+        rich_help_panel=_PANEL,
         metavar="TOKENS",
         help="The shortest prompt of a batch; lengths are spread.",
         read=parse_count,

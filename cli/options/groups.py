@@ -43,7 +43,7 @@ class Option:
             default = default if default in (None, ...) else _text(default)
         # As a default, which costs a tenth of an annotation.
         info = self._declared(default, *self._names, **self._settings)
-        info.rich_help_panel = panel
+        info.rich_help_panel = info.rich_help_panel or panel
         return Parameter(name, Parameter.KEYWORD_ONLY, default=info, annotation=kind)
 
 

@@ -38,7 +38,7 @@ class Ranks(Struct, frozen=True):
 
 
 def _layers(written: Any) -> tuple[int, ...]:
-    if isinstance(written, list | tuple):
+    if isinstance(written, list | tuple) and written:
         return tuple(map(integer, written))
     try:
         return tuple(int(part) for part in text(written).split(","))

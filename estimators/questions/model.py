@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import short
 from memfit.estimators.base.quantization import Quantization, converted, parse_format
 from memfit.estimators.base.reading.values import number_or_text
 from memfit.estimators.base.setting_names import setting
@@ -25,7 +26,13 @@ class Draft(Struct, frozen=True):
 
 
 def model_reference(model: str | os.PathLike[str]) -> str:
-    """Return the text that names a model; a path is never a name on the Hub."""
+    """Return the text that names a model; a path is never a name on the Hub.
+
+    Raises:
+        InputError: when it is neither.
+    """
+    if not isinstance(model, str | bytes | os.PathLike):
+        raise InputError(f"expected a name or a path, got {short(model)}")
     name = os.fsdecode(model)
     return name if isinstance(model, str) or os.path.isabs(name) else os.path.join(os.curdir, name)
 

@@ -85,11 +85,17 @@ PathSetting = Annotated[Path | None, path]
 def each(
     read: Callable[[Any], Value], separator: str | None = None
 ) -> Callable[[Any], tuple[Value, ...]]:
-    """Return a reader of one value, of a list, or of a string with separators."""
+    """Return a reader of one value, of a list, or of a string with separators.
+
+    Raises:
+        InputError: for an empty list of what strings separate too: a string has at least one.
+    """
 
     def several(value: Any) -> tuple[Value, ...]:
         if isinstance(value, str) and separator:
             value = [part.strip() for part in value.split(separator)]
+        if separator and value in ([], ()):
+            raise InputError(f"expected one or more, got {short(value)}")
         return tuple(map(read, value if isinstance(value, list | tuple) else [value]))
 
     return several

@@ -34,8 +34,8 @@ def _version(value: Any) -> Version:
 
 
 def _share(value: Any) -> Fraction:
-    """The percent of a share, a float as it is written in decimals."""
-    return parse_share(repr(value) if isinstance(value, float) else text(value))
+    """The percent of a share, a number as it is written in decimals."""
+    return parse_share(repr(value) if type(value) in (int, float) else text(value))
 
 
 VersionSetting = Annotated[Version | None, _version]

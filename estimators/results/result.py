@@ -9,6 +9,7 @@ from msgspec import Struct, to_builtins
 from msgspec.json import decode, encode
 from msgspec.structs import replace
 
+from memfit.estimators.base.reading.values import one_of
 from memfit.estimators.base.units import Units, with_sizes
 from memfit.estimators.base.version import __version__
 
@@ -91,7 +92,7 @@ class Result(Struct, frozen=True, kw_only=True, tag_field="schema"):
 
     def in_units(self: Self, units: Units) -> Self:
         """Return it with its sentences in other units, which nothing is computed again for."""
-        return in_units(self, units)
+        return in_units(self, one_of(tuple(Units))(units))
 
     def _repr_html_(self) -> str | None:
         """Return it as HTML for a notebook, drawn by the installed package that offers to."""

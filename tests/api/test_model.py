@@ -1,6 +1,8 @@
 """`memfit.open`, `.on` and `.at`: many questions to a model that is read once."""
 
 import json
+import pickle
+import pydoc
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -101,6 +103,10 @@ def test_it_fits_only_where_that_is_known(verdict: Verdict, fits: bool) -> None:
         ({"context": "many"}, "context: 'many' is not a count"),
         ({"batch": "two"}, "batch: expected a whole number, got 'two'"),
         ({"batch": True}, "batch: expected a whole number, got True"),
+        ({"context": 10**30}, "context: expected a whole number from 0 to 9223372036854775807, or"),
+        ({"device": []}, r"device: expected one or more, got \[\]"),
+        ({"memory": ()}, r"memory: expected one or more, got \(\)"),
+        ({"split": []}, "split: expected a string"),
         ({"adapter": 3}, "adapter: "),
         ({"num_draft_tokens": 0}, "^num_draft_tokens 0: give from 1 to 64"),
         ({"method": "guess"}, "method: expected auto, formula, trace; got 'guess'"),
@@ -117,6 +123,46 @@ def test_a_wrong_setting_is_one_line_that_names_the_keyword(
     with pytest.raises(memfit.InputError, match=message) as error:
         memfit.estimate(SAMPLE, **settings)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (None, "^model is missing; name a directory"),
+        (5, "^model: expected a name or a path, got 5"),
+    ],
+)
+def test_a_model_that_is_not_named_is_refused(model: Any, message: str) -> None:
+    """The command line has a sample then; a program that has lost a name gets no figures of it."""
+    with pytest.raises(memfit.InputError, match=message):
+        memfit.open(model)
+
+
+def test_a_share_of_all_memory_is_an_integer_too() -> None:
+    settings: dict[str, Any] = {"device": "rtx-4090", "runtime": "vllm"}
+    whole, written = (
+        memfit.estimate(SAMPLE, gpu_memory_utilization=share, **settings) for share in (1, "1.0")
+    )
+    assert whole == written
+    with pytest.raises(memfit.InputError, match="'2' is not a share above 0"):
+        memfit.estimate(SAMPLE, gpu_memory_utilization=2, **settings)
+
+
+def test_help_describes_an_open_model() -> None:
+    """It resolves the types of a Struct's fields, also of those that are imported later."""
+    assert "on(self, device" in pydoc.plain(pydoc.render_doc(memfit.OpenModel))
+
+
+def test_sentences_change_their_units_by_name_and_after_a_copy() -> None:
+    answer = memfit.estimate(SAMPLE.with_name("qwen3-30b-a3b-4bit.yaml"), device="m1-8")
+    reason = answer.recommendation.memory_bytes.reason
+    assert reason.endswith("for 18.425 GB")
+    assert answer.in_units("gb") == answer  # type: ignore[arg-type]
+    binary = pickle.loads(pickle.dumps(answer)).in_units("gib")
+    assert binary == answer.in_units(Units.GIB)
+    assert binary.recommendation.memory_bytes.reason.endswith("for 17.160 GiB")
+    with pytest.raises(memfit.InputError, match="expected gb, gib; got 'tb'"):
+        answer.in_units("tb")  # type: ignore[arg-type]
 
 
 def test_an_unknown_setting_is_a_type_error_with_the_nearest_name() -> None:

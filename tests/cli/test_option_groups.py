@@ -98,3 +98,19 @@ def test_a_command_offers_the_formats_that_it_can_write(
     assert f"--format <{formats}>" in memfit(*command.split(), "--help").out
     refused = memfit(*command.split(), "--format", "xml", "model")
     assert (refused.code, "'xml' is not one of 'table', 'json'" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "panel"),
+    [
+        ("tune", "--prompt-tokens", "Workload options"),
+        ("tune", "--max-tokens", "Workload options"),
+        ("compare", "--model", "Model options"),
+    ],
+)
+def test_an_option_of_one_command_stands_with_its_kind_in_help(
+    memfit: Memfit, command: str, option: str, panel: str
+) -> None:
+    groups = memfit(command, "--help").out.split("\n\n")
+    (found,) = (group for group in groups if f"  {option} " in group)
+    assert found.startswith(f"{panel}:")

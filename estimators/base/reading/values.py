@@ -39,7 +39,7 @@ def number_or_text(
             return read_text(value)
         if type(value) is not int or not 0 <= value <= MAX_FIGURE:
             raise InputError(
-                f"expected a whole number that is not negative, or a string, got {short(value)}"
+                f"expected a whole number from 0 to {MAX_FIGURE}, or a string, got {short(value)}"
             )
         number: Value = of_number(value)
         return number
