@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from memfit.cli.exits import Exit
 from memfit.cli.options.completion import complete_model
-from memfit.cli.options.groups import OptionGroup, argument, grouped, option
-from memfit.cli.options.output import TabularOutput
+from memfit.cli.options.groups import OptionGroup, TabularOutput, argument, grouped, option
 from memfit.cli.options.questions import Conversion, RankedMachine, RuntimeOptions, WorkloadOptions
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError, UnreachableError

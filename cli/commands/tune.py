@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from memfit.cli.exits import Exit, exit_of
 from memfit.cli.measuring import measuring
-from memfit.cli.options.groups import Only, grouped, option
-from memfit.cli.options.output import TabularOutput
+from memfit.cli.options.groups import Only, TabularOutput, grouped, option
 from memfit.cli.options.questions import NamedModel, RankedMachine, RuntimeOptions, WorkloadOptions
 from memfit.cli.options.run import RunOptions
 from memfit.cli.prompts import prompt_file, prompt_text

@@ -7,8 +7,7 @@ import typer
 
 from memfit.cli.commands.plan.subject import TRAFFIC, sized_model
 from memfit.cli.exits import exit_of_verdict
-from memfit.cli.options.groups import Only, OptionGroup, grouped, option
-from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.groups import Only, OptionGroup, PlanOutput, grouped, option
 from memfit.cli.options.questions import (
     BATCH,
     CONTEXT,

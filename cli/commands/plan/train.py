@@ -8,8 +8,7 @@ import typer
 
 from memfit.cli.commands.plan.subject import sized_for_mlx_lm
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import grouped
-from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.groups import PlanOutput, grouped
 from memfit.cli.options.questions import MachineOptions, NamedModel, VersionOptions
 from memfit.cli.options.training import TrainingOptions
 
