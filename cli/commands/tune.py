@@ -14,8 +14,7 @@ from memfit.cli.options.groups import Only, TabularOutput, grouped, option
 from memfit.cli.options.questions import NamedModel, RankedMachine, RuntimeOptions, WorkloadOptions
 from memfit.cli.options.run import RunOptions
 from memfit.cli.prompts import prompt_file, prompt_text
-from memfit.cli.render.escape import say, visible
-from memfit.cli.render.output import emit, rendered, require_writable
+from memfit.cli.render.output import emit, rendered, require_writable, say, visible
 from memfit.estimators.base.errors import InputError, MachineError
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.base.workload import Workload
