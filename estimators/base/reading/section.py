@@ -13,8 +13,7 @@ from msgspec import Struct, ValidationError, convert
 
 from memfit.estimators.base.errors import InputError, MemfitError, Mistake, PolicyError
 from memfit.estimators.base.files import printable, read_whole, short
-from memfit.estimators.base.reading.place import Place, key_path
-from memfit.estimators.base.reading.strict_json import parse_object
+from memfit.estimators.base.reading.strict_json import Place, key_path, parse_object
 
 MAX_VALUE = 2**40
 REQUIRED: Final = object()
