@@ -9,8 +9,7 @@ from msgspec import Meta, Struct
 from memfit.estimators.base.errors import ConfigError
 from memfit.estimators.base.files import printable, read_whole
 from memfit.estimators.base.reading.section import Reading, to_record
-from memfit.estimators.base.reading.strict_json import plain
-from memfit.estimators.base.reading.strict_yaml import parse_document
+from memfit.estimators.base.reading.strict import parse_document, plain
 
 MAX_SAMPLE_BYTES = 1_000_000
 SCHEMA = "memfit.sample/1"
