@@ -7,8 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantities import Positive
-from memfit.estimators.base.units import ceil_div
+from memfit.estimators.base.units import Positive, ceil_div
 
 FineTuneType = Literal["lora", "dora", "full"]
 ADAPTER = ("rank", "scale", "dropout", "keys")

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from memfit.estimators.base.quantities import Bytes
+from memfit.estimators.base.units import Bytes
 
 
 class ServerSettings(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.images import Images
-from memfit.estimators.base.quantities import Positive, Tokens, one_of
+from memfit.estimators.base.units import Positive, Tokens, one_of
 
 MAX_TOKENS = 2**30
 KV_BITS = (2, 3, 4, 5, 6, 8)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from msgspec import UNSET, Struct, UnsetType
 
-from memfit.estimators.base.quantities import Bytes, Count, Positive, Tokens
+from memfit.estimators.base.units import Bytes, Count, Positive, Tokens
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.expert_capacity import capacity_of

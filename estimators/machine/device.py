@@ -5,7 +5,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.base.quantities import Bytes, Count, Positive
+from memfit.estimators.base.units import Bytes, Count, Positive
 
 Backend = Literal["metal", "cuda", "cpu"]
 DeviceSource = Literal["detected", "table", "flag"]

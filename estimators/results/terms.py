@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from memfit.estimators.base.quantities import Count, one_of
+from memfit.estimators.base.units import Count, one_of
 
 Basis = Literal["exact", "traced", "derived", "measured", "bound", "assumed"]
 Verdict = Literal["fits", "tight", "exceeds", "does_not_load", "unknown"]

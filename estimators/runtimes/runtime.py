@@ -8,8 +8,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantities import Count, NonEmpty, Positive, Tokens
 from memfit.estimators.base.setting_names import setting
+from memfit.estimators.base.units import Count, NonEmpty, Positive, Tokens
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, MlxVersions
 from memfit.estimators.results.growth import Growth

@@ -6,8 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
-from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Number
-from memfit.estimators.base.units import Units
+from memfit.estimators.base.units import Bytes, Count, NonEmpty, Number, Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.machine.hosts import require_addresses
