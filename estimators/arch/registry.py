@@ -10,7 +10,7 @@ from memfit.estimators.arch.class_row import ClassRow
 from memfit.estimators.arch.fields import Fields, config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.structural import unread_keys
-from memfit.estimators.base import dtypes
+from memfit.estimators.base import quantization
 from memfit.estimators.base.errors import UnsupportedError
 
 # The files of arch/families/ with rows, and the model types of each; a file is imported only when
@@ -134,7 +134,7 @@ def dtype_of(fields: Fields, name: str) -> str:
         for key in ("dtype", "torch_dtype"):
             if section.has(key):
                 where = f"{name}: {section.full_path(key)}"
-                return dtypes.from_config_name(section.text(key), where=where)
+                return quantization.from_config_name(section.text(key), where=where)
     return "BF16"
 
 
