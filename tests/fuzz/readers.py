@@ -23,7 +23,7 @@ from memfit.estimators.checkpoint.gguf.files import read_gguf_file
 from memfit.estimators.checkpoint.gguf.header import read_gguf
 from memfit.estimators.checkpoint.hub.listing import parse_listing
 from memfit.estimators.checkpoint.local.directory import read_directory
-from memfit.estimators.checkpoint.local.sample import read_sample
+from memfit.estimators.checkpoint.local.samples import read_sample
 from memfit.estimators.checkpoint.local.stores import open_store
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.checkpoint.safetensors import (

@@ -10,7 +10,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.local.sample import read_sample
+from memfit.estimators.checkpoint.local.samples import read_sample
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.versions import MLX_VERSION
