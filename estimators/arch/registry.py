@@ -7,9 +7,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from memfit.estimators.arch.class_row import ClassRow
-from memfit.estimators.arch.fields import Fields, config_fields
+from memfit.estimators.arch.fields import Fields, config_fields, unread_keys
 from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.structural import unread_keys
 from memfit.estimators.base import quantization
 from memfit.estimators.base.errors import UnsupportedError
 
