@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from memfit.estimators.base.quantization import nbytes
+from memfit.estimators.base.dtypes import nbytes
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 

@@ -133,7 +133,7 @@ def dtype_of(fields: Fields, name: str) -> str:
         for key in ("dtype", "torch_dtype"):
             if section.has(key):
                 where = f"{name}: {section.full_path(key)}"
-                return quantization.from_config_name(section.text(key), where=where)
+                return dtypes.from_config_name(section.text(key), where=where)
     return "BF16"
 
 

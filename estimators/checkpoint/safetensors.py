@@ -21,9 +21,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from memfit.estimators.base.dtypes import BITS
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import open_regular, printable, read_exactly, reject_lfs_pointer
-from memfit.estimators.base.quantization import BITS
 from memfit.estimators.base.reading.json_members import object_members
 from memfit.estimators.checkpoint.manifest import Tensor
 

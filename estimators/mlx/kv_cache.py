@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from memfit.estimators.arch.caches import STEP, Growth, KVBuffer
 from memfit.estimators.arch.model import Model
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import ceil_div, round_down, round_up
 from memfit.estimators.base.workload import Workload
@@ -215,7 +215,7 @@ def buffer_token_bytes(model: Model, buffer: KVBuffer, workload: Workload, token
     """
     if workload.kv_bits is not None and not _stays_plain(buffer):
         _require_quantizable(model, buffer, workload.kv_group_size)
-    width = quantization.nbytes(1, model.dtype)
+    width = dtypes.nbytes(1, model.dtype)
     return kv_format(buffer, workload, width, tokens).nbytes(buffer.elements_per_token)
 
 

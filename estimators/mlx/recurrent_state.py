@@ -4,13 +4,13 @@ from collections.abc import Iterable
 
 from memfit.estimators.arch.caches import StateBuffer
 from memfit.estimators.arch.model import Model
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 
 
 def state_bytes(model: Model, batch: int) -> int:
     """Return the bytes of all states of ``batch`` sequences."""
     return batch * sum(
-        layers * quantization.nbytes(state.elements, "F32" if state.float32 else model.dtype)
+        layers * dtypes.nbytes(state.elements, "F32" if state.float32 else model.dtype)
         for state, layers in model.state_counts.items()
     )
 
@@ -29,7 +29,5 @@ def view_elements(states: Iterable[StateBuffer], *, decoding: bool) -> int:
 def view_bytes(model: Model, tokens: int) -> int:
     """Return what the states of a sequence keep alive after a call, in addition to their own."""
     return (
-        tokens
-        * view_elements(model.states(), decoding=tokens == 1)
-        * quantization.nbytes(1, model.dtype)
+        tokens * view_elements(model.states(), decoding=tokens == 1) * dtypes.nbytes(1, model.dtype)
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes, capacity_at
 
@@ -21,7 +21,7 @@ def cache_lines(model: Model, workload: Workload, kv_bytes: int) -> Iterator[str
 def _cache_line(model: Model, workload: Workload, buffer: KVBuffer, layers: int) -> str:
     per_token = buffer_token_bytes(model, buffer, workload, workload.total_tokens)
     allocated = capacity_at(buffer, workload, workload.total_tokens)
-    element = quantization.nbytes(1, model.dtype)
+    element = dtypes.nbytes(1, model.dtype)
     shape = f"{buffer.heads} heads x ({buffer.key_dim} + {buffer.value_dim})"
     if per_token == buffer.elements_per_token * element:
         width = f"{shape} x {element} bytes"
@@ -42,7 +42,7 @@ def _cache_line(model: Model, workload: Workload, buffer: KVBuffer, layers: int)
 def state_lines(model: Model, workload: Workload) -> Iterator[str]:
     """Yield a line for each kind of recurrent state."""
     for state, layers in model.state_counts.items():
-        width = quantization.nbytes(1, "F32" if state.float32 else model.dtype)
+        width = dtypes.nbytes(1, "F32" if state.float32 else model.dtype)
         total = layers * state.elements * width * workload.batch
         yield (
             f"state of {layers} layers = {layers} x {state.elements} elements x {width} bytes"

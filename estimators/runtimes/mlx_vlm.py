@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part, linear
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.setting_names import setting
@@ -205,7 +205,7 @@ class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, frozen=True):
         if workload.prompt_tokens <= workload.prefill_step and self.source.method == "formula":
             # https://github.com/Blaizzy/mlx-vlm/pull/1750
             numbers = workload.batch * workload.prompt_tokens * self.subject.model.vocab_size
-            logits = open_size(quantization.nbytes(numbers, self.subject.model.dtype))
+            logits = open_size(dtypes.nbytes(numbers, self.subject.model.dtype))
             yield (
                 "mlx-vlm up to 0.6.9 also made the logits of all tokens of a prompt within one"
                 f" prefill step: {logits} more"

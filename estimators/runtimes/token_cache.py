@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from memfit.estimators.arch.caches import KVBuffer
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import KVCache
@@ -61,7 +61,7 @@ class TokenCacheModel(RuntimeModel, OwnContext, Cache, frozen=True):
     def token_bytes(self, workload: Workload, buffer: KVBuffer) -> int:
         """Return the bytes of a token in one buffer."""
         dtype = self.runtime.cache_dtype or self.subject.model.dtype
-        return quantization.nbytes(buffer.elements_per_token, dtype)
+        return dtypes.nbytes(buffer.elements_per_token, dtype)
 
     def window_capacity(self, workload: Workload, window: int) -> int | None:
         """Return the largest capacity of a layer with a window; None when it keeps every token."""
@@ -113,7 +113,7 @@ class TokenCacheModel(RuntimeModel, OwnContext, Cache, frozen=True):
         """Return a bound of what it computes with."""
         model, checkpoint = self.subject.model, self.subject.checkpoint
         rows = min(workload.prefill_step, workload.prompt_tokens) * workload.batch
-        width = quantization.nbytes(1, self.activation_dtype or model.dtype)
+        width = dtypes.nbytes(1, self.activation_dtype or model.dtype)
         logit_rows = self.logit_rows(workload, rows)
         tensors = (checkpoint.tensors or ()) if checkpoint.source == "gguf" else ()
         return activation_bound(model, tensors, rows=rows, logit_rows=logit_rows, width=width)

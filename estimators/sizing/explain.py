@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.result import both_units
@@ -39,7 +39,7 @@ def _weights(sized: SizedModel) -> Iterator[str]:
         yield f"weights = sum of shape x bytes per element = {parts} = {footprint.nbytes} bytes"
     if footprint.plan:
         q = footprint.plan.default
-        width = quantization.BITS[sized.model.dtype]
+        width = dtypes.BITS[sized.model.dtype]
         scales, bits = (f"2 x {width}", 2 * width) if q.mode == "affine" else ("8", 8)
         yield (
             f"  quantised {q.mode}: bits per weight = {q.bits} + {scales} / {q.group_size}"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.results.advice import Action, Cell, Grid, GridRow, LeftOut
@@ -176,7 +176,7 @@ def weights_label(search: JointSearch) -> str:
         format_ = plan.default
         return f"{format_.bits} bits" if format_.mode == "affine" else format_.mode
     if search.weight_bits:
-        return f"{quantization.BITS[search.sized.model.dtype]} bits"
+        return f"{dtypes.BITS[search.sized.model.dtype]} bits"
     return f"KV {search.requested.kv_bits} bits" if search.requested.kv_bits else "as it is"
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import FAMILIES, build_model, dtype_of
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import (
     CheckpointError,
     MachineError,
@@ -66,7 +66,7 @@ def weight_bits_of(sized: SizedModel) -> tuple[int, ...]:
         block = declared(checkpoint.config, sized.model, checkpoint.config_name)
         if plan or not block.is_plain:
             return ()
-    now = plan.default.bits if plan else quantization.BITS[sized.model.dtype]
+    now = plan.default.bits if plan else dtypes.BITS[sized.model.dtype]
     return tuple(bits for bits in WEIGHT_BITS if bits < now)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
@@ -207,7 +207,7 @@ class _Recommender:
             )
         if self._chosen is None:
             return impossible("no quantisation of the cache makes this workload fit")
-        bits, plain = self._chosen.kv_bits, quantization.BITS[self._sized.model.dtype]
+        bits, plain = self._chosen.kv_bits, dtypes.BITS[self._sized.model.dtype]
         assumes, fits = self._assumed("kv_bits")
         if bits == self._workload.kv_bits:
             kept = f"the cache of {bits} bits" if bits else "the unquantised cache"
@@ -226,7 +226,7 @@ class _Recommender:
                 why = f"fewer are not searched here: memfit estimate --quantize {fewer[0]}"
             return not_applicable(why)
         plan = self._sized.footprint.plan
-        now = plan.default.bits if plan else quantization.BITS[self._sized.model.dtype]
+        now = plan.default.bits if plan else dtypes.BITS[self._sized.model.dtype]
         if self._chosen is None:
             return impossible(f"none from {now} down to {choices[-1]} fits")
         bits = self._chosen.weight_bits

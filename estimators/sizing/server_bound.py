@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import STEP, Growth
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import ceil_div, round_down, round_up
 from memfit.estimators.base.workload import Workload
@@ -98,7 +98,7 @@ class ServerMemory:
         computes them from logits and their difference.
         """
         model = self.sized.model
-        return quantization.nbytes(rows * model.vocab_size, model.dtype) * (2 if prefilling else 4)
+        return dtypes.nbytes(rows * model.vocab_size, model.dtype) * (2 if prefilling else 4)
 
     def chunk(self, prompts: BatchBuffer, step: int, end: int | None = None) -> tuple[int, int]:
         """Return the bytes of a chunk of ``prompts`` with their caches, and the error of that.

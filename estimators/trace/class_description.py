@@ -17,7 +17,7 @@ from memfit.estimators.arch.caches import Growth, KVBuffer, StateBuffer
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.arch.specs import MixtureOfExperts, TracedMixer
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import DEFAULTS, Quantization
 from memfit.estimators.trace.cache_stepper import buffer_of, leaves
@@ -238,9 +238,9 @@ def _predicate(answer: Any) -> Quantization | bool:
 
 def _is_float32(array: Any, dtype: str, name: str) -> bool:
     """Whether an array is wider than the type of the model, as float32 is."""
-    if array.itemsize not in (_FLOAT32_BYTES, quantization.nbytes(1, dtype)) and array.ndim > 0:
+    if array.itemsize not in (_FLOAT32_BYTES, dtypes.nbytes(1, dtype)) and array.ndim > 0:
         return False  # packed by the class itself (bitnet.py): its bytes are the trace's
-    return bool(array.itemsize == _FLOAT32_BYTES != quantization.nbytes(1, dtype))
+    return bool(array.itemsize == _FLOAT32_BYTES != dtypes.nbytes(1, dtype))
 
 
 def _is_routed(module: Any) -> bool:
@@ -316,7 +316,7 @@ def _mixers(cache: Any, dtype: str, *, in_cache_list: bool = False) -> Iterator[
 
 def _states(cache: Any, dtype: str) -> Iterator[StateBuffer]:
     for array in (leaf.array for leaf in caches_of([cache])):
-        if array.itemsize == quantization.nbytes(1, dtype):
+        if array.itemsize == dtypes.nbytes(1, dtype):
             yield StateBuffer(array.size)
         elif array.itemsize % _FLOAT32_BYTES == 0:
             # Wider ones, such as token ids (longcat_flash_ngram.py), count as several.
@@ -333,7 +333,7 @@ def _width(cache: Any) -> int | None:
 
 def _compressed(cache: Any, dtype: str) -> Iterator[KVBuffer]:
     """Source: mlx-lm models/deepseek_v41.py, LayerCache."""
-    width = quantization.nbytes(1, dtype)
+    width = dtypes.nbytes(1, dtype)
 
     def rows(array: Any, limit: int | None, row_tokens: int = 1) -> KVBuffer:
         elements = array.shape[-1] * array.itemsize // width

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct, to_builtins
 
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.files import short
 from memfit.estimators.base.reading.section import json_section, to_record
 from memfit.estimators.base.units import Bytes, Count
@@ -31,7 +31,7 @@ Argument = bool | int | float | str | tuple[int, ...]
 class Array(NamedTuple):
     shape: tuple[Count, ...]
     dtype: str
-    """As safetensors spells it, a key of `quantization.BITS`."""
+    """As safetensors spells it, a key of `dtypes.BITS`."""
     role: Role = "computed"
     name: str = ""
     """A weight's path, an attribute of a cache ("3.keys": of the fourth cache) or empty."""
@@ -52,7 +52,7 @@ class Array(NamedTuple):
         >>> Array((2, 3), "BF16").nbytes
         12
         """
-        return quantization.nbytes(self.size, self.dtype)
+        return dtypes.nbytes(self.size, self.dtype)
 
 
 class Node(NamedTuple):
@@ -151,5 +151,5 @@ def _fault(call: Call) -> str | None:
     ends = (each for node in call.nodes for each in (*node.inputs, *node.outputs))
     if max((*call.evaluated, *call.held, *ends), default=-1) >= len(call.arrays):
         return "an array that is not there"
-    unknown = {array.dtype for array in call.arrays} - quantization.BITS.keys()
+    unknown = {array.dtype for array in call.arrays} - dtypes.BITS.keys()
     return f"unknown dtype {short(min(unknown))}" if unknown else None

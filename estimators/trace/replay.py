@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.call_plan import CHUNKS, held_samples
@@ -288,7 +288,7 @@ def sample_of(call: Call) -> tuple[int, ...]:
 
 
 def view_of(array: Array) -> View:
-    return View(array.shape, quantization.BITS[array.dtype] // 8)
+    return View(array.shape, dtypes.BITS[array.dtype] // 8)
 
 
 def _copied(views: Iterable[View]) -> tuple[View, ...]:

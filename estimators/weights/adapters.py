@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import LowRank, Module
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import CheckpointError, OtherModelError, UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.adapters import Adapter
@@ -60,7 +60,7 @@ def _low_rank(adapter: Adapter) -> dict[str, LowRank]:
         if last == "lora_b" and len(tensor.shape) in (2, 3):
             # (rank, outputs), of experts (experts, outputs, rank).
             rank = tensor.shape[0] if len(tensor.shape) == 2 else tensor.shape[-1]
-            width = quantization.nbytes(1, tensor.dtype)
+            width = dtypes.nbytes(1, tensor.dtype)
             found[path] = LowRank(rank, width, f"{path}.m" in tensors)
     return found
 

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.weights.derived import QuantizationPlan, WeightTotals, derive
@@ -96,7 +96,7 @@ def cast_to(group: TensorGroup, dtype: str | None) -> TensorGroup:
 def _packed(group: TensorGroup, path: str, packing: Quantization) -> Iterator[TensorGroup]:
     """Yield the arrays that mx.quantize makes of a matrix; affine scales have its type."""
     *rows, inputs = group.shape
-    width = quantization.nbytes(1, group.dtype)
+    width = dtypes.nbytes(1, group.dtype)
     words, *scales = packing.tensors(prod(group.shape), width)
     columns = inputs * packing.bits // _WORD_BITS
     yield TensorGroup(f"{path}.weight", "U32", (*rows, columns), words)

@@ -7,6 +7,7 @@ from msgspec import Struct, field
 
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.quantization import Quantization
 
@@ -136,8 +137,8 @@ def tensor_bytes(module: Module, dtype: str, quantization: Quantization | None) 
     # Parameters that a class keeps in float32, whatever the type of the model.
     own_dtype = "F32" if module.float32 else dtype
     if quantization:
-        yield from quantization.tensors(module.elements, quantization.nbytes(1, own_dtype))
+        yield from quantization.tensors(module.elements, dtypes.nbytes(1, own_dtype))
     else:
-        yield quantization.nbytes(module.elements, own_dtype)
+        yield dtypes.nbytes(module.elements, own_dtype)
     if module.bias:
-        yield quantization.nbytes(module.bias, own_dtype)
+        yield dtypes.nbytes(module.bias, own_dtype)

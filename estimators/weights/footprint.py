@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
@@ -116,7 +116,7 @@ def bounded_by_name(result: WeightFootprint, checkpoint_id: str, dtype: str) -> 
         return result
     text = (
         f"the name says {printable(named)}, and the config declares no quantisation: the weights"
-        f" count at {quantization.BITS[dtype]} bits; headers would show what they are"
+        f" count at {dtypes.BITS[dtype]} bits; headers would show what they are"
     )
     return bounded(result, "undeclared-format", text)
 

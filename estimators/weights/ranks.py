@@ -10,7 +10,7 @@ from memfit.estimators.arch.class_row import Cut
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module
 from memfit.estimators.arch.ranks import cut_of, divided
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.weights.derived import QuantizationPlan, tensor_bytes
 from memfit.estimators.weights.footprint import WeightFootprint
@@ -86,7 +86,7 @@ def _arrays(
             continue
         is_bias = path == parent and kind == "bias"
         columns = group.shape[-1] if group.shape else 1
-        itemsize = max(1, quantization.BITS[group.dtype] // 8)
+        itemsize = max(1, dtypes.BITS[group.dtype] // 8)
         nbytes, copies = group.nbytes, group.copies
         yield _Array(path, modules.get(path), is_bias, columns, itemsize, nbytes, copies)
 
@@ -99,7 +99,7 @@ def _derived(
     weights = sizes if module.bias else [*sizes, last]
     # The groups of a packed row: its words divide where they do.
     columns = module.shape[-1] // packed.group_size if packed else module.shape[-1]
-    width = quantization.nbytes(1, "F32" if module.float32 else dtype)
+    width = dtypes.nbytes(1, "F32" if module.float32 else dtype)
     for nbytes in weights:
         itemsize = _WORD if packed and nbytes == weights[0] else width
         yield _Array(path, module, False, columns, itemsize, nbytes, 1)

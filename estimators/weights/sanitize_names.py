@@ -14,7 +14,7 @@ from memfit.estimators.arch.class_row import ClassRow
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part, linear
 from memfit.estimators.arch.registry import row_or_default
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.weights.tensor_groups import EXPERTS, TensorGroup
 
@@ -147,7 +147,7 @@ def _split_joined(
         # Split only when the parts fill the tensor: a packed one has another number of elements.
         if paths and sum(modules[path].elements for path in paths) == prod(tensor.shape):
             for path in paths:
-                nbytes = quantization.nbytes(modules[path].elements, tensor.dtype)
+                nbytes = dtypes.nbytes(modules[path].elements, tensor.dtype)
                 yield TensorGroup(f"{path}.weight", tensor.dtype, modules[path].shape, nbytes)
         else:
             yield tensor
@@ -186,7 +186,7 @@ def _split_latent(tensors: Iterable[TensorGroup], modules: Modules) -> Iterator[
             ("embed_q", (heads, latent, key_dim * columns // latent)),
             ("unembed_out", (heads, values.shape[1], columns)),
         ):
-            nbytes = quantization.nbytes(prod(shape), tensor.dtype)
+            nbytes = dtypes.nbytes(prod(shape), tensor.dtype)
             yield TensorGroup(f"{parent}.{name}.{leaf}", tensor.dtype, shape, nbytes)
 
 

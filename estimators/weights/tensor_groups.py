@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.checkpoint.manifest import Tensor
 
 EXPERTS = ".experts.*."
@@ -27,7 +27,7 @@ class TensorGroup(NamedTuple):
 
     def as_type(self, dtype: str) -> "TensorGroup":
         """Return the group with elements of another type."""
-        return self._replace(dtype=dtype, nbytes=quantization.nbytes(prod(self.shape), dtype))
+        return self._replace(dtype=dtype, nbytes=dtypes.nbytes(prod(self.shape), dtype))
 
 
 def tensor_groups(tensors: Iterable[Tensor]) -> tuple[TensorGroup, ...]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.mlx.call_plan import (
     PlannedCall,
@@ -67,7 +67,7 @@ class RunMoments:
     def __init__(self, prepared: PreparedModel, workload: Workload, weight_bytes: int) -> None:
         self._prepared, self._workload = prepared, workload
         self._weight_bytes = weight_bytes
-        self._width = quantization.nbytes(1, prepared.model.dtype)
+        self._width = dtypes.nbytes(1, prepared.model.dtype)
         self.caches = RunCaches(prepared, workload)
         self._converting = converting_chunk(workload)
 

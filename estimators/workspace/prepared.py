@@ -23,7 +23,7 @@ from memfit.estimators.arch.specs import (
     Recurrent,
     TracedMixer,
 )
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.machine.device import Device
@@ -286,7 +286,7 @@ def _head_touched(model: Model, packing: QuantizationPlan | None) -> int:
 
 
 def _largest_weight(model: Model, packing: QuantizationPlan | None) -> int:
-    width = quantization.nbytes(1, model.dtype)
+    width = dtypes.nbytes(1, model.dtype)
     sizes = [0]
     for module, format_, _ in formats(model, packing):
         if module.loaded and format_:

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import STEP, Growth, KVBuffer
 from memfit.estimators.arch.specs import GatedDelta
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.call_plan import PlannedCall
 from memfit.estimators.mlx.kv_cache import (
@@ -29,7 +29,7 @@ class RunCaches:
 
     def __init__(self, prepared: PreparedModel, workload: Workload) -> None:
         self._prepared, self._workload = prepared, workload
-        self._width = quantization.nbytes(1, prepared.model.dtype)
+        self._width = dtypes.nbytes(1, prepared.model.dtype)
         self.of_plans = prepared.buffers
         """The buffers of each plan, by its mixers."""
         # mlx-lm cache.py, make_prompt_cache: rotating caches, unless the class makes its own.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.workspace.moments import CallMoment, RunMoments
 from memfit.estimators.workspace.prepared import PreparedModel
@@ -26,7 +26,7 @@ class LoadedModel(Struct, frozen=True):
     def sample(self) -> int:
         """Return the bytes of the log-probabilities of a token."""
         model = self.prepared.model
-        return quantization.nbytes(model.vocab_size, model.dtype)
+        return dtypes.nbytes(model.vocab_size, model.dtype)
 
 
 def speculative_moments(

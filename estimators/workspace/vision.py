@@ -15,7 +15,7 @@ from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.registry import class_row
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import ceil_div, round_up
@@ -75,7 +75,7 @@ def embedded_bytes(model: Model, workload: Workload) -> int:
     """
     each_layer = (m.shape[0] for m in model.modules if m.path.endswith(_LAYER_INPUTS))
     elements = model.hidden_size + sum(each_layer)
-    return quantization.nbytes(workload.batch * workload.prompt_tokens * elements, model.dtype)
+    return dtypes.nbytes(workload.batch * workload.prompt_tokens * elements, model.dtype)
 
 
 def has_formula(checkpoint: Checkpoint, model: Model) -> bool:
@@ -127,7 +127,7 @@ class _Tower:
             )
         self._traits, self._model, self._workload = traits, model, workload
         self._plan, self._device, self._versions = plan, device, versions
-        self._width = quantization.nbytes(1, model.dtype)
+        self._width = dtypes.nbytes(1, model.dtype)
         self._blocks, self._others = _matrices(model)
         self._hidden = next((first[0][1] for first in self._blocks.values()), 1)
         if self._traits.float32:

@@ -6,7 +6,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from memfit.estimators.base.quantization import BITS
+from memfit.estimators.base.dtypes import BITS
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.units import Bytes, Count, Number, Tokens
 from memfit.estimators.base.workload import Workload

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.files import open_regular, read_exactly
 
 _LENGTH_BYTES = 8
@@ -87,7 +87,7 @@ class ExpertFiles:
 
         kind = getattr(mx, _DTYPES[rows.dtype])
         path, offset = rows.places[expert]
-        nbytes = quantization.nbytes(prod(rows.shape), rows.dtype)
+        nbytes = dtypes.nbytes(prod(rows.shape), rows.dtype)
         start = perf_counter_ns()
         with open_regular(path) as file:
             file.seek(offset)
@@ -123,7 +123,7 @@ def _all_rows(tensors: Mapping[str, _Stored], experts: int) -> Iterator[ExpertRo
 def _parts(name: str, stored: _Stored) -> Iterator[ExpertRows]:
     """Yield a stacked tensor, and the halves of its rows: gate and up projection in one."""
     path, offset, dtype, (experts, *shape) = stored
-    row = quantization.nbytes(prod(shape), dtype)
+    row = dtypes.nbytes(prod(shape), dtype)
     for parts in (1, 2):
         if parts == 1 or (shape and shape[0] % parts == 0):
             size = row // parts

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -110,9 +110,7 @@ def _copies(sized: SizedModel, device: Device) -> int:
     projection is cast to 4 bytes. Nothing is evaluated between layers, and the copies of all can be
     under way at once.
     """
-    is_cast = (
-        sized.footprint.plan is None and quantization.nbytes(1, sized.model.dtype) == _HALF_BYTES
-    )
+    is_cast = sized.footprint.plan is None and dtypes.nbytes(1, sized.model.dtype) == _HALF_BYTES
     return _FLOAT32_BYTES // _HALF_BYTES if is_cast and device.backend == "cpu" else 0
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from memfit.estimators.base.dtypes import BITS
 from memfit.estimators.base.errors import CheckpointError
-from memfit.estimators.base.quantization import BITS
 from memfit.estimators.checkpoint.safetensors import (
     MAX_DIMENSIONS,
     MAX_HEADER_BYTES,

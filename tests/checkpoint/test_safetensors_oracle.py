@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memfit.estimators.base.dtypes import BITS
 from memfit.estimators.base.errors import CheckpointError
-from memfit.estimators.base.quantization import BITS
 from memfit.estimators.checkpoint.safetensors import (
     MAX_DIMENSIONS,
     MAX_HEADER_BYTES,

@@ -14,9 +14,10 @@ from msgspec.structs import replace
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.registry import build_model
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
+from memfit.estimators.base.dtypes import nbytes
 from memfit.estimators.base.errors import CheckpointError, ConfigError
-from memfit.estimators.base.quantization import Quantization, nbytes
+from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.runtimes.source import MethodSetting
@@ -245,7 +246,7 @@ _TENSORS = st.lists(
     st.builds(
         lambda name, dtype, shape: tensor(name, dtype, *shape),
         st.one_of(_NAMES, st.text(max_size=20)),
-        st.sampled_from(sorted(quantization.BITS)),
+        st.sampled_from(sorted(dtypes.BITS)),
         st.lists(st.integers(0, 300), max_size=3),
     ),
     max_size=12,

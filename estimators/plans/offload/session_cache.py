@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from memfit.estimators.arch.caches import STEP, KVBuffer
 from memfit.estimators.arch.model import Model
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.units import ceil_div, round_down, round_up
@@ -208,7 +208,7 @@ def storage_of(
     buffers, states = tuple(model.kv_buffers()), state_bytes(model, 1)
     if not buffers and not states:
         raise UnsupportedError(f"{model.model_type}: it keeps nothing between tokens")
-    width = quantization.nbytes(1, model.dtype)
+    width = dtypes.nbytes(1, model.dtype)
     return Storage(buffers, states, width, bits, group_size, in_blocks, prefill_step)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import Workload
@@ -113,7 +113,7 @@ class _ImageServer:
         self._features = 0
         if str(checkpoint.config.get("model_type")) in CACHES_FEATURES:
             count = sum(image.feature_count for image in plan.images)
-            self._features = quantization.nbytes(count * model.hidden_size, model.dtype)
+            self._features = dtypes.nbytes(count * model.hidden_size, model.dtype)
         self.largest = cache(self._largest)
 
     def fits(self, settings: ServerSettings) -> bool:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.modules import Module, Part
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.weights.derived import tensor_bytes
 
@@ -42,7 +42,7 @@ class Packing(Struct, frozen=True, kw_only=True):
         scales = -(-inputs // (self.group or inputs)) * -(-rows // (self.rows or rows))
         packed = -(-rows * inputs * self.bits // 8) + scales * self.scale_bytes
         packed += -(-scales * self.zero_bits // 8)
-        return packed * (matrices[0] if matrices else 1) + quantization.nbytes(module.bias, dtype)
+        return packed * (matrices[0] if matrices else 1) + dtypes.nbytes(module.bias, dtype)
 
 
 def quantization_method(block: Fields) -> str:

@@ -17,7 +17,7 @@ from memfit.estimators.arch.specs import (
     Recurrent,
     TracedMixer,
 )
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
@@ -137,7 +137,7 @@ class Vllm(TokenCacheModel, Pool, ForeignFormats, NvidiaOnly, PerMachine, frozen
         """Return the bytes of a token in one buffer: one an element in float8."""
         if workload.kv_bits == _FLOAT8_BITS:
             return buffer.elements_per_token
-        return quantization.nbytes(buffer.elements_per_token, computed_dtype(self.subject.model))
+        return dtypes.nbytes(buffer.elements_per_token, computed_dtype(self.subject.model))
 
     def window_capacity(self, workload: Workload, window: int) -> int:
         """Return the capacity. Source: SlidingWindowSpec.max_admission_blocks_per_request."""
@@ -182,7 +182,7 @@ class Vllm(TokenCacheModel, Pool, ForeignFormats, NvidiaOnly, PerMachine, frozen
 
     @property
     def _width(self) -> int:
-        return quantization.nbytes(1, computed_dtype(self.subject.model))
+        return dtypes.nbytes(1, computed_dtype(self.subject.model))
 
     def activations(self, workload: Workload) -> int:
         """Return a bound of the profiled run: a full batch, then logits of all requests."""

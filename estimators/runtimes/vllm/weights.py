@@ -21,7 +21,7 @@ from memfit.estimators.arch.specs import (
     Recurrent,
     TracedMixer,
 )
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import round_up
@@ -129,13 +129,13 @@ def _additions(model: Model, method: str) -> Iterator[int]:
     for module in model.modules:
         if module.part in (Part.EMBEDDING, Part.HEAD) and len(module.shape) > 1:
             vocabulary, hidden = module.shape[-2:]
-            yield quantization.nbytes(-vocabulary % _VOCABULARY_PADDING * hidden, dtype)
+            yield dtypes.nbytes(-vocabulary % _VOCABULARY_PADDING * hidden, dtype)
     for mixer in model.mixers():
         match mixer:
             case LatentAttention():
                 # layers/attention/mla_attention.py keeps kv_b_proj, and W_UK_T and W_UV out of it.
                 outputs = mixer.heads * (mixer.nope_dim + mixer.value_dim)
-                yield quantization.nbytes(outputs * mixer.latent_dim, dtype)
+                yield dtypes.nbytes(outputs * mixer.latent_dim, dtype)
             case Attention() | GatedDelta() | Recurrent():
                 pass
             case TracedMixer():
