@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.class_row import ClassRow
 from memfit.estimators.arch.fields import Fields, config_fields, unread_keys
 from memfit.estimators.arch.model import Model
-from memfit.estimators.base import quantization
+from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 
 # The files of arch/families/ with rows, and the model types of each; a file is imported only when
