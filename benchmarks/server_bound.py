@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import round_down
 from memfit.estimators.base.workload import Workload

@@ -12,8 +12,8 @@ from memfit.cli.options.completion import (
     complete_type,
 )
 from memfit.cli.options.groups import Only, Options, argument, option
+from memfit.estimators.base.dtypes import DEFAULTS
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantization import DEFAULTS
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import MAX_COUNT, ceil_div, parse_count
 from memfit.estimators.machine.working_set import OsRegime

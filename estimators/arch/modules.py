@@ -7,7 +7,7 @@ from math import prod
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 
 
 class Part(str, Enum):

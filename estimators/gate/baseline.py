@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from msgspec import UNSET, Struct, UnsetType, to_builtins
 
+from memfit.estimators.base.dtypes import FloatMode, Quantization
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import is_there, printable, read_whole
-from memfit.estimators.base.quantization import FloatMode, Quantization
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.reading.section import Section, json_section, to_record
 from memfit.estimators.base.reading.values import as_object

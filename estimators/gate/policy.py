@@ -11,9 +11,9 @@ from typing import Any, TypeVar, cast, get_args
 
 from msgspec import Struct
 
+from memfit.estimators.base.dtypes import FLOAT_MODES, Quantization, converted
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import path_near, short
-from memfit.estimators.base.quantization import FLOAT_MODES, Quantization, converted
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.reading.section import Reading, Section, read_yaml, to_record
 from memfit.estimators.base.reading.values import one_of

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
-from memfit.estimators.base.quantization import FloatMode
+from memfit.estimators.base.dtypes import FloatMode
 from memfit.estimators.base.ranks import MAX_RANKS, Parallel
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.units import Positive, one_of

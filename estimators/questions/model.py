@@ -5,8 +5,8 @@ from typing import Annotated
 
 from msgspec import Struct
 
+from memfit.estimators.base.dtypes import Quantization, converted, parse_format
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantization import Quantization, converted, parse_format
 from memfit.estimators.base.reading.values import number_or_text
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.questions.question import Integer, PathSetting, Question, Text, integer

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import MachineError, UnsupportedError
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.base.units import ceil_div, round_down, round_up
 from memfit.estimators.base.workload import Workload

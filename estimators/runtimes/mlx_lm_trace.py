@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import context_limit
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device

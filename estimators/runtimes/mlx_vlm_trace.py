@@ -10,8 +10,8 @@ from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.registry import context_limit
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import MachineError, UnsupportedError
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.plan import ImagePlan
 from memfit.estimators.images.processor import image_plan

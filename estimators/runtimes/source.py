@@ -10,7 +10,7 @@ from msgspec import Struct
 from memfit.estimators.results.terms import Method
 
 if TYPE_CHECKING:
-    from memfit.estimators.base.quantization import Quantization
+    from memfit.estimators.base.dtypes import Quantization
     from memfit.estimators.base.workload import Workload
     from memfit.estimators.machine.device import Device
     from memfit.estimators.mlx.versions import MlxVersions

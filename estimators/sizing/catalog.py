@@ -4,10 +4,10 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.files import path_near
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import HUB, has_prefix, open_checkpoint, require_no_sample

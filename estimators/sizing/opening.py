@@ -8,6 +8,7 @@ from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import FAMILIES, build_model, dtype_of
 from memfit.estimators.base import dtypes
+from memfit.estimators.base.dtypes import Quantization, converted
 from memfit.estimators.base.errors import (
     CheckpointError,
     MachineError,
@@ -15,7 +16,6 @@ from memfit.estimators.base.errors import (
     UnsupportedError,
 )
 from memfit.estimators.base.files import printable
-from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.other_kinds import kind_of_config
 from memfit.estimators.machine.device import Device

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import Version

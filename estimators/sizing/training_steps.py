@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC, Device

@@ -18,8 +18,8 @@ from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.arch.specs import MixtureOfExperts, TracedMixer
 from memfit.estimators.base import dtypes
+from memfit.estimators.base.dtypes import DEFAULTS, Quantization
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.quantization import DEFAULTS, Quantization
 from memfit.estimators.trace.cache_stepper import buffer_of, leaves
 from memfit.estimators.trace.kernel_stubs import attention_widths
 from memfit.estimators.trace.leaves import caches_of

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from memfit.estimators.arch.registry import row_or_default
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import MemfitError, UnsupportedError
 from memfit.estimators.base.files import printable
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.checkpoint.adapters import MLX_WEIGHTS, Adapter
 from memfit.estimators.checkpoint.manifest import Tensor

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload

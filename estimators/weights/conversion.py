@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.weights.derived import QuantizationPlan, WeightTotals, derive
 from memfit.estimators.weights.footprint import WeightFootprint, footprint_of

@@ -8,8 +8,8 @@ from msgspec import Struct, field
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Module, Part
 from memfit.estimators.base import dtypes
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.quantization import Quantization
 
 
 class QuantizationPlan(Struct, frozen=True):

@@ -25,7 +25,7 @@ from memfit.estimators.arch.specs import (
 )
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.dispatch import assert_never
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kernels import has_nax, split_products, vector_attention
 from memfit.estimators.mlx.operation_counts import MATMUL, QUANTIZED_MATMUL, OperationCount

@@ -5,7 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 from memfit.estimators.arch.modules import LowRank
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.mlx.kernels import PART_ITEM_BYTES
 from memfit.estimators.workspace.prepared import Projection

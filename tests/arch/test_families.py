@@ -14,8 +14,8 @@ import pytest
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import FAMILIES, build_model
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.recurrent_state import state_bytes

@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memfit.estimators.base.dtypes import FLOAT_MODES, Quantization
 from memfit.estimators.base.errors import InputError, PolicyError
-from memfit.estimators.base.quantization import FLOAT_MODES, Quantization
 from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.gate.limits import LIMITS
 from memfit.estimators.gate.policy import Policy, read_policy

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from memfit.estimators.base.quantization import converted
+from memfit.estimators.base.dtypes import converted
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.modules import LowRank
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.arch.specs import Attention
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.mlx import operation_counts

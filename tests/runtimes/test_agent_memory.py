@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.devices import find_device

@@ -9,9 +9,9 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.images import Images, ImageSize
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from memfit.estimators.base.dtypes import converted
 from memfit.estimators.base.progress import FinishedRequest
-from memfit.estimators.base.quantization import converted
 from memfit.estimators.checkpoint.local.local_models import LocalModel
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import GIB

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from memfit.estimators.base.dtypes import converted
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.quantization import converted
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memfit.estimators.base.dtypes import converted
 from memfit.estimators.base.errors import InputError, MemfitError, PolicyError, UnsupportedError
-from memfit.estimators.base.quantization import converted
 from memfit.estimators.compare.axes import parse_axis
 from memfit.estimators.compare.compare import ComparedModel, compare
 from memfit.estimators.gate.evaluate import run_gate

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from memfit.estimators.arch.registry import FAMILIES, build_model, class_row
+from memfit.estimators.base.dtypes import Quantization, converted
 from memfit.estimators.base.errors import InputError, UnsupportedError
-from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.devices import find_device

@@ -12,8 +12,8 @@ import pytest
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.registry import build_model
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.devices import find_device, working_set_device

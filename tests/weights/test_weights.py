@@ -15,9 +15,8 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base import dtypes
-from memfit.estimators.base.dtypes import nbytes
+from memfit.estimators.base.dtypes import Quantization, nbytes
 from memfit.estimators.base.errors import CheckpointError, ConfigError
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.runtimes.source import MethodSetting

@@ -12,7 +12,7 @@ from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Module, Modules, Part, array, linear, norm, under
 from memfit.estimators.arch.specs import DenseMLP, Recurrent, Scan
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 
 # `quant_predicate` asks for 8 bits and leaves the group at MLX's default.
 _EIGHT_BITS = Quantization(8, 64)

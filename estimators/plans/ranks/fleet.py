@@ -9,8 +9,8 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from memfit.estimators.base.dtypes import converted
 from memfit.estimators.base.errors import InputError, MemfitError
-from memfit.estimators.base.quantization import converted
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.reading.section import Section, read_yaml
 from memfit.estimators.base.units import parse_count
