@@ -1,4 +1,4 @@
-"""A workload: prompt, generation, and the runtime settings it runs with."""
+"""What runs: the workload of a model, and the flags of its server."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal, get_args
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.images import Images
-from memfit.estimators.base.units import Positive, Tokens, one_of
+from memfit.estimators.base.units import Bytes, Positive, Tokens, one_of
 
 MAX_TOKENS = 2**30
 KV_BITS = (2, 3, 4, 5, 6, 8)
@@ -118,3 +118,26 @@ def _require(name: str, value: int, least: int) -> None:
 
 def _one_of(values: tuple[int, ...]) -> str:
     return ", ".join(map(str, values[:-1])) + f" or {values[-1]}"
+
+
+class ServerSettings(Struct, frozen=True, kw_only=True):
+    """The flags of a server that matter for memory, with its defaults.
+
+    mlx_vlm.server has the prefill step and the last two; it prefills 8 prompts together, decodes 32
+    requests, and keeps no prompt caches.
+    """
+
+    prefill_step: int = 2048
+    prompt_concurrency: int = 8
+    decode_concurrency: int = 32
+    prompt_cache_size: int = 10
+    prompt_cache_bytes: Bytes | None = None
+    max_num_seqs: int | None = None
+    """Requests that mlx_vlm.server takes out of its queue; None: all."""
+    vision_cache_size: int = 20
+    """Requests for which mlx_vlm.server keeps features of images, where the model's class does."""
+
+    @property
+    def rows(self) -> int:
+        """The most requests that run together (BatchGenerator, completion_batch_size)."""
+        return max(self.prompt_concurrency, self.decode_concurrency)

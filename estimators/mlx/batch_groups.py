@@ -21,9 +21,8 @@ from memfit.estimators.arch.specs import (
 )
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.mlx.arrivals import ClosedLoop, ServedRequest
 from memfit.estimators.mlx.batch_buffer import BatchBuffer
 from memfit.estimators.mlx.batch_schedule import BatchSchedule, ScheduleMoment

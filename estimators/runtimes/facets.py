@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from msgspec import Struct
 
 from memfit.estimators.base.ranks import Parallel, Rank
-from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.base.workload import CallPhase, Workload
+from memfit.estimators.base.workload import CallPhase, ServerSettings, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import MemoryPool, MemoryShare, Note, RunCall
 

@@ -13,9 +13,8 @@ from memfit.estimators.arch.registry import class_row
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.ranks import Parallel, Rank
-from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import open_size
-from memfit.estimators.base.workload import CallPhase, Workload
+from memfit.estimators.base.workload import CallPhase, ServerSettings, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC
 from memfit.estimators.mlx.batch_groups import grouped_batch, merges_caches, require_batch

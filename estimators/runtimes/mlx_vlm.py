@@ -9,10 +9,9 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.modules import Part, linear
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import ceil_div, open_size
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.processor import has_tower, image_plan
 from memfit.estimators.mlx.allocator import allocated

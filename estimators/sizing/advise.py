@@ -8,9 +8,8 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import Units, format_bytes, open_size
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.machine.working_set import wired_limit
 from memfit.estimators.results.advice import (
     Action,

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.caches import STEP, Growth
 from memfit.estimators.base import dtypes
-from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import ceil_div, round_down, round_up
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.mlx.batch_buffer import BatchBuffer
 from memfit.estimators.mlx.batch_groups import buffer_bytes, prefilled_alone
 from memfit.estimators.mlx.call_plan import CHUNKS

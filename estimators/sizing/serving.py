@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import round_down
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.advice import Cell, ServerRun
 from memfit.estimators.runtimes.budget import Need, judge

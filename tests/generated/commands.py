@@ -6,8 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.plans.server.plan import plan_server
 from memfit.estimators.results.advice import Action

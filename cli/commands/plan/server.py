@@ -22,8 +22,7 @@ from memfit.estimators.base.units import parse_count, parse_server_size
 from memfit.estimators.sizing.sized_model import require_loaded
 
 if TYPE_CHECKING:
-    from memfit.estimators.base.server_settings import ServerSettings
-    from memfit.estimators.base.workload import Workload
+    from memfit.estimators.base.workload import ServerSettings, Workload
     from memfit.estimators.mlx.arrivals import ServedRequest
     from memfit.estimators.results.server import ServerPlan
     from memfit.estimators.sizing.sized_model import SizedModel
@@ -60,7 +59,7 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
         Raises:
             InputError: when one is out of range, or of the other server.
         """
-        from memfit.estimators.base.server_settings import ServerSettings
+        from memfit.estimators.base.workload import ServerSettings
 
         text = ("prompt_concurrency", "decode_concurrency", "prompt_cache_size")
         seen = ("max_num_seqs", "vision_cache_size")

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.images.processor import image_plan
 from memfit.estimators.mlx.arrivals import ServedRequest
 from memfit.estimators.plans.server.plan import check_lengths, settings_to_run

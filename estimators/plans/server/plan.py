@@ -6,9 +6,8 @@ from itertools import accumulate, islice
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import open_size
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.arrivals import AtTimes, ClosedLoop, ServedRequest
 from memfit.estimators.plans.server.mixes import usual_mixes

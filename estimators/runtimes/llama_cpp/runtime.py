@@ -8,10 +8,9 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import open_size, round_up
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
