@@ -17,10 +17,9 @@ from memfit.estimators.base.files import is_there, printable, read_whole
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.reading.section import Section, json_section, to_record
 from memfit.estimators.base.reading.values import as_object
-from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.units import Bytes, Count, Positive, Sha256
 from memfit.estimators.base.version import __version__
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import Recipe, Workload
 from memfit.estimators.checkpoint.fingerprint import config_sha256
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.gate.figures import GateFigures

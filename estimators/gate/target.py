@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnreachableError, UnsupportedError
-from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.units import Units, ceil_div, format_bytes, with_sizes
+from memfit.estimators.base.workload import Recipe
 from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.baseline import (
     BaselineEntry,

@@ -7,9 +7,8 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from memfit.estimators.base.dtypes import BITS
-from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.units import Bytes, Count, Number, Tokens
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import Recipe, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.mlx.versions import MlxVersions, parse_version
 from memfit.estimators.results.estimate import DeviceSummary, Note

@@ -25,8 +25,7 @@ import pytest
 from msgspec import structs
 
 from memfit.estimators.base.images import ImageSize
-from memfit.estimators.base.recipe import Recipe
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import Recipe, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.arrivals import ServedRequest
 from memfit.estimators.plans.train.plan import plan_train

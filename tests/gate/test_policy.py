@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memfit.estimators.base.dtypes import FLOAT_MODES, Quantization
 from memfit.estimators.base.errors import InputError, PolicyError
-from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.base.workload import Recipe
 from memfit.estimators.gate.limits import LIMITS
 from memfit.estimators.gate.policy import Policy, read_policy
 from memfit.estimators.gate.policy_file import LimitKeys, TargetKeys, WorkloadKeys

@@ -8,8 +8,7 @@ import pytest
 
 from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.recipe import Recipe
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import Recipe, Workload
 from memfit.estimators.checkpoint.local.samples import read_sample
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.machine.devices import find_device

@@ -13,7 +13,7 @@ from memfit.cli.options.questions import MachineOptions, NamedModel, VersionOpti
 from memfit.cli.options.training import TrainingOptions
 
 if TYPE_CHECKING:
-    from memfit.estimators.base.recipe import Recipe
+    from memfit.estimators.base.workload import Recipe
     from memfit.estimators.plans.train.question import TrainingData
     from memfit.estimators.sizing.sized_model import SizedModel
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.dtypes import Quantization, converted
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.recipe import SHORTEST, Recipe
+from memfit.estimators.base.workload import SHORTEST, Recipe
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions, format_version, parse_version
 from memfit.estimators.plans.train.changes import Change
