@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import StateBuffer
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import (
@@ -33,6 +32,7 @@ from memfit.estimators.arch.specs import (
     MixtureOfExperts,
     Recurrent,
     Scan,
+    StateBuffer,
 )
 
 MixerBlock = tuple[Mixer, Modules]

@@ -6,9 +6,15 @@ from functools import cached_property
 
 from msgspec import Struct
 
-from memfit.estimators.arch.caches import KVBuffer, StateBuffer
 from memfit.estimators.arch.modules import Module, Modules, Part
-from memfit.estimators.arch.specs import DenseMLP, FeedForward, Mixer, MixtureOfExperts
+from memfit.estimators.arch.specs import (
+    DenseMLP,
+    FeedForward,
+    KVBuffer,
+    Mixer,
+    MixtureOfExperts,
+    StateBuffer,
+)
 from memfit.estimators.base.dispatch import assert_never
 
 

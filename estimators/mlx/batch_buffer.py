@@ -3,7 +3,7 @@
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import STEP
+from memfit.estimators.arch.specs import STEP
 from memfit.estimators.base.units import round_up
 
 

@@ -7,7 +7,7 @@ the caches before it, so that few calls of a run can be the largest.
 
 from typing import NamedTuple
 
-from memfit.estimators.arch.caches import STEP
+from memfit.estimators.arch.specs import STEP
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.mlx.kv_cache import last_growing_chunk

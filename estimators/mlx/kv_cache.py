@@ -8,8 +8,8 @@ from collections import Counter
 
 from msgspec import Struct
 
-from memfit.estimators.arch.caches import STEP, Growth, KVBuffer
 from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.specs import STEP, Growth, KVBuffer
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import ceil_div, round_down, round_up

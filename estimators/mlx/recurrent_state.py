@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from memfit.estimators.arch.caches import StateBuffer
 from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.specs import StateBuffer
 from memfit.estimators.base import dtypes
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import KVBuffer
+from memfit.estimators.arch.specs import KVBuffer
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import ceil_div, round_up
 from memfit.estimators.base.workload import Workload

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import STEP
+from memfit.estimators.arch.specs import STEP
 from memfit.estimators.base.units import round_up
 from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
 from memfit.estimators.mlx.batch_groups import (

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-from memfit.estimators.arch.caches import KVBuffer
+from memfit.estimators.arch.specs import KVBuffer
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload

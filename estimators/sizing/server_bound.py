@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import STEP, Growth
+from memfit.estimators.arch.specs import STEP, Growth
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.units import ceil_div, round_down, round_up
 from memfit.estimators.base.workload import ServerSettings, Workload

@@ -13,10 +13,15 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import Growth, KVBuffer, StateBuffer
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.modules import Module, Part
-from memfit.estimators.arch.specs import MixtureOfExperts, TracedMixer
+from memfit.estimators.arch.specs import (
+    Growth,
+    KVBuffer,
+    MixtureOfExperts,
+    StateBuffer,
+    TracedMixer,
+)
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.dtypes import DEFAULTS, Quantization
 from memfit.estimators.base.errors import UnsupportedError

@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.specs import (
     Attention,
     GatedDelta,
+    Growth,
+    KVBuffer,
     LatentAttention,
     Mixer,
     Recurrent,

@@ -1,9 +1,9 @@
 """One decoder layer put together, and what follows the last one."""
 
-from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.specs import (
     Attention,
     GatedDelta,
+    KVBuffer,
     LatentAttention,
     Recurrent,
     TracedMixer,

@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from memfit.estimators.arch.caches import StateBuffer
-from memfit.estimators.arch.specs import GatedDelta, Recurrent, Scan
+from memfit.estimators.arch.specs import GatedDelta, Recurrent, Scan, StateBuffer
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.call import CallShape

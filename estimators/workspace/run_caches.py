@@ -4,8 +4,7 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import STEP, Growth, KVBuffer
-from memfit.estimators.arch.specs import GatedDelta
+from memfit.estimators.arch.specs import STEP, GatedDelta, Growth, KVBuffer
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.call_plan import PlannedCall

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import build_model
+from memfit.estimators.arch.specs import Growth
 from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import ConfigError, MemfitError, UnsupportedError
 from memfit.estimators.base.workload import Workload

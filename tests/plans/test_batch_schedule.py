@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.arch.caches import STEP
+from memfit.estimators.arch.specs import STEP
 from memfit.estimators.base.units import round_up
 from memfit.estimators.base.workload import ServerSettings
 from memfit.estimators.mlx.arrivals import AtTimes, ClosedLoop, ServedRequest

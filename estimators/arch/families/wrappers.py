@@ -10,7 +10,6 @@ from typing import Any
 from msgspec import field
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.class_row import (
     GATE_UP,
     NESTED,
@@ -27,6 +26,7 @@ from memfit.estimators.arch.registry import class_row
 from memfit.estimators.arch.specs import (
     Attention,
     GatedDelta,
+    Growth,
     LatentAttention,
     Mixer,
     Recurrent,

@@ -6,8 +6,8 @@ from functools import cached_property
 
 from msgspec import Struct
 
-from memfit.estimators.arch.caches import STEP, KVBuffer
 from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.specs import STEP, KVBuffer
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.reading.request_trace import TraceRequest

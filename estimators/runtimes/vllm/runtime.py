@@ -8,10 +8,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.specs import (
     Attention,
     GatedDelta,
+    KVBuffer,
     LatentAttention,
     Mixer,
     Recurrent,

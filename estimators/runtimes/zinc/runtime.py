@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import KVBuffer
-from memfit.estimators.arch.specs import GatedDelta
+from memfit.estimators.arch.specs import GatedDelta, KVBuffer
 from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
