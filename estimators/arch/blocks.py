@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import (
+from memfit.estimators.arch.model import (
     ROUTER_8BIT,
+    Layer,
+    Model,
     Module,
     Modules,
     Part,

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.model import Model, Module, Part
 from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import MachineError, UnsupportedError
 from memfit.estimators.base.ranks import Rank

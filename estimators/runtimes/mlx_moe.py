@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Part
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.reading.values import number_or_text
 from memfit.estimators.base.units import Positive, open_size, parse_count

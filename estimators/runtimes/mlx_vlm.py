@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part, linear
+from memfit.estimators.arch.model import Model, Part, linear
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.setting_names import setting

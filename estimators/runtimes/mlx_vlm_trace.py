@@ -7,8 +7,7 @@ from msgspec import UNSET, field
 from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import config_fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Model, Part
 from memfit.estimators.arch.registry import context_limit
 from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import MachineError, UnsupportedError

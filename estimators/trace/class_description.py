@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.model import Layer, Model, Module, Part
 from memfit.estimators.arch.specs import (
     Growth,
     KVBuffer,

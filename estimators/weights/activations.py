@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.model import Model, Module, Part
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.weights.footprint import as_loaded
 from memfit.estimators.weights.quantization_plan import Declared, text_class

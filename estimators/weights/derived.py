@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct, field
 
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.model import Layer, Model, Module, Part
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import UnsupportedError

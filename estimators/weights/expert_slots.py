@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Model, Part
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import ceil_div

@@ -8,8 +8,7 @@ from pathlib import PurePath
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.model import Model, Module, Part
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable

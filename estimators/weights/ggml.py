@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from math import prod
 
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Part
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.weights.parts import part_rules

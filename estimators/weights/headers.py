@@ -5,7 +5,7 @@ from math import prod
 
 from msgspec import field
 
-from memfit.estimators.arch.modules import Module
+from memfit.estimators.arch.model import Module
 from memfit.estimators.weights.derived import WeightTotals
 from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.quantization_plan import Declared

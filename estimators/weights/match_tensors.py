@@ -9,7 +9,7 @@ from math import prod
 
 from msgspec import Struct, field
 
-from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.model import Module, Part
 from memfit.estimators.base.dtypes import FLOAT_MODES, Quantization
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.weights.quantization_plan import Declared

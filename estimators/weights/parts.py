@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Part
 
 
 def part_rules(number: str, *rules: tuple[Part, str]) -> Callable[[str], Part]:

@@ -7,8 +7,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from memfit.estimators.arch.class_row import Cut
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Module
+from memfit.estimators.arch.model import Model, Module
 from memfit.estimators.arch.ranks import cut_of, divided
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.ranks import Rank

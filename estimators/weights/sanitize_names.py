@@ -11,8 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from memfit.estimators.arch.class_row import ClassRow
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Module, Part, linear
+from memfit.estimators.arch.model import Model, Module, Part, linear
 from memfit.estimators.arch.registry import row_or_default
 from memfit.estimators.base import dtypes
 from memfit.estimators.checkpoint.manifest import Tensor

@@ -11,8 +11,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import LowRank, Module, Part
+from memfit.estimators.arch.model import Layer, LowRank, Model, Module, Part
 from memfit.estimators.arch.specs import (
     Attention,
     FeedForward,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
-from memfit.estimators.arch.modules import LowRank
+from memfit.estimators.arch.model import LowRank
 from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.mlx.kernels import PART_ITEM_BYTES

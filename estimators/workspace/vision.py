@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from memfit.estimators.arch.class_row import VisionTraits
 from memfit.estimators.arch.fields import config_fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Model, Part
 from memfit.estimators.arch.registry import class_row
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError

@@ -12,7 +12,7 @@ pytest.importorskip("mlx_lm", reason="the graphs are those of MLX and mlx-lm")
 import mlx.core as mx
 from msgspec.structs import replace
 
-from memfit.estimators.arch.modules import LowRank
+from memfit.estimators.arch.model import LowRank
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.arch.specs import Attention
 from memfit.estimators.base.dtypes import Quantization

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Part
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Model, Part
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import UnsupportedError

@@ -11,8 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Model, Part
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.dtypes import Quantization, nbytes

@@ -18,8 +18,16 @@ from memfit.estimators.arch.class_row import (
     projections,
 )
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Modules, Part, array, linear, multi_linear, norm, under
+from memfit.estimators.arch.model import (
+    Model,
+    Modules,
+    Part,
+    array,
+    linear,
+    multi_linear,
+    norm,
+    under,
+)
 from memfit.estimators.arch.specs import Indexer, LatentAttention
 
 _SIZES = {

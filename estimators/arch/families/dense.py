@@ -13,8 +13,9 @@ from memfit.estimators.arch.blocks import FeedForwardBlock, at_8_bits
 from memfit.estimators.arch.class_row import ClassRow
 from memfit.estimators.arch.families.windows import SLIDING
 from memfit.estimators.arch.fields import MAX_LAYERS, Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import (
+from memfit.estimators.arch.model import (
+    Layer,
+    Model,
     Module,
     Modules,
     Part,

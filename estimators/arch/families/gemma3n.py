@@ -13,8 +13,9 @@ from memfit.estimators.arch.families import towers_gemma3n
 from memfit.estimators.arch.families.towers import with_towers
 from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import (
+from memfit.estimators.arch.model import (
+    Layer,
+    Model,
     Modules,
     Part,
     array,

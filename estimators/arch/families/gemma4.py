@@ -17,8 +17,9 @@ from memfit.estimators.arch.families.gemma3n import (
 )
 from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import (
+from memfit.estimators.arch.model import (
+    Layer,
+    Model,
     Modules,
     Part,
     array,

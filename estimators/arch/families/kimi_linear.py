@@ -6,8 +6,8 @@ Source: mlx-lm models/kimi_linear.py.
 from memfit.estimators.arch import blocks
 from memfit.estimators.arch.class_row import HEAD, W_NAMES, Irregular
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import (
+from memfit.estimators.arch.model import (
+    Model,
     Part,
     array,
     convolution,

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from memfit.estimators.arch import blocks
 from memfit.estimators.arch.class_row import W_NAMES, Irregular
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part, array, linear, under
+from memfit.estimators.arch.model import Model, Part, array, linear, under
 from memfit.estimators.arch.specs import DenseMLP
 from memfit.estimators.base.units import round_up
 

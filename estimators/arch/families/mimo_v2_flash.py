@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch import blocks
 from memfit.estimators.arch.class_row import Fp8, Irregular
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import array, under
+from memfit.estimators.arch.model import Model, array, under
 
 
 def _build(fields: Fields) -> Model:

@@ -23,9 +23,10 @@ from memfit.estimators.arch.class_row import (
 from memfit.estimators.arch.families import towers_qwen
 from memfit.estimators.arch.families.towers import with_towers
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import (
+from memfit.estimators.arch.model import (
     ROUTER_8BIT,
+    Layer,
+    Model,
     Modules,
     Part,
     array,

@@ -8,8 +8,17 @@ from msgspec.structs import replace
 from memfit.estimators.arch.blocks import decoder, ends
 from memfit.estimators.arch.class_row import Irregular
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import Module, Modules, Part, array, linear, norm, under
+from memfit.estimators.arch.model import (
+    Layer,
+    Model,
+    Module,
+    Modules,
+    Part,
+    array,
+    linear,
+    norm,
+    under,
+)
 from memfit.estimators.arch.specs import DenseMLP, Recurrent, Scan, StateBuffer
 from memfit.estimators.base.dtypes import Quantization
 

@@ -9,8 +9,7 @@ from memfit.estimators.arch import blocks
 from memfit.estimators.arch.class_row import DENSE, EXPERTS, Cut, Irregular, projections
 from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part, array, linear, under
+from memfit.estimators.arch.model import Model, Part, array, linear, under
 
 _DEFAULTS = {
     "sliding_window": 512,

@@ -10,8 +10,7 @@ from memfit.estimators.arch.families import dense_models, moe_models, towers_glm
 from memfit.estimators.arch.families.dense import Dense, HeadDim, Key, QKNorm
 from memfit.estimators.arch.families.wrappers import Wrapper
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import Part, array, embedding, norm
+from memfit.estimators.arch.model import Layer, Model, Part, array, embedding, norm
 from memfit.estimators.arch.specs import (
     Attention,
     GatedDelta,

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import config_fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Model, Part
 from memfit.estimators.arch.registry import row_or_default
 from memfit.estimators.arch.specs import (
     Attention,
