@@ -16,7 +16,7 @@ from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Backend, Device
-from memfit.estimators.mlx.allocator import PAGE, allocated
+from memfit.estimators.mlx.kernels import PAGE, allocated
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.peak import PeakMoment

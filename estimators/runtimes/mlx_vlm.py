@@ -13,7 +13,7 @@ from memfit.estimators.base.units import ceil_div, open_size
 from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.processor import has_tower, image_plan
-from memfit.estimators.mlx.allocator import allocated
+from memfit.estimators.mlx.kernels import allocated
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.results.estimate import Note

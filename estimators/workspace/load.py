@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.device import Backend, Device
-from memfit.estimators.mlx.allocator import allocated
+from memfit.estimators.mlx.kernels import allocated
 from memfit.estimators.mlx.scheduler import (
     CPU_DISPATCHES_PER_TASK,
     MAX_ACTIVE_TASKS,

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from memfit.estimators.machine.device import Backend
-from memfit.estimators.mlx.allocator import allocated
-from memfit.estimators.mlx.kernels import SplitProducts
+from memfit.estimators.mlx.kernels import SplitProducts, allocated
 from memfit.estimators.mlx.operation_counts import ELEMENTWISE, OperationCount
 
 

@@ -17,7 +17,7 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.dtypes import Quantization, nbytes
 from memfit.estimators.base.errors import CheckpointError, ConfigError
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
-from memfit.estimators.mlx.allocator import allocated
+from memfit.estimators.mlx.kernels import allocated
 from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.opening import size
 from memfit.estimators.weights.conversion import convert
