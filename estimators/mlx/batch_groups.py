@@ -26,8 +26,12 @@ from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.mlx.arrivals import ClosedLoop, ServedRequest
 from memfit.estimators.mlx.batch_buffer import BatchBuffer
 from memfit.estimators.mlx.batch_schedule import BatchSchedule, ScheduleMoment
-from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes
-from memfit.estimators.mlx.recurrent_state import state_bytes, view_bytes
+from memfit.estimators.mlx.kv_cache import (
+    buffer_counts,
+    buffer_token_bytes,
+    state_bytes,
+    view_bytes,
+)
 
 
 def merges_caches(model: Model) -> bool:

@@ -25,8 +25,8 @@ from memfit.estimators.mlx.kv_cache import (
     buffer_token_bytes,
     kv_bits_apply,
     kv_cache,
+    state_bytes,
 )
-from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, format_version
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.peak import PeakMoment

@@ -15,8 +15,13 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.plan import ImagePlan
 from memfit.estimators.images.processor import image_plan
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device
-from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes, capacity_at, kv_cache
-from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.mlx.kv_cache import (
+    buffer_counts,
+    buffer_token_bytes,
+    capacity_at,
+    kv_cache,
+    state_bytes,
+)
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.peak import PeakMoment

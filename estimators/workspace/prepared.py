@@ -27,8 +27,8 @@ from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kernels import has_nax, split_products, vector_attention
+from memfit.estimators.mlx.kv_cache import state_bytes
 from memfit.estimators.mlx.operation_counts import MATMUL, QUANTIZED_MATMUL, OperationCount
-from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.scheduler import BatchLimits
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.weights.derived import QuantizationPlan, formats

@@ -15,8 +15,8 @@ from memfit.estimators.mlx.kv_cache import (
     is_convertible,
     kv_format,
     limited,
+    view_elements,
 )
-from memfit.estimators.mlx.recurrent_state import view_elements
 from memfit.estimators.workspace.call import CallShape, Occupancy
 from memfit.estimators.workspace.prepared import PreparedModel
 

@@ -17,7 +17,7 @@ from memfit.estimators.mlx.as_of import as_of
 from memfit.estimators.mlx.call_plan import planned_calls
 from memfit.estimators.mlx.data.changes import ADDED, CHANGES, OLDEST_MLX_LM
 from memfit.estimators.mlx.data.kernels import KERNELS
-from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.mlx.kv_cache import state_bytes
 from memfit.estimators.mlx.versions import (
     MLX_VERSION,
     OLDEST_MLX,

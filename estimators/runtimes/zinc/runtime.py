@@ -9,7 +9,7 @@ from memfit.estimators.arch.specs import GatedDelta, KVBuffer
 from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.mlx.kv_cache import state_bytes
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
