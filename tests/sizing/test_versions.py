@@ -13,7 +13,6 @@ from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.mlx.as_of import as_of
 from memfit.estimators.mlx.call_plan import planned_calls
 from memfit.estimators.mlx.data.changes import ADDED, CHANGES, OLDEST_MLX_LM
 from memfit.estimators.mlx.data.kernels import KERNELS
@@ -23,6 +22,7 @@ from memfit.estimators.mlx.versions import (
     OLDEST_MLX,
     MlxVersions,
     Version,
+    as_of,
     format_version,
     parse_version,
 )
