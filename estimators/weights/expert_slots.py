@@ -15,7 +15,7 @@ from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.weights.derived import QuantizationPlan, tensor_bytes
 from memfit.estimators.weights.footprint import WeightFootprint
-from memfit.estimators.weights.parts import part_of
+from memfit.estimators.weights.tensor_groups import part_of
 
 # mlx-lm utils.py, make_shards: a tensor that would make a file larger begins the next one.
 SHARD_BYTES = 5 * 2**30

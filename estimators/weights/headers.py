@@ -7,9 +7,8 @@ from msgspec import field
 
 from memfit.estimators.arch.model import Module
 from memfit.estimators.weights.derived import WeightTotals
-from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.quantization_plan import Declared
-from memfit.estimators.weights.tensor_groups import FLOATING, TensorGroup
+from memfit.estimators.weights.tensor_groups import FLOATING, TensorGroup, part_of
 
 COMPANIONS = (
     ".scales",

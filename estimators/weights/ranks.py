@@ -14,7 +14,7 @@ from memfit.estimators.base.ranks import Rank
 from memfit.estimators.weights.derived import QuantizationPlan, tensor_bytes
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.weights.loading import CutArray, layer_of
-from memfit.estimators.weights.parts import part_of
+from memfit.estimators.weights.tensor_groups import part_of
 
 # MLX packs integers of few bits into words of this many bytes (mlx ops.cpp, quantize).
 _WORD = 4
