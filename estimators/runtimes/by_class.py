@@ -27,10 +27,9 @@ from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.results.terms import Phase
 from memfit.estimators.runtimes.interface import Subject
 from memfit.estimators.runtimes.source import Interpolated
-from memfit.estimators.weights.derived import QuantizationPlan
+from memfit.estimators.weights.derived import QuantizationPlan, part_of
 from memfit.estimators.weights.footprint import WeightFootprint, bounded, bounded_by_name
 from memfit.estimators.weights.quantization_plan import declared
-from memfit.estimators.weights.tensor_groups import part_of
 
 # The trace is imported where it runs: a sixth of a formula's answer would be spent on it.
 if TYPE_CHECKING:

@@ -32,8 +32,7 @@ from memfit.estimators.runtimes.mlx_lm_commands import option, settings_flags
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.source import Formula, Interpolated
 from memfit.estimators.weights.conversion import cast_to, conversion_type
-from memfit.estimators.weights.derived import tensor_bytes
-from memfit.estimators.weights.tensor_groups import part_of, tensor_groups
+from memfit.estimators.weights.derived import part_of, tensor_bytes, tensor_groups
 from memfit.estimators.workspace.peak import ERROR_PERCENT
 from memfit.estimators.workspace.vision import VisionWork, embedded_bytes, has_formula, vision_work
 

@@ -43,7 +43,7 @@ from memfit.estimators.runtimes.mlx_vlm import (
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import Source, Traced
 from memfit.estimators.weights.conversion import conversion_type
-from memfit.estimators.weights.tensor_groups import part_of
+from memfit.estimators.weights.derived import part_of
 
 # The trace is imported where it runs, as that of mlx-lm is.
 if TYPE_CHECKING:

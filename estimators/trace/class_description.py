@@ -28,7 +28,7 @@ from memfit.estimators.trace.cache_stepper import buffer_of, leaves
 from memfit.estimators.trace.kernel_stubs import attention_widths
 from memfit.estimators.trace.leaves import caches_of
 from memfit.estimators.trace.libraries import changed, public_names
-from memfit.estimators.weights.tensor_groups import part_of
+from memfit.estimators.weights.derived import part_of
 
 _FLOAT32_BYTES = 4
 _NUMBERED = re.compile(r"(.+)\.(\d+)")

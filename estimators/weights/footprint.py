@@ -15,7 +15,14 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.results.estimate import Note, WeightDoubt
 from memfit.estimators.results.terms import Basis
-from memfit.estimators.weights.derived import QuantizationPlan, WeightTotals, derive
+from memfit.estimators.weights.derived import (
+    QuantizationPlan,
+    TensorGroup,
+    WeightTotals,
+    derive,
+    sizes,
+    tensor_groups,
+)
 from memfit.estimators.weights.headers import read_headers
 from memfit.estimators.weights.loading import (
     Conversion,
@@ -28,7 +35,6 @@ from memfit.estimators.weights.match_tensors import Match, match_tensors
 from memfit.estimators.weights.quantization_plan import Declared, text_class
 from memfit.estimators.weights.sanitize_conversions import repacked_awq, sanitize_conversions
 from memfit.estimators.weights.sanitize_names import drop_rule, sanitize_names
-from memfit.estimators.weights.tensor_groups import TensorGroup, sizes, tensor_groups
 
 
 class WeightFootprint(Struct, frozen=True):

@@ -6,9 +6,8 @@ from math import prod
 from msgspec import field
 
 from memfit.estimators.arch.model import Module
-from memfit.estimators.weights.derived import WeightTotals
+from memfit.estimators.weights.derived import FLOATING, TensorGroup, WeightTotals, part_of
 from memfit.estimators.weights.quantization_plan import Declared
-from memfit.estimators.weights.tensor_groups import FLOATING, TensorGroup, part_of
 
 COMPANIONS = (
     ".scales",

@@ -11,10 +11,9 @@ from memfit.estimators.arch.model import Model, Module
 from memfit.estimators.arch.ranks import cut_of, divided
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.ranks import Rank
-from memfit.estimators.weights.derived import QuantizationPlan, tensor_bytes
+from memfit.estimators.weights.derived import QuantizationPlan, part_of, tensor_bytes
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.weights.loading import CutArray, layer_of
-from memfit.estimators.weights.tensor_groups import part_of
 
 # MLX packs integers of few bits into words of this many bytes (mlx ops.cpp, quantize).
 _WORD = 4

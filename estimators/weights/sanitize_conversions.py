@@ -8,7 +8,7 @@ from math import prod
 
 from memfit.estimators.arch.class_row import Fp8
 from memfit.estimators.arch.registry import row_or_default
-from memfit.estimators.weights.tensor_groups import FLOATING, TensorGroup
+from memfit.estimators.weights.derived import FLOATING, TensorGroup
 
 
 def sanitize_conversions(

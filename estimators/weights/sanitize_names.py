@@ -15,7 +15,7 @@ from memfit.estimators.arch.model import Model, Module, Part, linear
 from memfit.estimators.arch.registry import row_or_default
 from memfit.estimators.base import dtypes
 from memfit.estimators.checkpoint.manifest import Tensor
-from memfit.estimators.weights.tensor_groups import EXPERTS, TensorGroup
+from memfit.estimators.weights.derived import EXPERTS, TensorGroup
 
 Modules = Mapping[str, Module]
 

@@ -21,11 +21,10 @@ from memfit.estimators.mlx.kernels import allocated
 from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.opening import size
 from memfit.estimators.weights.conversion import convert
-from memfit.estimators.weights.derived import QuantizationPlan, derive
+from memfit.estimators.weights.derived import QuantizationPlan, derive, part_of, tensor_groups
 from memfit.estimators.weights.footprint import WeightFootprint, load_footprint
 from memfit.estimators.weights.headers import COMPANIONS
 from memfit.estimators.weights.quantization_plan import Declared, declared
-from memfit.estimators.weights.tensor_groups import part_of, tensor_groups
 from tests.models import QWEN3_4B, QWEN3_4B_4BIT, QWEN3_NEXT_80B
 
 QWEN3_NEXT_4BIT = {**QWEN3_NEXT_80B, "quantization": {"group_size": 64, "bits": 4}}

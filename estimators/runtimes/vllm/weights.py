@@ -28,11 +28,10 @@ from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.vllm.formats import Packing, packing_of, quantization_method
-from memfit.estimators.weights.derived import WeightTotals, tensor_bytes
+from memfit.estimators.weights.derived import WeightTotals, part_of, tensor_bytes
 from memfit.estimators.weights.footprint import WeightFootprint, bounded_by_name
 from memfit.estimators.weights.quantization_plan import foreign_block
 from memfit.estimators.weights.sanitize_names import ties_head
-from memfit.estimators.weights.tensor_groups import part_of
 
 _VOCABULARY_PADDING = 64  # layers/vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE
 # The widest tiles of kernels for MXFP4 experts: hidden and intermediate size are rounded up
