@@ -41,7 +41,7 @@ from memfit.estimators.weights.conversion import conversion_type, convert
 from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.weights.footprint import WeightFootprint, load_footprint
 from memfit.estimators.weights.quantization_plan import declared
-from memfit.estimators.weights.sanitize_names import with_own_head
+from memfit.estimators.weights.sanitize import with_own_head
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter

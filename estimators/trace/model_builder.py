@@ -26,7 +26,7 @@ from memfit.estimators.trace.isolation import is_from_signal_handler
 from memfit.estimators.trace.libraries import PrivateLibrary, changed, public_names
 from memfit.estimators.trace.ranks import share
 from memfit.estimators.weights.conversion import conversion_type
-from memfit.estimators.weights.sanitize_names import ties_head
+from memfit.estimators.weights.sanitize import ties_head
 
 MAX_MODULES = 20_000
 

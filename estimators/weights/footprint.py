@@ -33,8 +33,12 @@ from memfit.estimators.weights.loading import (
 )
 from memfit.estimators.weights.match_tensors import Match, match_tensors
 from memfit.estimators.weights.quantization_plan import Declared, text_class
-from memfit.estimators.weights.sanitize_conversions import repacked_awq, sanitize_conversions
-from memfit.estimators.weights.sanitize_names import drop_rule, sanitize_names
+from memfit.estimators.weights.sanitize import (
+    drop_rule,
+    repacked_awq,
+    sanitize_conversions,
+    sanitize_names,
+)
 
 
 class WeightFootprint(Struct, frozen=True):

@@ -31,7 +31,7 @@ from memfit.estimators.runtimes.vllm.formats import Packing, packing_of, quantiz
 from memfit.estimators.weights.derived import WeightTotals, part_of, tensor_bytes
 from memfit.estimators.weights.footprint import WeightFootprint, bounded_by_name
 from memfit.estimators.weights.quantization_plan import foreign_block
-from memfit.estimators.weights.sanitize_names import ties_head
+from memfit.estimators.weights.sanitize import ties_head
 
 _VOCABULARY_PADDING = 64  # layers/vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE
 # The widest tiles of kernels for MXFP4 experts: hidden and intermediate size are rounded up
