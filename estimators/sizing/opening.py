@@ -16,8 +16,7 @@ from memfit.estimators.base.errors import (
     UnsupportedError,
 )
 from memfit.estimators.base.files import printable
-from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.checkpoint.other_kinds import kind_of_config
+from memfit.estimators.checkpoint.manifest import Checkpoint, kind_of_config
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions, as_of, check_class
 from memfit.estimators.questions.runtime import MARGIN_BYTES
