@@ -1,5 +1,7 @@
-"""What a checkpoint's files say: its tensors and config, or a kind that memfit does not size."""
+"""What a checkpoint's files say: its tensors, config and digest, or a kind memfit does not size."""
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -130,3 +132,22 @@ def kind_of_config(config: Mapping[str, Any]) -> str:
         return _BY_TYPE.get(model_type, "")
     # diffusers, configuration_utils.py: every config has both keys.
     return DIFFUSION if {"_class_name", "_diffusers_version"} <= config.keys() else ""
+
+
+def config_sha256(checkpoint: Checkpoint) -> str:
+    """Return the digest of a checkpoint's config; spacing and order of its keys do not matter."""
+    return _digest(checkpoint.config)
+
+
+def fingerprint_of(checkpoint: Checkpoint) -> str:
+    """Return the digest of a checkpoint's config and headers: 64 hexadecimal digits.
+
+    Headers give every tensor's name, type and shape, so every size, but not the values: two
+    fine-tunes of one model are the same here, as they are in memory.
+    """
+    return _digest([config_sha256(checkpoint), sorted(checkpoint.header_sha256)])
+
+
+def _digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

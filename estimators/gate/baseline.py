@@ -20,8 +20,7 @@ from memfit.estimators.base.reading.values import as_object
 from memfit.estimators.base.units import Bytes, Count, Positive, Sha256
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Recipe, Workload
-from memfit.estimators.checkpoint.fingerprint import config_sha256
-from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.checkpoint.manifest import Checkpoint, config_sha256
 from memfit.estimators.gate.figures import GateFigures
 from memfit.estimators.gate.policy import PolicyTarget
 from memfit.estimators.mlx.versions import format_version
