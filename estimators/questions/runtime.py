@@ -11,13 +11,13 @@ from memfit.estimators.base.reading.values import number_or_text, one_of
 from memfit.estimators.base.units import parse_share, parse_size
 from memfit.estimators.mlx.versions import Version, parse_version
 from memfit.estimators.questions.question import Question, Text, flag, read_setting, text
+from memfit.estimators.runtimes.interface import Runtime
 from memfit.estimators.runtimes.registry import (
     DEFAULT_RUNTIME,
     as_installed,
     get_runtime,
     with_versions,
 )
-from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import MethodSetting
 
 # Kept free above the peak unless another margin is given: for what a system allocates meanwhile.

@@ -13,7 +13,7 @@ from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.questions.question import Integer, Question, each, integer, path
-from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.interface import Runtime
 
 DEFAULT_CONTEXT = 4096
 RUNTIME_DEFAULTS = ("prefill_step", "kv_bits", "kv_group_size", "quantized_kv_start")

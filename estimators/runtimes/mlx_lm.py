@@ -40,9 +40,11 @@ from memfit.estimators.runtimes.facets import (
     Views,
 )
 from memfit.estimators.runtimes.interface import (
+    Budget,
     DraftFigures,
     Figure,
     MemoryFigures,
+    Runtime,
     RuntimeModel,
     Subject,
 )
@@ -53,7 +55,6 @@ from memfit.estimators.runtimes.mlx_lm_commands import (
     server_command,
 )
 from memfit.estimators.runtimes.mlx_runtime import MlxRuntimeModel
-from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.weights.ranks import rank_footprint
 from memfit.estimators.workspace.load import CutLoad, cut_load, first_load, load_extra

@@ -15,8 +15,8 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.questions.model import Draft
 from memfit.estimators.questions.runtime import MARGIN_BYTES
+from memfit.estimators.runtimes.interface import Runtime
 from memfit.estimators.runtimes.registry import native_runtime, runtime_for_images, with_versions
-from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import MethodSetting, Traced
 
 # Imported where it is used: a checkpoint on the Hub is fetched while the library is imported.

@@ -13,8 +13,8 @@ from memfit.estimators.questions.machine import Ranks
 from memfit.estimators.questions.model import Draft
 from memfit.estimators.questions.runtime import MARGIN_BYTES
 from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.runtimes.interface import Runtime
 from memfit.estimators.runtimes.registry import runtime_for_images
-from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.ranks import RankedModel, ranked
 from memfit.estimators.sizing.sized_model import (
