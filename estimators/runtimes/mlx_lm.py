@@ -211,7 +211,7 @@ class MlxModel(MlxRuntimeModel, Views, Cache, frozen=True):
         yield from super()._assumptions(workload)
 
     def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
-        from memfit.estimators.runtimes.version_notes import version_notes
+        from memfit.estimators.runtimes.mlx_runtime import version_notes
 
         yield from super()._notes(workload, figures)
         if self.subject.backend == "cuda":
