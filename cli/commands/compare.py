@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from memfit.estimators.compare.compare import ComparedModel
     from memfit.estimators.results.comparison import Comparison
     from memfit.estimators.runtimes.interface import Runtime
-    from memfit.estimators.sizing.catalog import Catalog
-    from memfit.estimators.sizing.resolved import TargetQuestion
+    from memfit.estimators.sizing.catalog import Catalog, TargetQuestion
 
 
 class CompareOptions(OptionGroup, frozen=True, kw_only=True):
@@ -140,7 +139,7 @@ def _question(
     machine: MachineQuestion,
     runtime: RuntimeQuestion,
 ) -> "TargetQuestion":
-    from memfit.estimators.sizing.resolved import TargetQuestion
+    from memfit.estimators.sizing.catalog import TargetQuestion
 
     return TargetQuestion(
         workload=workload,

@@ -15,7 +15,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.machine.working_set import OsRegime
 from memfit.estimators.results.comparison import AXES, SettingValue
-from memfit.estimators.sizing.resolved import TargetQuestion
+from memfit.estimators.sizing.catalog import TargetQuestion
 
 # Nobody reads a larger matrix: it is a mistake, and would take minutes.
 MAX_COMBINATIONS = 10_000

@@ -46,7 +46,7 @@ from memfit.estimators.questions.runtime import MARGIN_BYTES
 from memfit.estimators.questions.workload import WorkloadQuestion
 from memfit.estimators.runtimes.interface import Runtime
 from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime
-from memfit.estimators.sizing.resolved import TargetQuestion
+from memfit.estimators.sizing.catalog import TargetQuestion
 
 Item = TypeVar("Item")
 MAX_POLICY_BYTES = 1_000_000
