@@ -4,9 +4,8 @@ from memfit.estimators.arch.specs import Attention, Indexer, KVBuffer, LatentAtt
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.attention import SCORES, attend, write
 from memfit.estimators.workspace.call import CallShape
-from memfit.estimators.workspace.mx_fast import norm, rope
 from memfit.estimators.workspace.prepared import MixerPlan, Projection
-from memfit.estimators.workspace.projections import project
+from memfit.estimators.workspace.projections import norm, project, rope
 from memfit.estimators.workspace.tape import Tape
 
 

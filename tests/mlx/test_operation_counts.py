@@ -34,9 +34,8 @@ from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.workspace.attention import attend
 from memfit.estimators.workspace.call import BackendTraits, CallShape, Occupancy
 from memfit.estimators.workspace.layer import record_layer
-from memfit.estimators.workspace.mx_fast import norm, rope
 from memfit.estimators.workspace.prepared import Projection, prepare
-from memfit.estimators.workspace.projections import project
+from memfit.estimators.workspace.projections import norm, project, rope
 from memfit.estimators.workspace.tape import Tape
 
 DEVICES = {
