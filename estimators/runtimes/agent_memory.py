@@ -11,7 +11,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.results.peak import PeakMoment
+from memfit.estimators.results.terms import PeakMoment
 from memfit.estimators.runtimes.auto_context import pool_context, within
 from memfit.estimators.runtimes.interface import Budget, MemoryFigures, Runtime
 from memfit.estimators.runtimes.mlx_runtime import MlxRuntimeModel

@@ -18,8 +18,7 @@ from memfit.estimators.mlx.batch_groups import (
 )
 from memfit.estimators.mlx.batch_schedule import ScheduleMoment
 from memfit.estimators.mlx.call_plan import CHUNKS
-from memfit.estimators.results.peak import PeakMoment
-from memfit.estimators.results.terms import Phase
+from memfit.estimators.results.terms import PeakMoment, Phase
 from memfit.estimators.runtimes.interface import MemoryFigures
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.results.peak import PeakMoment
-from memfit.estimators.results.terms import Phase
+from memfit.estimators.results.terms import PeakMoment, Phase
 from memfit.estimators.runtimes.interface import Subject
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.weights.derived import QuantizationPlan, part_of

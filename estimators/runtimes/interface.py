@@ -24,9 +24,8 @@ from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, MlxVersions
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.growth import Growth
-from memfit.estimators.results.peak import PeakMoment
 from memfit.estimators.results.result import Result
-from memfit.estimators.results.terms import Basis, Phase
+from memfit.estimators.results.terms import Basis, PeakMoment, Phase
 from memfit.estimators.runtimes.source import Formula, Interpolated, MethodSetting, Source
 from memfit.estimators.weights.footprint import WeightFootprint
 

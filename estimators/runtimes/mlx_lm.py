@@ -29,8 +29,7 @@ from memfit.estimators.mlx.kv_cache import (
 )
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, format_version
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.results.peak import PeakMoment
-from memfit.estimators.results.terms import Basis
+from memfit.estimators.results.terms import Basis, PeakMoment
 from memfit.estimators.runtimes.facets import (
     Batching,
     Cache,

@@ -18,8 +18,7 @@ from memfit.estimators.mlx.call_plan import PREFILL
 from memfit.estimators.mlx.kv_cache import KVCache, kv_cache
 from memfit.estimators.mlx.versions import MlxVersions, parse_version
 from memfit.estimators.results.estimate import Note, RunCall
-from memfit.estimators.results.peak import PeakMoment
-from memfit.estimators.results.terms import Basis, Phase
+from memfit.estimators.results.terms import Basis, PeakMoment, Phase
 from memfit.estimators.runtimes.by_class import (
     TRACE_ERROR_PERCENT,
     ModelTrace,

@@ -17,8 +17,7 @@ from memfit.estimators.mlx.kernels import allocated
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.results.peak import PeakMoment
-from memfit.estimators.results.terms import Basis
+from memfit.estimators.results.terms import Basis, PeakMoment
 from memfit.estimators.runtimes.facets import (
     BoundByTrace,
     Commands,

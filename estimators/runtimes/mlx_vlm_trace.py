@@ -24,8 +24,7 @@ from memfit.estimators.mlx.kv_cache import (
 )
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.results.peak import PeakMoment
-from memfit.estimators.results.terms import Basis
+from memfit.estimators.results.terms import Basis, PeakMoment
 from memfit.estimators.runtimes.by_class import (
     TRACE_ERROR_PERCENT,
     ModelTrace,

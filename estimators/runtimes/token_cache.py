@@ -9,7 +9,7 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import KVCache, state_bytes
-from memfit.estimators.results.peak import PeakMoment
+from memfit.estimators.results.terms import PeakMoment
 from memfit.estimators.runtimes.activation_bound import activation_bound
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile, plain_profile
 from memfit.estimators.runtimes.facets import Cache, OwnContext, context_limit

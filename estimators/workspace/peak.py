@@ -15,7 +15,7 @@ from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import ANY_MAC, Device
 from memfit.estimators.mlx.scheduler import BatchLimits
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.results.peak import PeakMoment
+from memfit.estimators.results.terms import PeakMoment
 from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.workspace.call import BackendTraits
 from memfit.estimators.workspace.moments import CallMoment, RunMoments

@@ -16,7 +16,7 @@ from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.scheduler import BatchLimits
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.results.peak import PeakMoment
+from memfit.estimators.results.terms import PeakMoment
 from memfit.estimators.weights.derived import QuantizationPlan, derive
 from memfit.estimators.workspace.peak import ERROR_PERCENT, peak
 from memfit.estimators.workspace.schedule import transient_peak

@@ -15,8 +15,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import MemoryShare, Note
-from memfit.estimators.results.peak import PeakMoment
-from memfit.estimators.results.terms import Basis
+from memfit.estimators.results.terms import Basis, PeakMoment
 from memfit.estimators.runtimes.budget import HostNeed
 from memfit.estimators.runtimes.facets import Commands, Drafting, HostReads, SplitMemory
 from memfit.estimators.runtimes.interface import (
