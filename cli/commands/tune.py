@@ -19,8 +19,7 @@ from memfit.estimators.base.errors import InputError, MachineError
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.questions.model import ModelQuestion
-from memfit.estimators.questions.question import read_setting
-from memfit.estimators.questions.workload import RUNTIME_DEFAULTS, WorkloadQuestion
+from memfit.estimators.questions.question import RUNTIME_DEFAULTS, WorkloadQuestion, read_setting
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.manifest import Checkpoint

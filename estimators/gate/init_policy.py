@@ -13,7 +13,7 @@ from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.figures import figures_of
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.working_set import GIB
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.sizing.catalog import Catalog
 
 PROMPT_TOKENS = 4096

@@ -11,7 +11,7 @@ from memfit.estimators.base.progress import FinishedRequest
 from memfit.estimators.checkpoint.local.local_models import LocalModel
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.machine.working_set import GIB
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.results.fits import Fit, Fits
 from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.sizing.catalog import Catalog

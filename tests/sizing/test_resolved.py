@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.questions.machine import Ranks
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.sizing.catalog import Catalog, TargetQuestion
 from memfit.estimators.sizing.sized_model import SizedModel
 

@@ -11,7 +11,7 @@ from memfit.cli.exits import Exit
 from memfit.cli.options.groups import OptionGroup, PlanOutput, grouped, option
 from memfit.cli.options.questions import AdaptedModel, MachineOptions, VersionOptions
 from memfit.estimators.base.units import parse_count, parse_rate, parse_size
-from memfit.estimators.questions.workload import DEFAULT_CONTEXT
+from memfit.estimators.questions.question import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
     from memfit.estimators.arch.model import Model
