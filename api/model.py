@@ -13,9 +13,8 @@ from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_sample
 from memfit.estimators.machine.device import Device
-from memfit.estimators.questions.model import ModelQuestion
+from memfit.estimators.questions.model import ModelQuestion, RuntimeQuestion
 from memfit.estimators.questions.question import WorkloadQuestion
-from memfit.estimators.questions.runtime import RuntimeQuestion
 from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.sizing.catalog import Catalog
 

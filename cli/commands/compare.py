@@ -15,9 +15,8 @@ from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.progress import Progress
 from memfit.estimators.questions.machine import MachineQuestion
-from memfit.estimators.questions.model import ModelQuestion
+from memfit.estimators.questions.model import ModelQuestion, RuntimeQuestion, named_runtime
 from memfit.estimators.questions.question import WorkloadQuestion, read_setting
-from memfit.estimators.questions.runtime import RuntimeQuestion, named_runtime
 
 if TYPE_CHECKING:
     from memfit.estimators.compare.axes import MatrixAxis

@@ -16,9 +16,8 @@ from memfit.estimators.checkpoint.opening import HUB, has_prefix, open_checkpoin
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions, Version
 from memfit.estimators.questions.machine import Ranks
-from memfit.estimators.questions.model import Draft
+from memfit.estimators.questions.model import MARGIN_BYTES, Draft
 from memfit.estimators.questions.question import WorkloadQuestion
-from memfit.estimators.questions.runtime import MARGIN_BYTES
 from memfit.estimators.runtimes.interface import Runtime
 from memfit.estimators.runtimes.registry import native_runtime, runtime_for_images, with_versions
 from memfit.estimators.runtimes.source import MethodSetting, Traced

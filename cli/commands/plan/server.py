@@ -116,7 +116,7 @@ def server(
     """
     from msgspec.structs import replace
 
-    from memfit.estimators.questions.runtime import MARGIN_BYTES
+    from memfit.estimators.questions.model import MARGIN_BYTES
     from memfit.estimators.sizing.catalog import resolved
     from memfit.estimators.sizing.ranks import RankedModel
 
