@@ -56,8 +56,15 @@ from memfit.estimators.runtimes.mlx_lm_commands import (
 from memfit.estimators.runtimes.mlx_runtime import MlxRuntimeModel
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.weights.ranks import rank_footprint
-from memfit.estimators.workspace.load import CutLoad, cut_load, first_load, load_extra
-from memfit.estimators.workspace.peak import ERROR_PERCENT, peak, prepared_model
+from memfit.estimators.workspace.peak import (
+    ERROR_PERCENT,
+    CutLoad,
+    cut_load,
+    first_load,
+    load_extra,
+    peak,
+    prepared_model,
+)
 
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.token_cost import TokenCost
