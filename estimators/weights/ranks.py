@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.class_row import Cut
 from memfit.estimators.arch.model import Model, Module
 from memfit.estimators.arch.ranks import cut_of, divided
+from memfit.estimators.arch.registry import Cut
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.weights.derived import QuantizationPlan, part_of, tensor_bytes

@@ -12,9 +12,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.class_row import ClassRow, Fp8
 from memfit.estimators.arch.model import Model, Module, Part, linear
-from memfit.estimators.arch.registry import row_or_default
+from memfit.estimators.arch.registry import ClassRow, Fp8, row_or_default
 from memfit.estimators.base import dtypes
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.weights.derived import EXPERTS, FLOATING, TensorGroup

@@ -10,10 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memfit.estimators.arch.class_row import VisionTraits
 from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model, Part
-from memfit.estimators.arch.registry import class_row
+from memfit.estimators.arch.registry import VisionTraits, class_row
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.setting_names import setting

@@ -7,16 +7,6 @@ minicpm3.py.
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import (
-    EXPERTS,
-    SHARED_EXPERTS,
-    ClassRow,
-    Cut,
-    Cuts,
-    Fp8,
-    Irregular,
-    projections,
-)
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import (
     Model,
@@ -27,6 +17,16 @@ from memfit.estimators.arch.model import (
     multi_linear,
     norm,
     under,
+)
+from memfit.estimators.arch.registry import (
+    EXPERTS,
+    SHARED_EXPERTS,
+    ClassRow,
+    Cut,
+    Cuts,
+    Fp8,
+    Irregular,
+    projections,
 )
 from memfit.estimators.arch.specs import Indexer, LatentAttention
 

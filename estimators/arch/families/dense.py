@@ -10,7 +10,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.arch.blocks import FeedForwardBlock, at_8_bits
-from memfit.estimators.arch.class_row import ClassRow
 from memfit.estimators.arch.families.windows import SLIDING
 from memfit.estimators.arch.fields import MAX_LAYERS, Fields
 from memfit.estimators.arch.model import (
@@ -25,6 +24,7 @@ from memfit.estimators.arch.model import (
     norm,
     under,
 )
+from memfit.estimators.arch.registry import ClassRow
 from memfit.estimators.arch.specs import Attention, DenseMLP, Growth
 from memfit.estimators.base.reading.section import MAX_VALUE
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import Irregular
 from memfit.estimators.arch.fields import MAX_LAYERS, Fields
 from memfit.estimators.arch.model import (
     Layer,
@@ -20,6 +19,7 @@ from memfit.estimators.arch.model import (
     switch_linear,
     under,
 )
+from memfit.estimators.arch.registry import Irregular
 from memfit.estimators.arch.specs import DenseMLP, FeedForward, Mixer
 
 _LETTERS = {

@@ -9,17 +9,6 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import (
-    DENSE,
-    EXPERTS,
-    GATE_UP,
-    HEAD,
-    NESTED,
-    Cut,
-    Irregular,
-    VisionTraits,
-    projections,
-)
 from memfit.estimators.arch.families import towers_qwen
 from memfit.estimators.arch.families.towers import with_towers
 from memfit.estimators.arch.fields import Fields
@@ -34,6 +23,17 @@ from memfit.estimators.arch.model import (
     linear,
     norm,
     under,
+)
+from memfit.estimators.arch.registry import (
+    DENSE,
+    EXPERTS,
+    GATE_UP,
+    HEAD,
+    NESTED,
+    Cut,
+    Irregular,
+    VisionTraits,
+    projections,
 )
 from memfit.estimators.arch.specs import GatedDelta
 

@@ -6,7 +6,6 @@ Source: mlx-lm models/rwkv7.py.
 from msgspec.structs import replace
 
 from memfit.estimators.arch.blocks import decoder, ends
-from memfit.estimators.arch.class_row import Irregular
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import (
     Layer,
@@ -19,6 +18,7 @@ from memfit.estimators.arch.model import (
     norm,
     under,
 )
+from memfit.estimators.arch.registry import Irregular
 from memfit.estimators.arch.specs import DenseMLP, Recurrent, Scan, StateBuffer
 from memfit.estimators.base.dtypes import Quantization
 
