@@ -7,7 +7,7 @@ from typing import Any
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import is_there, printable, read_whole
-from memfit.estimators.base.reading.strict import parse_object
+from memfit.estimators.base.reading.strict_json import parse_object
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.plans.train.question import Example, TrainingData
 from memfit.probes.loading import one_line

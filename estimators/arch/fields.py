@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from memfit.estimators.base.errors import ConfigError
 from memfit.estimators.base.files import printable, short
 from memfit.estimators.base.reading.section import MAX_VALUE, REQUIRED, Reading, Section
-from memfit.estimators.base.reading.strict import Place
+from memfit.estimators.base.reading.strict_json import Place
 
 MAX_LAYERS = 4096
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from memfit.estimators.base.errors import ConfigError
 from memfit.estimators.base.files import printable, read_whole
-from memfit.estimators.base.reading.strict import parse_object, plain
+from memfit.estimators.base.reading.strict_json import parse_object, plain
 from memfit.estimators.checkpoint.checkpoint_files import CheckpointFiles, Directory
 
 CONFIG = "config.json"

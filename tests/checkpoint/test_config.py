@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import CheckpointError, ConfigError, InputError
-from memfit.estimators.base.reading.strict import MAX_NESTING
+from memfit.estimators.base.reading.strict_json import MAX_NESTING
 from memfit.estimators.checkpoint.config import (
     MAX_CONFIG_BYTES,
     MAX_CONFIG_VALUES,

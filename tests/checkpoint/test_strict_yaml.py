@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from memfit.estimators.base.errors import ConfigError
-from memfit.estimators.base.reading.strict import MAX_EVENTS, parse_document, parse_placed
+from memfit.estimators.base.reading.strict_yaml import MAX_EVENTS, parse_document, parse_placed
 
 NESTED = b"""\
 # a comment

@@ -12,7 +12,7 @@ from typing import Any
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable
-from memfit.estimators.base.reading.strict import (
+from memfit.estimators.base.reading.strict_json import (
     RepeatedNameError,
     reject_oversized,
     unique_members,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable, read_whole
-from memfit.estimators.base.reading.strict import parse_object
+from memfit.estimators.base.reading.strict_json import parse_object
 from memfit.estimators.base.units import MAX_COUNT, parse_count
 
 MAX_TRACE_BYTES = 256 * 2**20

@@ -13,7 +13,7 @@ from msgspec import Struct, ValidationError, convert
 
 from memfit.estimators.base.errors import InputError, MemfitError, Mistake, PolicyError
 from memfit.estimators.base.files import printable, read_whole, short
-from memfit.estimators.base.reading.strict import Place, key_path, parse_object
+from memfit.estimators.base.reading.strict_json import Place, key_path, parse_object
 
 MAX_VALUE = 2**40
 REQUIRED: Final = object()
@@ -103,7 +103,7 @@ def read_yaml(path: Path, keys: tuple[str, ...], *, limit: int, collect: bool = 
         ConfigError: when it is not YAML.
         InputError: at the first error, unless errors are collected.
     """
-    from memfit.estimators.base.reading.strict import parse_placed  # slow to import
+    from memfit.estimators.base.reading.strict_yaml import parse_placed  # slow to import
 
     placed = parse_placed(read_whole(path, limit=limit), path)
     reading = Reading(printable(path), lines=placed.lines, collect=collect)

@@ -11,7 +11,8 @@ from msgspec import Meta, Struct
 from memfit.estimators.base.errors import ConfigError
 from memfit.estimators.base.files import printable, read_whole
 from memfit.estimators.base.reading.section import Reading, to_record
-from memfit.estimators.base.reading.strict import parse_document, plain
+from memfit.estimators.base.reading.strict_json import plain
+from memfit.estimators.base.reading.strict_yaml import parse_document
 
 _FOLDER, _SUFFIX = "memfit.sample_configs", ".yaml"
 
