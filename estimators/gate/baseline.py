@@ -15,8 +15,7 @@ from memfit.estimators.base.dtypes import FloatMode, Quantization
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import is_there, printable, read_whole
 from memfit.estimators.base.ranks import Parallel
-from memfit.estimators.base.reading.section import Section, json_section, to_record
-from memfit.estimators.base.reading.values import as_object
+from memfit.estimators.base.reading.section import Section, as_object, json_section, to_record
 from memfit.estimators.base.units import Bytes, Count, Positive, Sha256
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Recipe, Workload

@@ -15,8 +15,7 @@ from memfit.estimators.base.dtypes import FLOAT_MODES, Quantization, converted
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import path_near, short
 from memfit.estimators.base.ranks import Parallel
-from memfit.estimators.base.reading.section import Reading, Section, read_yaml, to_record
-from memfit.estimators.base.reading.values import one_of
+from memfit.estimators.base.reading.section import Reading, Section, one_of, read_yaml, to_record
 from memfit.estimators.base.units import parse_share, parse_size
 from memfit.estimators.base.workload import Recipe, Workload
 from memfit.estimators.checkpoint.opening import HUB

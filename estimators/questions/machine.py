@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.ranks import MAX_RANKS, Parallel
-from memfit.estimators.base.reading.values import memory_value, number_or_text, one_of
+from memfit.estimators.base.reading.section import memory_value, number_or_text, one_of
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import parse_size
 from memfit.estimators.machine.device import Device, as_it_is_now

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from memfit.estimators.base.dtypes import Quantization, converted, parse_format
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.reading.values import number_or_text, one_of
+from memfit.estimators.base.reading.section import number_or_text, one_of
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import parse_share, parse_size
 from memfit.estimators.mlx.versions import Version, parse_version

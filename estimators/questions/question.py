@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import short
 from memfit.estimators.base.images import Images, ImageSize, VideoSize
-from memfit.estimators.base.reading.values import number_or_text
+from memfit.estimators.base.reading.section import number_or_text
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.base.workload import Workload

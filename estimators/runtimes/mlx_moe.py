@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Part
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.reading.values import number_or_text
+from memfit.estimators.base.reading.section import number_or_text
 from memfit.estimators.base.units import Positive, open_size, parse_count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Note

@@ -11,14 +11,15 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import path_near, printable
-from memfit.estimators.base.reading.section import Section, read_yaml
-from memfit.estimators.base.reading.values import (
+from memfit.estimators.base.reading.section import (
+    Section,
     as_duration,
     as_name,
     as_share,
     as_size,
     as_text,
     one_of,
+    read_yaml,
 )
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
