@@ -13,7 +13,7 @@ from memfit.estimators.questions.model import ModelQuestion, RuntimeQuestion
 from memfit.estimators.questions.question import Question, WorkloadQuestion
 
 if TYPE_CHECKING:
-    from memfit.estimators.machine.working_set import OsRegime
+    from memfit.estimators.machine.device import OsRegime
 
     Place = tuple[Device | None, Ranks | None]
     Prompted = str | PathLike[str] | Sequence[str | PathLike[str]] | None

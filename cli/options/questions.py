@@ -16,7 +16,7 @@ from memfit.estimators.base.dtypes import DEFAULTS
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import MAX_COUNT, ceil_div, parse_count
-from memfit.estimators.machine.working_set import OsRegime
+from memfit.estimators.machine.device import OsRegime
 from memfit.estimators.questions.machine import MachineQuestion
 from memfit.estimators.questions.model import MARGIN_BYTES, ModelQuestion, RuntimeQuestion
 from memfit.estimators.questions.question import WorkloadQuestion, read_setting

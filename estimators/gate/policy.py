@@ -36,9 +36,8 @@ from memfit.estimators.gate.policy_file import (
     WorkloadKeys,
 )
 from memfit.estimators.images.sizes import read_image, read_video
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import DEFAULT_REGIME, Device, OsRegime
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
-from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
 from memfit.estimators.mlx.versions import Version, parse_version
 from memfit.estimators.questions.machine import Ranks
 from memfit.estimators.questions.model import MARGIN_BYTES

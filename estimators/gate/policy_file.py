@@ -12,7 +12,7 @@ from memfit.estimators.base.ranks import MAX_RANKS, Parallel
 from memfit.estimators.base.units import Positive, one_of
 from memfit.estimators.base.workload import KvBits, KvGroupSize, Recipe
 from memfit.estimators.gate.limits import LIMITS, NUMBER, RequiredBasis, TokenCount
-from memfit.estimators.machine.working_set import OsRegime
+from memfit.estimators.machine.device import OsRegime
 from memfit.estimators.runtimes.registry import runtime_names
 
 SCHEMA = "memfit.policy/1"

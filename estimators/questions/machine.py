@@ -10,8 +10,7 @@ from memfit.estimators.base.ranks import MAX_RANKS, Parallel
 from memfit.estimators.base.reading.section import memory_value, number_or_text, one_of
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import parse_size
-from memfit.estimators.machine.device import Device, as_it_is_now
-from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
+from memfit.estimators.machine.device import DEFAULT_REGIME, Device, OsRegime, as_it_is_now
 from memfit.estimators.questions.question import Integer, PathSetting, Question, each, integer, text
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.units import Units, format_bytes, open_size
 from memfit.estimators.base.workload import ServerSettings, Workload
-from memfit.estimators.machine.working_set import wired_limit
+from memfit.estimators.machine.device import wired_limit
 from memfit.estimators.results.advice import (
     Action,
     Advice,

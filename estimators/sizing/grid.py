@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError, UnsupportedError
-from memfit.estimators.machine.working_set import GIB
+from memfit.estimators.machine.device import GIB
 from memfit.estimators.results.advice import Action, Cell, Grid, GridRow, LeftOut
 from memfit.estimators.results.terms import Method
 from memfit.estimators.runtimes.budget import Need, judge

@@ -13,9 +13,8 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import GIB, Device
 from memfit.estimators.machine.devices import memory_device
-from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.results.terms import Cost, Verdict
 from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.facets import NvidiaOnly, least_bytes, runs_kv_bits

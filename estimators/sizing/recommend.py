@@ -9,8 +9,13 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import WORKING_SET, Device
-from memfit.estimators.machine.working_set import LEAST_LEFT_BYTES, RISK, wired_limit
+from memfit.estimators.machine.device import (
+    LEAST_LEFT_BYTES,
+    RISK,
+    WORKING_SET,
+    Device,
+    wired_limit,
+)
 from memfit.estimators.results.advice import (
     Advice,
     Recommendation,

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.working_set import wired_limit
+from memfit.estimators.machine.device import Device, wired_limit
 from memfit.estimators.results.advice import Advice, Recommendation
 from memfit.estimators.results.result import in_units
 from memfit.estimators.results.terms import Basis

@@ -34,9 +34,9 @@ from memfit.estimators.checkpoint.safetensors import (
 from memfit.estimators.checkpoint.shards import read_index
 from memfit.estimators.gate.baseline import read_baseline
 from memfit.estimators.gate.policy import read_policy
+from memfit.estimators.machine.device import DEFAULT_REGIME
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.machine.hosts import read_hosts
-from memfit.estimators.machine.working_set import DEFAULT_REGIME
 from memfit.estimators.plans.experts.routing import read_profile
 from memfit.estimators.plans.ranks.fleet import read_fleet
 from memfit.estimators.plans.train.recipe_file import read_recipe

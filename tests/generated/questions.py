@@ -10,9 +10,8 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.dtypes import converted
 from memfit.estimators.base.workload import ServerSettings, Workload
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import GIB, Device
 from memfit.estimators.machine.devices import find_device, memory_device
-from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.sized_model import SizedModel

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from memfit.estimators.base.dtypes import converted
 from memfit.estimators.base.progress import FinishedRequest
 from memfit.estimators.checkpoint.local.local_models import LocalModel
+from memfit.estimators.machine.device import GIB
 from memfit.estimators.machine.devices import find_device, memory_device
-from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.results.fits import Fit, Fits
 from memfit.estimators.runtimes.budget import judge

@@ -17,9 +17,8 @@ from memfit.estimators.compare.compare import ComparedModel, compare
 from memfit.estimators.gate.evaluate import run_gate
 from memfit.estimators.gate.policy import read_policy
 from memfit.estimators.gate.report import TargetReport
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import DEFAULT_REGIME, Device
 from memfit.estimators.machine.devices import find_device, memory_device
-from memfit.estimators.machine.working_set import DEFAULT_REGIME
 from memfit.estimators.mlx.versions import parse_version
 from memfit.estimators.plans.context.plan import ContextQuestion, plan_context
 from memfit.estimators.questions.model import MARGIN_BYTES

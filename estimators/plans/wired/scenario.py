@@ -21,9 +21,8 @@ from memfit.estimators.base.reading.section import (
     one_of,
     read_yaml,
 )
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import DEFAULT_REGIME, Device, OsRegime
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
-from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
 from memfit.estimators.plans.wired.ledger import Ticket, WiredSettings
 from memfit.estimators.plans.wired.policies import (
     BudgetPolicy,
