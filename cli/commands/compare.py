@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memfit.estimators.compare.axes import MatrixAxis
     from memfit.estimators.compare.compare import ComparedModel
     from memfit.estimators.results.comparison import Comparison
-    from memfit.estimators.runtimes.interface import Runtime
+    from memfit.estimators.runtimes.runtime import Runtime
     from memfit.estimators.sizing.catalog import Catalog, TargetQuestion
 
 

@@ -13,8 +13,8 @@ def runtimes(output: Annotated[PlanOutput, Only("json_", "file")]) -> None:
     """
     from msgspec import convert
 
-    from memfit.estimators.runtimes.interface import RuntimeTable
     from memfit.estimators.runtimes.registry import list_runtimes
+    from memfit.estimators.runtimes.runtime import RuntimeTable
 
     # What all runtimes have, without the settings of one.
     output.write(convert({"runtimes": list_runtimes()}, RuntimeTable, from_attributes=True))

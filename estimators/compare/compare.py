@@ -22,7 +22,6 @@ from memfit.estimators.results.comparison import (
 )
 from memfit.estimators.results.estimate import DeviceSummary, Estimate
 from memfit.estimators.results.terms import Basis
-from memfit.estimators.runtimes.interface import Runtime
 from memfit.estimators.runtimes.registry import (
     DEFAULT_RUNTIME,
     get_runtime,
@@ -30,6 +29,7 @@ from memfit.estimators.runtimes.registry import (
     runtime_summary,
 )
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
+from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog, ResolvedTarget, TargetQuestion
 from memfit.estimators.sizing.estimate import (
     device_summary,

@@ -42,8 +42,8 @@ from memfit.estimators.mlx.versions import Version, parse_version
 from memfit.estimators.questions.machine import Ranks
 from memfit.estimators.questions.model import MARGIN_BYTES
 from memfit.estimators.questions.question import WorkloadQuestion
-from memfit.estimators.runtimes.interface import Runtime
 from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime
+from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import TargetQuestion
 
 Item = TypeVar("Item")

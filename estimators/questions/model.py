@@ -25,13 +25,13 @@ from memfit.estimators.questions.question import (
     read_setting,
     text,
 )
-from memfit.estimators.runtimes.interface import Runtime
 from memfit.estimators.runtimes.registry import (
     DEFAULT_RUNTIME,
     as_installed,
     get_runtime,
     with_versions,
 )
+from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import MethodSetting
 
 DRAFT_TOKENS = 3  # mlx_lm/generate.py and server.py, --num-draft-tokens

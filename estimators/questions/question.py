@@ -15,7 +15,7 @@ from memfit.estimators.base.reading.section import number_or_text
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.runtimes.interface import Runtime
+from memfit.estimators.runtimes.runtime import Runtime
 
 Value = TypeVar("Value")
 AnyQuestion = TypeVar("AnyQuestion", bound="Question")

@@ -13,8 +13,9 @@ from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import PeakMoment
 from memfit.estimators.runtimes.auto_context import pool_context, within
-from memfit.estimators.runtimes.interface import Budget, MemoryFigures, Runtime
+from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.mlx_runtime import MlxRuntimeModel
+from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
 from memfit.estimators.workspace.peak import ERROR_PERCENT, peak
 

@@ -5,7 +5,7 @@ from msgspec import Struct
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.terms import LimitName, Verdict
-from memfit.estimators.runtimes.interface import Budget
+from memfit.estimators.runtimes.runtime import Budget
 
 OF_RUNTIME: frozenset[LimitName] = frozenset({"cache_budget", "runtime_budget"})
 """Limits that a runtime sets itself."""

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from memfit.estimators.runtimes.interface import (
         DraftFigures,
         MemoryFigures,
-        Runtime,
         RuntimeModel,
         Subject,
     )
+    from memfit.estimators.runtimes.runtime import Runtime
     from memfit.estimators.runtimes.token_cost import TokenCost
 
 

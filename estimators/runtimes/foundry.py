@@ -14,7 +14,8 @@ from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile, within
 from memfit.estimators.runtimes.facets import ContextLimit
 from memfit.estimators.runtimes.growth import align_capacity
-from memfit.estimators.runtimes.interface import Budget, MemoryFigures, Runtime
+from memfit.estimators.runtimes.interface import MemoryFigures
+from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
 
 _MEBIBYTE = 2**20

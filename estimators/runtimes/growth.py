@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from memfit.estimators.base.units import round_up
 from memfit.estimators.results.growth import Growth
-from memfit.estimators.runtimes.interface import Runtime
+from memfit.estimators.runtimes.runtime import Runtime
 
 
 class GrowthRule(Struct, frozen=True):

@@ -39,11 +39,9 @@ from memfit.estimators.runtimes.facets import (
     Views,
 )
 from memfit.estimators.runtimes.interface import (
-    Budget,
     DraftFigures,
     Figure,
     MemoryFigures,
-    Runtime,
     RuntimeModel,
     Subject,
 )
@@ -54,6 +52,7 @@ from memfit.estimators.runtimes.mlx_lm_commands import (
     server_command,
 )
 from memfit.estimators.runtimes.mlx_runtime import MlxRuntimeModel
+from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.weights.ranks import rank_footprint
 from memfit.estimators.workspace.peak import (

@@ -31,11 +31,11 @@ from memfit.estimators.runtimes.interface import (
     DraftFigures,
     Figure,
     MemoryFigures,
-    Runtime,
     RuntimeModel,
     Subject,
 )
 from memfit.estimators.runtimes.mlx_lm import MlxLm
+from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import Formula, Interpolated, Source, Traced
 from memfit.estimators.weights.conversion import conversion_type
 from memfit.estimators.weights.footprint import WeightFootprint

@@ -13,14 +13,9 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.expert_capacity import BUDGET, expert_capacity, whole_slots
 from memfit.estimators.runtimes.facets import ExpertCapacity, LoadedWeights, OwnWeights, PerMachine
-from memfit.estimators.runtimes.interface import (
-    Budget,
-    MemoryFigures,
-    Runtime,
-    RuntimeModel,
-    Subject,
-)
+from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_lm import MlxModel
+from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.weights.expert_slots import (
     LOOKUP_BYTES,
     inventory,

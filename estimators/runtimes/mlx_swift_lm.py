@@ -9,8 +9,9 @@ from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import state_bytes
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.runtimes.interface import Budget, MemoryFigures, Runtime
+from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.mlx_lm import MlxModel
+from memfit.estimators.runtimes.runtime import Budget, Runtime
 
 MLX_SWIFT_LM = Runtime(
     name="mlx-swift-lm",

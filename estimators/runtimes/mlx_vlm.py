@@ -25,16 +25,10 @@ from memfit.estimators.runtimes.facets import (
     LoadedWeights,
     OwnWeights,
 )
-from memfit.estimators.runtimes.interface import (
-    Budget,
-    Figure,
-    MemoryFigures,
-    Runtime,
-    RuntimeModel,
-    Subject,
-)
+from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_lm import MlxModel
 from memfit.estimators.runtimes.mlx_lm_commands import option, settings_flags
+from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.source import Formula, Interpolated
 from memfit.estimators.weights.conversion import cast_to, conversion_type
 from memfit.estimators.weights.derived import part_of, tensor_bytes, tensor_groups

@@ -32,13 +32,14 @@ from memfit.estimators.runtimes.by_class import (
     peak_lines,
     trace_target,
 )
-from memfit.estimators.runtimes.interface import Figure, MemoryFigures, Runtime, Subject
+from memfit.estimators.runtimes.interface import Figure, MemoryFigures, Subject
 from memfit.estimators.runtimes.mlx_vlm import (
     MlxVlm,
     as_cached,
     lacks_formula,
     reject_batch_windows,
 )
+from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import Source, Traced
 from memfit.estimators.weights.conversion import conversion_type
 from memfit.estimators.weights.derived import part_of

@@ -13,7 +13,7 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.mlx.versions import Version, format_version, installed_version
 from memfit.estimators.results.estimate import RuntimeSummary
 from memfit.estimators.runtimes.facets import BoundByTrace, Images, MlxLmPrograms, OnMlx
-from memfit.estimators.runtimes.interface import Runtime
+from memfit.estimators.runtimes.runtime import Runtime
 
 # The command line imports what sizes a model while the Hub answers.
 if TYPE_CHECKING:

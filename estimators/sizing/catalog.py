@@ -18,8 +18,8 @@ from memfit.estimators.mlx.versions import MlxVersions, Version
 from memfit.estimators.questions.machine import Ranks
 from memfit.estimators.questions.model import MARGIN_BYTES, Draft
 from memfit.estimators.questions.question import WorkloadQuestion
-from memfit.estimators.runtimes.interface import Runtime
 from memfit.estimators.runtimes.registry import native_runtime, runtime_for_images, with_versions
+from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import MethodSetting, Traced
 from memfit.estimators.sizing.ranks import RankedModel, ranked
 from memfit.estimators.sizing.sized_model import (

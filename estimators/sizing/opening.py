@@ -23,7 +23,7 @@ from memfit.estimators.questions.model import MARGIN_BYTES
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import Level
 from memfit.estimators.runtimes.facets import MlxLmPrograms, OnMlx
-from memfit.estimators.runtimes.interface import Runtime, RuntimeModel, Subject
+from memfit.estimators.runtimes.interface import RuntimeModel, Subject
 from memfit.estimators.runtimes.registry import (
     bind,
     class_of,
@@ -31,6 +31,7 @@ from memfit.estimators.runtimes.registry import (
     offers,
     with_versions,
 )
+from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import Interpolated, MethodSetting
 from memfit.estimators.sizing.sized_model import SizedModel, refusal_of
 from memfit.estimators.sizing.unknown import unknown_architecture

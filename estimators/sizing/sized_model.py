@@ -29,8 +29,9 @@ from memfit.estimators.runtimes.facets import (
     context_limit,
     formula_of,
 )
-from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, Runtime, RuntimeModel
+from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.registry import bind, get_runtime, runtime_names
+from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.weights.footprint import WeightFootprint
 
 if TYPE_CHECKING:

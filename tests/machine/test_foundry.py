@@ -12,8 +12,8 @@ from memfit.estimators.checkpoint.opening import open_sample
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.foundry import FOUNDRY, Foundry
 from memfit.estimators.runtimes.growth import align_capacity
-from memfit.estimators.runtimes.interface import Budget, Runtime
 from memfit.estimators.runtimes.registry import get_runtime
+from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.opening import size
 from memfit.estimators.sizing.sized_model import SizedModel, with_runtime

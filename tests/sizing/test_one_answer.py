@@ -26,8 +26,8 @@ from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.results.comparison import Comparison
 from memfit.estimators.results.context import ContextPlan
 from memfit.estimators.results.estimate import Estimate
-from memfit.estimators.runtimes.interface import Runtime
 from memfit.estimators.runtimes.registry import get_runtime, list_runtimes, with_versions
+from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.catalog import Catalog, TargetQuestion
 from memfit.estimators.sizing.estimate import estimate

@@ -14,7 +14,7 @@ from memfit.estimators.questions.model import RuntimeQuestion, named_runtime
 
 if TYPE_CHECKING:
     from memfit.estimators.results.growth import Sessions
-    from memfit.estimators.runtimes.interface import Runtime
+    from memfit.estimators.runtimes.runtime import Runtime
 
 _DEFAULT_TOKENS = 32 * 1024
 

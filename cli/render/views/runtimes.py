@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from memfit.cli.render.document import Document, Table, Text
 from memfit.cli.render.view import view
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.runtimes.interface import Runtime, RuntimeTable
+from memfit.estimators.runtimes.runtime import Runtime, RuntimeTable
 
 _HEADINGS = ("Runtime", "Version", "Growth", "Step", "Cache in", "Prefill", "Budget")
 _MEMORIES = {

@@ -35,8 +35,8 @@ from memfit.estimators.plans.wired.policies import (
 )
 from memfit.estimators.plans.wired.ticket_sizes import Part, Saved, TicketSize, TicketSizes
 from memfit.estimators.results.wired import TicketKind, WiredMode
-from memfit.estimators.runtimes.interface import Runtime
 from memfit.estimators.runtimes.measurement import Measurement
+from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.sized_model import SizedModel, require_loaded
 

@@ -24,7 +24,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.gguf.ggml_types import BY_NAME, GgmlType
-from memfit.estimators.runtimes.interface import Runtime
+from memfit.estimators.runtimes.runtime import Runtime
 
 # What --cache-type-k and --cache-type-v of llama.cpp take (common/arg.cpp, kv_cache_types).
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")

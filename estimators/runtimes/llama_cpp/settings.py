@@ -8,8 +8,8 @@ from memfit.estimators.arch.fields import MAX_LAYERS
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.reading.section import memory_value, number_or_text
 from memfit.estimators.base.units import parse_rate
-from memfit.estimators.runtimes.interface import Runtime
 from memfit.estimators.runtimes.llama_cpp.caches import CACHE_TYPES, CacheTypes
+from memfit.estimators.runtimes.runtime import Runtime
 
 Layers = TypeVar("Layers", int, None)
 _UNQUANTISED = CacheTypes("f16", "f16")

@@ -30,7 +30,8 @@ from memfit.estimators.results.terms import PeakMoment
 from memfit.estimators.runtimes.activation_bound import activation_bound
 from memfit.estimators.runtimes.auto_context import within
 from memfit.estimators.runtimes.facets import ForeignFormats, NvidiaOnly, PerMachine, Pool
-from memfit.estimators.runtimes.interface import Budget, MemoryFigures, Runtime, Subject
+from memfit.estimators.runtimes.interface import MemoryFigures, Subject
+from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
 from memfit.estimators.runtimes.token_cost import attention_buffers
 from memfit.estimators.runtimes.vllm.pool import BLOCK, BlockLayout, block_layout, graph_counts

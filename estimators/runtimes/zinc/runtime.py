@@ -13,7 +13,8 @@ from memfit.estimators.mlx.kv_cache import state_bytes
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
-from memfit.estimators.runtimes.interface import Budget, MemoryFigures, Runtime
+from memfit.estimators.runtimes.interface import MemoryFigures
+from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
 from memfit.estimators.runtimes.token_cost import attention_buffers
 from memfit.estimators.runtimes.zinc.memory_plan import (
