@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from memfit.estimators.questions.machine import Ranks
-    from memfit.estimators.sizing.catalog import ResolvedTarget, TargetQuestion
     from memfit.estimators.sizing.explore import Explored
+    from memfit.estimators.sizing.resolved import ResolvedTarget, TargetQuestion
     from memfit.estimators.sizing.sized_model import SizedModel
     from memfit.settings import (
         EstimateSettings,
@@ -200,7 +200,7 @@ def open_model(
     reference = _opened(catalog, model)
     if rules is None or runtime.runtime is None:
         rules = runtime.with_settings(catalog.native_runtime(reference))
-    from memfit.estimators.sizing.catalog import TargetQuestion
+    from memfit.estimators.sizing.resolved import TargetQuestion
 
     question = TargetQuestion(
         reference=reference,

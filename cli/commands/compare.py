@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from memfit.estimators.compare.compare import ComparedModel
     from memfit.estimators.results.comparison import Comparison
     from memfit.estimators.runtimes.runtime import Runtime
-    from memfit.estimators.sizing.catalog import Catalog, TargetQuestion
+    from memfit.estimators.sizing.catalog import Catalog
+    from memfit.estimators.sizing.resolved import TargetQuestion
 
 
 class CompareOptions(OptionGroup, frozen=True, kw_only=True):
@@ -137,7 +138,7 @@ def _question(
     machine: MachineQuestion,
     runtime: RuntimeQuestion,
 ) -> "TargetQuestion":
-    from memfit.estimators.sizing.catalog import TargetQuestion
+    from memfit.estimators.sizing.resolved import TargetQuestion
 
     return TargetQuestion(
         workload=workload,

@@ -72,6 +72,7 @@ def _load_library(form: Format) -> None:
     """Import the modules needed next, while the Hub answers."""
     import memfit.cli.render.views.estimate
     import memfit.estimators.runtimes.mlx_lm
-    import memfit.estimators.sizing.catalog  # noqa: F401
+    import memfit.estimators.sizing.estimate
+    import memfit.estimators.sizing.resolved  # noqa: F401
 
     writer_of(form)

@@ -14,7 +14,7 @@ from memfit.estimators.base.units import parse_count, parse_memory
 from memfit.estimators.machine.device import Device, OsRegime
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.results.comparison import AXES, SettingValue
-from memfit.estimators.sizing.catalog import TargetQuestion
+from memfit.estimators.sizing.resolved import TargetQuestion
 
 # Nobody reads a larger matrix: it is a mistake, and would take minutes.
 MAX_COMBINATIONS = 10_000

@@ -30,7 +30,7 @@ from memfit.estimators.runtimes.registry import (
 )
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.runtimes.runtime import Runtime
-from memfit.estimators.sizing.catalog import Catalog, ResolvedTarget, TargetQuestion
+from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import (
     device_summary,
     estimate,
@@ -38,6 +38,7 @@ from memfit.estimators.sizing.estimate import (
     workload_notes,
 )
 from memfit.estimators.sizing.recommend import recommended_context
+from memfit.estimators.sizing.resolved import ResolvedTarget, TargetQuestion
 from memfit.estimators.sizing.sized_model import refusal_of, verdict_of
 
 

@@ -25,7 +25,7 @@ from memfit.estimators.gate.policy import PolicyTarget
 from memfit.estimators.mlx.versions import format_version
 from memfit.estimators.results.result import Result
 from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME
-from memfit.estimators.sizing.catalog import ResolvedTarget
+from memfit.estimators.sizing.resolved import ResolvedTarget
 
 NAME = "memfit.lock.json"
 VERSION = 1

@@ -44,7 +44,7 @@ from memfit.estimators.questions.model import MARGIN_BYTES
 from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime
 from memfit.estimators.runtimes.runtime import Runtime
-from memfit.estimators.sizing.catalog import TargetQuestion
+from memfit.estimators.sizing.resolved import TargetQuestion
 
 Item = TypeVar("Item")
 MAX_POLICY_BYTES = 1_000_000

@@ -36,7 +36,8 @@ from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.budget import OF_RUNTIME, judge
 from memfit.estimators.runtimes.facets import MlxLmPrograms, OnMlx, context_limit
 from memfit.estimators.runtimes.run_limits import ending_notes, run_limits
-from memfit.estimators.sizing.catalog import Catalog, ResolvedTarget
+from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.resolved import ResolvedTarget
 from memfit.estimators.sizing.search import are_compared, can_take_more, fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel, is_foreign, require_loaded
 

@@ -14,11 +14,12 @@ from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.results.comparison import Unavailable
 from memfit.estimators.results.fits import Fit, Fits, NotSized
 from memfit.estimators.sizing.advise import search_of
-from memfit.estimators.sizing.catalog import Catalog, resolved
+from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, estimate
 from memfit.estimators.sizing.grid import weights_label
 from memfit.estimators.sizing.image_advice import image_advice
 from memfit.estimators.sizing.joint import JointSearch, Longest, RequestSettings, macs, smallest_mac
+from memfit.estimators.sizing.resolved import resolved
 from memfit.estimators.sizing.sized_model import SizedModel, require_loaded
 
 _ORDER = ("fits", "tight", "exceeds")

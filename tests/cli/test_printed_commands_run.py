@@ -33,8 +33,9 @@ from memfit.estimators.plans.train.question import TrainQuestion
 from memfit.estimators.questions.model import Draft
 from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.results.advice import Action
-from memfit.estimators.sizing.catalog import Catalog, resolved
+from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
+from memfit.estimators.sizing.resolved import resolved
 from memfit.estimators.sizing.server_bound import ServerBound
 from memfit.estimators.sizing.sized_model import SizedModel, error_bytes_of
 from memfit.probes.training_data import read_training_data

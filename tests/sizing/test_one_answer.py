@@ -29,8 +29,9 @@ from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.runtimes.registry import get_runtime, list_runtimes, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import MethodSetting
-from memfit.estimators.sizing.catalog import Catalog, TargetQuestion
+from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
+from memfit.estimators.sizing.resolved import TargetQuestion
 from memfit.estimators.sizing.sized_model import SizedModel, with_runtime
 from tests.cli.running import Memfit
 from tests.gguf.writing import recorded, write

@@ -95,9 +95,9 @@ def context(
     The context that the runtime itself would choose is shown too.
     """
     from memfit.estimators.plans.context.plan import plan_context
-    from memfit.estimators.sizing.catalog import resolved
     from memfit.estimators.sizing.estimate import curve
     from memfit.estimators.sizing.ranks import RankedModel
+    from memfit.estimators.sizing.resolved import resolved
 
     question = options.question()
     rules = runtime.chosen()

@@ -117,8 +117,8 @@ def server(
     from msgspec.structs import replace
 
     from memfit.estimators.questions.model import MARGIN_BYTES
-    from memfit.estimators.sizing.catalog import resolved
     from memfit.estimators.sizing.ranks import RankedModel
+    from memfit.estimators.sizing.resolved import resolved
 
     images = workload.has_images
     question = (options.settings(images=images), options.recorded(), options.clients)
