@@ -39,7 +39,7 @@ from memfit.estimators.weights.loading import Conversion, CutArray, FirstArray
 from memfit.estimators.workspace.call import BackendTraits
 from memfit.estimators.workspace.moments import CallMoment, RunMoments
 from memfit.estimators.workspace.prepared import PreparedModel, backend_traits, prepare
-from memfit.estimators.workspace.schedule import formula_limits
+from memfit.estimators.workspace.tape import formula_limits
 
 ERROR_PERCENT = 25
 """How far the workspace may be off: docs/accuracy.md has the measurements."""

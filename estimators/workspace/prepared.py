@@ -33,7 +33,7 @@ from memfit.estimators.mlx.scheduler import BatchLimits
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.weights.derived import QuantizationPlan, formats
 from memfit.estimators.workspace.call import BackendTraits
-from memfit.estimators.workspace.schedule import formula_limits
+from memfit.estimators.workspace.tape import formula_limits
 
 _UINT32_BITS = 32
 

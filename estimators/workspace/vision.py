@@ -24,8 +24,7 @@ from memfit.estimators.machine.device import ANY_MAC, Device
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.mlx.kernels import AttentionCall, fused_kernel, has_nax
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.workspace.schedule import formula_limits, transient_peak
-from memfit.estimators.workspace.tape import Program, Tape
+from memfit.estimators.workspace.tape import Program, Tape, formula_limits, transient_peak
 
 _BLOCK = re.compile(r"(?!.*(?:merger|audio))(.*?\.\d+)\.(.+)")
 _ATTENTION = re.compile("attn|attention")  # the latter in pixtral.py

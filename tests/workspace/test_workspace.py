@@ -19,8 +19,7 @@ from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.terms import PeakMoment
 from memfit.estimators.weights.derived import QuantizationPlan, derive
 from memfit.estimators.workspace.peak import ERROR_PERCENT, peak
-from memfit.estimators.workspace.schedule import transient_peak
-from memfit.estimators.workspace.tape import Step, Tape
+from memfit.estimators.workspace.tape import Step, Tape, transient_peak
 from tests.models import QWEN3_NEXT_80B, published_config
 from tests.selection import quick
 
