@@ -33,9 +33,9 @@ from memfit.estimators.gate.policy import PolicyTarget
 from memfit.estimators.gate.remedies import Candidate, remedies
 from memfit.estimators.gate.report import TargetReport, TargetStatus
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.runtimes.budget import OF_RUNTIME, judge
 from memfit.estimators.runtimes.facets import MlxLmPrograms, OnMlx, context_limit
 from memfit.estimators.runtimes.run_limits import ending_notes, run_limits
+from memfit.estimators.runtimes.runtime import OF_RUNTIME, judge
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.resolved import ResolvedTarget
 from memfit.estimators.sizing.search import are_compared, can_take_more, fits_comfortably

@@ -17,14 +17,13 @@ from memfit.estimators.results.estimate import MemoryPool, MemoryShare, Note, Ru
 if TYPE_CHECKING:
     from memfit.estimators.results.context import AutoContext
     from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
-    from memfit.estimators.runtimes.budget import HostNeed
     from memfit.estimators.runtimes.interface import (
         DraftFigures,
         MemoryFigures,
         RuntimeModel,
         Subject,
     )
-    from memfit.estimators.runtimes.runtime import Runtime
+    from memfit.estimators.runtimes.runtime import HostNeed, Runtime
     from memfit.estimators.runtimes.token_cost import TokenCost
 
 

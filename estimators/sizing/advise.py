@@ -24,9 +24,9 @@ from memfit.estimators.results.advice import (
     not_applicable,
 )
 from memfit.estimators.results.result import both_units
-from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.facets import Commands, MlxLmPrograms, NvidiaOnly, OnMlx
 from memfit.estimators.runtimes.mlx_lm_commands import convert_command, draft_flags
+from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.grid import (
     NO_GRID,

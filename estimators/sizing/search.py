@@ -18,8 +18,8 @@ from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.units import ceil_div, round_down
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.runtimes.budget import Need, judge, recommended_bytes
 from memfit.estimators.runtimes.facets import OnMlx, is_grouped
+from memfit.estimators.runtimes.runtime import Need, judge, recommended_bytes
 from memfit.estimators.runtimes.source import Formula
 from memfit.estimators.sizing.sized_model import SizedModel
 

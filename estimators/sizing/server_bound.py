@@ -20,7 +20,7 @@ from memfit.estimators.mlx.batch_buffer import BatchBuffer
 from memfit.estimators.mlx.batch_groups import buffer_bytes, prefilled_alone
 from memfit.estimators.mlx.call_plan import CHUNKS
 from memfit.estimators.results.server import ServerMoment
-from memfit.estimators.runtimes.budget import Need
+from memfit.estimators.runtimes.runtime import Need
 from memfit.estimators.sizing.sized_model import (
     SizedModel,
     draft_bytes_of,

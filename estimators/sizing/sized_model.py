@@ -15,7 +15,6 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.questions.model import DRAFT_TOKENS, MARGIN_BYTES
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import LimitName, Verdict
-from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.facets import (
     Drafting,
     ForeignFormats,
@@ -31,7 +30,7 @@ from memfit.estimators.runtimes.facets import (
 )
 from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.registry import bind, get_runtime, runtime_names
-from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.runtime import Need, Runtime, judge
 from memfit.estimators.weights.footprint import WeightFootprint
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from memfit.estimators.machine.hosts import require_addresses
 from memfit.estimators.questions.machine import Ranks
 from memfit.estimators.results.estimate import ModelSummary, RankFigures, RankPlan
 from memfit.estimators.results.result import Result
-from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.estimators.runtimes.registry import as_installed
+from memfit.estimators.runtimes.runtime import Need
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import model_summary
 from memfit.estimators.sizing.ranks import RankedModel, ranked

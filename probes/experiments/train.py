@@ -13,8 +13,8 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.mlx.versions import MlxVersions, parse_version
 from memfit.estimators.results.estimate import DeviceSummary, Note
 from memfit.estimators.results.result import Result
-from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.runtimes.measurement import MeasuredTraining, Run
+from memfit.estimators.runtimes.runtime import Need
 from memfit.estimators.sizing.estimate import device_summary
 from memfit.estimators.sizing.training_steps import TracedSteps
 from memfit.probes.experiments.base import Experiment, RunRequest, Start

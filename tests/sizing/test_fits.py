@@ -13,7 +13,7 @@ from memfit.estimators.machine.device import GIB
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.results.fits import Fit, Fits
-from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.fits import fits

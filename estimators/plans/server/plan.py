@@ -16,10 +16,10 @@ from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.result import both_units
 from memfit.estimators.results.server import ServerMix, ServerMoment, ServerPlan
 from memfit.estimators.results.terms import Verdict
-from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import launched, server_command
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
+from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.sizing.advise import converting
 from memfit.estimators.sizing.estimate import (
     ALONE,

@@ -26,7 +26,7 @@ from memfit.estimators.results.train import (
     TrainingPhases,
     TrainPlan,
 )
-from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.sizing.estimate import device_summary
 from memfit.estimators.sizing.opening import weight_bits_of
 from memfit.estimators.sizing.search import first_fitting, halves, most_fitting

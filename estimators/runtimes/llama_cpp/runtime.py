@@ -16,7 +16,6 @@ from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import MemoryShare, Note
 from memfit.estimators.results.terms import Basis, PeakMoment
-from memfit.estimators.runtimes.budget import HostNeed
 from memfit.estimators.runtimes.facets import Commands, Drafting, HostReads, SplitMemory
 from memfit.estimators.runtimes.interface import DraftFigures, Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.llama_cpp.builder import Context
@@ -44,7 +43,7 @@ from memfit.estimators.runtimes.llama_cpp.placement import (
 from memfit.estimators.runtimes.llama_cpp.projector import projector_bytes
 from memfit.estimators.runtimes.llama_cpp.reserved import Compute, explained, projector_note
 from memfit.estimators.runtimes.llama_cpp.settings import LlamaCppRuntime
-from memfit.estimators.runtimes.runtime import Budget, Runtime
+from memfit.estimators.runtimes.runtime import Budget, HostNeed, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
 from memfit.estimators.runtimes.token_cost import TokenCost
 
