@@ -9,15 +9,15 @@ from msgspec.structs import replace
 from memfit.estimators.arch.specs import STEP
 from memfit.estimators.base.units import round_up
 from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
-from memfit.estimators.mlx.batch_groups import (
+from memfit.estimators.mlx.batch_schedule import ScheduleMoment
+from memfit.estimators.mlx.call_plan import (
+    CHUNKS,
     GroupedBatch,
     buffer_bytes,
     decoded_alone,
     grouped_batch,
     prefilled_alone,
 )
-from memfit.estimators.mlx.batch_schedule import ScheduleMoment
-from memfit.estimators.mlx.call_plan import CHUNKS
 from memfit.estimators.results.terms import PeakMoment, Phase
 from memfit.estimators.runtimes.interface import MemoryFigures
 

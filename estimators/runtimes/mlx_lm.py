@@ -17,8 +17,7 @@ from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import CallPhase, ServerSettings, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC
-from memfit.estimators.mlx.batch_groups import grouped_batch, merges_caches, require_batch
-from memfit.estimators.mlx.call_plan import CHUNKS
+from memfit.estimators.mlx.call_plan import CHUNKS, grouped_batch, merges_caches, require_batch
 from memfit.estimators.mlx.kv_cache import (
     KVCache,
     buffer_counts,
