@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.questions.machine import MachineQuestion, Ranks
-from memfit.estimators.questions.model import ModelQuestion, RuntimeQuestion
 from memfit.estimators.questions.question import Question, WorkloadQuestion
+from memfit.estimators.questions.target import (
+    MachineQuestion,
+    ModelQuestion,
+    Ranks,
+    RuntimeQuestion,
+)
 
 if TYPE_CHECKING:
     from memfit.estimators.machine.device import OsRegime

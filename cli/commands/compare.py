@@ -14,9 +14,13 @@ from memfit.cli.options.questions import Conversion, RankedMachine, RuntimeOptio
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.progress import Progress
-from memfit.estimators.questions.machine import MachineQuestion
-from memfit.estimators.questions.model import ModelQuestion, RuntimeQuestion, named_runtime
 from memfit.estimators.questions.question import WorkloadQuestion, read_setting
+from memfit.estimators.questions.target import (
+    MachineQuestion,
+    ModelQuestion,
+    RuntimeQuestion,
+    named_runtime,
+)
 
 if TYPE_CHECKING:
     from memfit.estimators.compare.axes import MatrixAxis

@@ -18,12 +18,12 @@ from memfit.cli.render.output import emit, rendered, require_writable, say, visi
 from memfit.estimators.base.errors import InputError, MachineError
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.questions.model import ModelQuestion
 from memfit.estimators.questions.question import RUNTIME_DEFAULTS, WorkloadQuestion, read_setting
+from memfit.estimators.questions.target import ModelQuestion
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.manifest import Checkpoint
-    from memfit.estimators.questions.machine import Ranks
+    from memfit.estimators.questions.target import Ranks
     from memfit.probes.experiments.generate import TuneRequest
     from memfit.probes.result import TuneResult
 

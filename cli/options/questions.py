@@ -17,9 +17,13 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import MAX_COUNT, ceil_div, parse_count
 from memfit.estimators.machine.device import OsRegime
-from memfit.estimators.questions.machine import MachineQuestion
-from memfit.estimators.questions.model import MARGIN_BYTES, ModelQuestion, RuntimeQuestion
 from memfit.estimators.questions.question import WorkloadQuestion, read_setting
+from memfit.estimators.questions.target import (
+    MARGIN_BYTES,
+    MachineQuestion,
+    ModelQuestion,
+    RuntimeQuestion,
+)
 
 CONTEXT = ("context", "ctx_size", "max_model_len")
 """The options that set the context, by the names of three programs."""

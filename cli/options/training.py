@@ -10,7 +10,7 @@ from memfit.cli.options.groups import OptionGroup, option
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.workload import ADAPTER, FineTuneType, OptimizerName
-from memfit.estimators.questions.model import ModelQuestion
+from memfit.estimators.questions.target import ModelQuestion
 
 if TYPE_CHECKING:
     from memfit.estimators.base.workload import Recipe

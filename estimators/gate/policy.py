@@ -39,9 +39,8 @@ from memfit.estimators.images.sizes import read_image, read_video
 from memfit.estimators.machine.device import DEFAULT_REGIME, Device, OsRegime
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.mlx.versions import Version, parse_version
-from memfit.estimators.questions.machine import Ranks
-from memfit.estimators.questions.model import MARGIN_BYTES
 from memfit.estimators.questions.question import WorkloadQuestion
+from memfit.estimators.questions.target import MARGIN_BYTES, Ranks
 from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.resolved import TargetQuestion

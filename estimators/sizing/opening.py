@@ -19,7 +19,7 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.manifest import Checkpoint, kind_of_config
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions, as_of, check_class
-from memfit.estimators.questions.model import MARGIN_BYTES
+from memfit.estimators.questions.target import MARGIN_BYTES
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import Level
 from memfit.estimators.runtimes.facets import MlxLmPrograms, OnMlx

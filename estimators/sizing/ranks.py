@@ -11,7 +11,7 @@ from memfit.estimators.base.ranks import Parallel, Rank, check_split, even_split
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.questions.machine import Ranks
+from memfit.estimators.questions.target import Ranks
 from memfit.estimators.results.estimate import (
     AloneFigures,
     DecodeSpeed,

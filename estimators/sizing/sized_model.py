@@ -12,7 +12,7 @@ from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
-from memfit.estimators.questions.model import DRAFT_TOKENS, MARGIN_BYTES
+from memfit.estimators.questions.target import DRAFT_TOKENS, MARGIN_BYTES
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import LimitName, Verdict
 from memfit.estimators.runtimes.facets import (

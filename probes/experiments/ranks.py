@@ -10,7 +10,7 @@ from memfit.estimators.base.units import Bytes, Count, NonEmpty, Number, Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.machine.hosts import require_addresses
-from memfit.estimators.questions.machine import Ranks
+from memfit.estimators.questions.target import Ranks
 from memfit.estimators.results.estimate import ModelSummary, RankFigures, RankPlan
 from memfit.estimators.results.result import Result
 from memfit.estimators.runtimes.measurement import Loaded, Run

@@ -30,8 +30,8 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.arrivals import ServedRequest
 from memfit.estimators.plans.train.plan import plan_train
 from memfit.estimators.plans.train.question import TrainQuestion
-from memfit.estimators.questions.model import Draft
 from memfit.estimators.questions.question import WorkloadQuestion
+from memfit.estimators.questions.target import Draft
 from memfit.estimators.results.advice import Action
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate

@@ -21,8 +21,8 @@ from memfit.estimators.machine.device import DEFAULT_REGIME, Device
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.mlx.versions import parse_version
 from memfit.estimators.plans.context.plan import ContextQuestion, plan_context
-from memfit.estimators.questions.model import MARGIN_BYTES
 from memfit.estimators.questions.question import WorkloadQuestion
+from memfit.estimators.questions.target import MARGIN_BYTES
 from memfit.estimators.results.comparison import Comparison
 from memfit.estimators.results.context import ContextPlan
 from memfit.estimators.results.estimate import Estimate

@@ -19,8 +19,8 @@ from memfit.cli.options.questions import (
 )
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_count
-from memfit.estimators.questions.model import named_runtime
 from memfit.estimators.questions.question import RUNTIME_DEFAULTS
+from memfit.estimators.questions.target import named_runtime
 from memfit.estimators.sizing.sized_model import require_loaded, with_runtime
 
 if TYPE_CHECKING:

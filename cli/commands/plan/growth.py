@@ -10,7 +10,7 @@ from memfit.cli.options.groups import Only, OptionGroup, PlanOutput, grouped, op
 from memfit.cli.options.questions import AdaptedModel, MachineOptions, RuntimeOptions
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_count, parse_size
-from memfit.estimators.questions.model import RuntimeQuestion, named_runtime
+from memfit.estimators.questions.target import RuntimeQuestion, named_runtime
 
 if TYPE_CHECKING:
     from memfit.estimators.results.growth import Sessions

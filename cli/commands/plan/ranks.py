@@ -17,7 +17,7 @@ from memfit.cli.options.questions import (
 )
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.questions.model import RuntimeQuestion
+from memfit.estimators.questions.target import RuntimeQuestion
 
 
 class FleetOptions(OptionGroup, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ def ranks(
     Machines are ranks of mlx.launch, with tensor parallelism or as a pipeline.
     """
     from memfit.estimators.plans.ranks.plan import plan_named, plan_ranks
-    from memfit.estimators.questions.model import MARGIN_BYTES
+    from memfit.estimators.questions.target import MARGIN_BYTES
 
     if options.fleet is not None:
         _fleet(options.fleet, versions, output)

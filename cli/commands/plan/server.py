@@ -116,7 +116,7 @@ def server(
     """
     from msgspec.structs import replace
 
-    from memfit.estimators.questions.model import MARGIN_BYTES
+    from memfit.estimators.questions.target import MARGIN_BYTES
     from memfit.estimators.sizing.ranks import RankedModel
     from memfit.estimators.sizing.resolved import resolved
 

@@ -32,7 +32,7 @@ def train(
     """
     from memfit.estimators.plans.train.plan import plan_train, with_measured
     from memfit.estimators.plans.train.question import TrainQuestion
-    from memfit.estimators.questions.model import MARGIN_BYTES
+    from memfit.estimators.questions.target import MARGIN_BYTES
     from memfit.probes.saved import saved_phases
     from memfit.probes.store import user_store
 

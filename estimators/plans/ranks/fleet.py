@@ -18,7 +18,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.plans.ranks.plan import SIZES, WAYS
-from memfit.estimators.questions.machine import Ranks
+from memfit.estimators.questions.target import Ranks
 from memfit.estimators.results.estimate import RuntimeSummary
 from memfit.estimators.results.ranks import FleetPlan, Leftover, Placement
 from memfit.estimators.runtimes.registry import runtime_summary
