@@ -44,6 +44,8 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m tests.arch.test_architectures_page
 	$(BIN)/python -m tests.probes.test_a_figure_is_one_row
 	$(BIN)/python -m tests.api.test_page
+	$(BIN)/python -m tests.cli.test_first_screen
+	$(BIN)/python -m tests.trace.test_rules_page
 	$(BIN)/python -m tests.test_docs
 
 lint: $(VENV)/.dev

@@ -13,38 +13,41 @@ import pytest
 from tests.generated.contradictions import contradictions
 from tests.generated.questions import Models, drawn
 
+PARTS = 4  # tests run beside each other
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(tmp_path_factory.mktemp("generated"))
 
 
-def test_no_answer_contradicts_itself(models: Models, tmp_path: Path) -> None:
-    programs, found = checked(models, tmp_path, 300, is_quick=True)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_answer_contradicts_itself(models: Models, tmp_path: Path, part: int) -> None:
+    programs, found = checked(models, tmp_path, 300, part, is_quick=True)
     assert found == []
-    assert programs["mlx_lm.server"] > 100, programs
+    assert programs["mlx_lm.server"] > 20, programs
     often = ("mlx_lm.generate", "mlx_lm.convert", "llama-server", "mlx_vlm.generate")
-    assert min(programs[name] for name in often) > 20, programs
+    assert min(programs[name] for name in often) > 2, programs
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(PARTS))
 def test_no_answer_about_any_sample_contradicts_itself(
     models: Models, tmp_path: Path, part: int
 ) -> None:
-    programs, found = checked(models, tmp_path, 600, part=part)
+    programs, found = checked(models, tmp_path, 600, part)
     assert found == []
     assert programs["mlx_lm.server"] > 10, programs
 
 
 def checked(
-    models: Models, folder: Path, count: int, *, is_quick: bool = False, part: int | None = None
+    models: Models, folder: Path, count: int, part: int, *, is_quick: bool = False
 ) -> tuple[Counter[str], list[str]]:
-    """Ask questions, or a fourth of them; return the printed programs and what contradicts."""
+    """Ask a part of the questions; return the printed programs and what contradicts."""
     programs: Counter[str] = Counter()
     found = []
     for number, question in enumerate(drawn(count, is_quick=is_quick)):
-        if part is None or number * 4 // count == part:
+        if number * PARTS // count == part:
             for program, contradiction in contradictions(models, question, folder, number):
                 programs[program] += 1
                 found += [f"{number} {question}: {contradiction}"] if contradiction else []

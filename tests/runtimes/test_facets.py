@@ -2,6 +2,8 @@
 
 import inspect
 
+from msgspec import Struct
+
 from memfit.estimators.runtimes import facets
 from memfit.estimators.runtimes.interface import RuntimeModel
 from memfit.estimators.runtimes.registry import _class, list_runtimes, offers
@@ -10,7 +12,7 @@ from memfit.estimators.sizing.sized_model import SizedModel
 FACETS = [
     kind
     for _, kind in inspect.getmembers(facets, inspect.isclass)
-    if kind.__module__ == facets.__name__ and not issubclass(kind, tuple)
+    if kind.__module__ == facets.__name__ and not issubclass(kind, (tuple, Struct))
 ]
 
 
