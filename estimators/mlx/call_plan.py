@@ -30,9 +30,9 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import CallPhase, ServerSettings, Workload
 from memfit.estimators.mlx.arrivals import ClosedLoop, ServedRequest
-from memfit.estimators.mlx.batch_buffer import BatchBuffer
 from memfit.estimators.mlx.batch_schedule import BatchSchedule, ScheduleMoment
 from memfit.estimators.mlx.kv_cache import (
+    BatchBuffer,
     buffer_counts,
     buffer_token_bytes,
     last_growing_chunk,
