@@ -4,7 +4,8 @@ What a kind does is a field here, set by the family; nothing else reads it from 
 Code that treats the kinds differently uses ``match`` and ends with `assert_never`, so that mypy
 lists every place where a new kind must be handled.
 
-How much room a buffer has after some tokens is in mlx/kv_cache.py.
+The classes of caches are those of mlx-lm models/cache.py; how much room a buffer has after some
+tokens is in mlx/kv_cache.py.
 """
 
 from enum import Enum

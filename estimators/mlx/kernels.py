@@ -8,7 +8,7 @@ the same numbers. quantized.cpp, qmm_splitk and get_qmv_batch_limit; matmul.cpp,
 steel_matmul_regular_axpby, steel_gemm_splitk_axpby and steel_gemm_splitk_axpby_nax. The environment
 variable MLX_SDPA_BLOCKS, which replaces numbers of blocks, is taken as not set.
 
-Sources (mlx 0.32): backend/metal/allocator.cpp, backend/cuda/allocator.cpp,
+Sources of the allocators (mlx 0.32): backend/metal/allocator.cpp, backend/cuda/allocator.cpp,
 backend/no_gpu/allocator.cpp.
 """
 

@@ -1,4 +1,7 @@
-"""Versions of mlx and mlx-lm, and a model as one of them runs it."""
+"""Versions of mlx and mlx-lm, and a model as one of them runs it.
+
+mlx/data/changes.py has what changed between them.
+"""
 
 import re
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The figures of a batch that mlx-lm prefills in groups (mlx/batch_groups.py)."""
+"""The figures of a batch that mlx-lm prefills in groups (mlx/call_plan.py)."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Protocol

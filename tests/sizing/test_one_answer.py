@@ -276,7 +276,7 @@ def check_gate(expected: Estimate, report: TargetReport, question: Question) -> 
     assert figures
     assert report.message is None
     if figures.peak_of:
-        # A smaller workload that the same command allows takes more (sizing/smaller_workloads.py).
+        # A smaller workload that the same command allows takes more (sizing/search.py).
         assert figures.peak_bytes > peak
         peak = figures.peak_bytes
     else:
