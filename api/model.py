@@ -12,16 +12,15 @@ from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_sample
 from memfit.estimators.machine.device import Device
-from memfit.estimators.questions.model import ModelQuestion
-from memfit.estimators.questions.runtime import RuntimeQuestion
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.questions.question import WorkloadQuestion
+from memfit.estimators.questions.target import ModelQuestion, RuntimeQuestion
 from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.sizing.catalog import Catalog
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from memfit.estimators.questions.machine import Ranks
+    from memfit.estimators.questions.target import Ranks
     from memfit.estimators.sizing.explore import Explored
     from memfit.estimators.sizing.resolved import ResolvedTarget, TargetQuestion
     from memfit.estimators.sizing.sized_model import SizedModel

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.questions.machine import MachineQuestion, Ranks
-from memfit.estimators.questions.model import ModelQuestion
-from memfit.estimators.questions.question import Question
-from memfit.estimators.questions.runtime import RuntimeQuestion
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.questions.question import Question, WorkloadQuestion
+from memfit.estimators.questions.target import (
+    MachineQuestion,
+    ModelQuestion,
+    Ranks,
+    RuntimeQuestion,
+)
 
 if TYPE_CHECKING:
-    from memfit.estimators.machine.working_set import OsRegime
+    from memfit.estimators.machine.device import OsRegime
 
     Place = tuple[Device | None, Ranks | None]
     Prompted = str | PathLike[str] | Sequence[str | PathLike[str]] | None

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any, NoReturn
 
 from benchmarks.child import output_of
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
 
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.sizing.catalog import Catalog

@@ -19,9 +19,8 @@ from typing import Any, Literal, NamedTuple
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.local.sample import read_sample
-from memfit.estimators.mlx.kv_cache import kv_cache
-from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.checkpoint.local.samples import read_sample
+from memfit.estimators.mlx.kv_cache import kv_cache, state_bytes
 from memfit.estimators.trace.traced_model import TracedModel
 from memfit.estimators.weights.derived import derive
 from memfit.estimators.weights.quantization_plan import declared

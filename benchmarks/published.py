@@ -16,8 +16,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.accuracy import silu_apart
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import MemfitError
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.devices import find_device

@@ -12,11 +12,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from memfit.estimators.base.quantization import converted
+from memfit.estimators.base.dtypes import converted
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.questions.machine import Ranks
+from memfit.estimators.questions.target import Ranks
 from memfit.estimators.runtimes.registry import with_versions
 from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.catalog import Catalog

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.server_settings import ServerSettings
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.units import round_down
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.mlx.arrivals import ClosedLoop, ServedRequest
 from memfit.estimators.plans.server.simulation import simulated

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.child import output_of
-from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.base.dtypes import Quantization
+from memfit.estimators.base.workload import Recipe
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.trace.kernel_stubs import TraceTarget

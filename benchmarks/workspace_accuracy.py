@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.child import output_of
 from memfit.estimators.arch.registry import build_model
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.weights.derived import QuantizationPlan, derive

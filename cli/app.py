@@ -11,11 +11,10 @@ from typing import Annotated, Any, ClassVar, NoReturn
 
 import typer
 
-from memfit.cli.command_groups import LazyGroup
+from memfit.cli.command_groups import LazyGroup, advice, option_name
 from memfit.cli.exits import CommandStopped, Exit, exit_of
-from memfit.cli.options.arguments import advice, option_name
 from memfit.cli.options.completion import undescribed
-from memfit.cli.render.escape import say
+from memfit.cli.render.output import say
 from memfit.estimators.base.errors import InputError, MemfitError
 from memfit.estimators.base.setting_names import named_by
 from memfit.estimators.base.version import __version__

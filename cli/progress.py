@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from memfit.cli.render.escape import message, say
+from memfit.cli.render.output import message, say
 from memfit.estimators.base.progress import FinishedRequest
 from memfit.estimators.base.units import format_bytes
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from memfit.estimators.base.quantities import Count, Number
+from memfit.estimators.base.units import Count, Number
 from memfit.probes.run_monitor import ReportFigures
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 
 from msgspec import Struct
 
-from memfit.estimators.base.quantities import Bytes, one_of
+from memfit.estimators.base.units import Bytes, one_of
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import KVCache, prefilled_kv_cache
 from memfit.estimators.results.terms import Basis

@@ -16,9 +16,8 @@ from msgspec.structs import asdict
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable, short
-from memfit.estimators.base.reading.place import Place
 from memfit.estimators.base.reading.section import Reading, Section, json_section, to_record
-from memfit.estimators.base.reading.strict_json import plain
+from memfit.estimators.base.reading.strict_json import Place, plain
 from memfit.estimators.results.result import json_text
 from memfit.estimators.runtimes.measurement import SCHEMA, Measurement, Measurements, Run
 

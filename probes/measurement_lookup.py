@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from msgspec.structs import replace
 
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.fingerprint import fingerprint_of
+from memfit.estimators.checkpoint.manifest import fingerprint_of
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.facets import Images, MlxLmPrograms, loaded_weights

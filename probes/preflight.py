@@ -9,7 +9,7 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device, free_bytes
-from memfit.estimators.runtimes.budget import Need
+from memfit.estimators.runtimes.runtime import Need
 from memfit.estimators.sizing.recommend import recommend_here
 from memfit.estimators.sizing.sized_model import SizedModel
 

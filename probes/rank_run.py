@@ -28,9 +28,9 @@ from memfit.estimators.base.errors import (
 )
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
-from memfit.estimators.base.quantities import Count
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.unfinished import unfinished_folder
+from memfit.estimators.base.units import Count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.probes.process import CHILD_ENVIRONMENT, ending, require_installed

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Positive
+from memfit.estimators.base.units import Bytes, Count, NonEmpty, Positive
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.advice import Recommendation, Recommended
 from memfit.estimators.results.estimate import DeviceSummary, ModelSummary, Note

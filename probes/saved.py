@@ -7,8 +7,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from memfit.estimators.base.files import is_there
-from memfit.estimators.checkpoint.fingerprint import fingerprint_of
-from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.checkpoint.manifest import Checkpoint, fingerprint_of
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.experts import MeasuredCapacity

@@ -5,7 +5,7 @@ from statistics import median_low
 
 from msgspec import Struct
 
-from memfit.estimators.base.quantities import Count, Number, Positive
+from memfit.estimators.base.units import Count, Number, Positive
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Run
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from memfit.estimators.base.quantities import Bytes, Count
-from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.unfinished import unfinished_folder
+from memfit.estimators.base.units import Bytes, Count
+from memfit.estimators.base.workload import Recipe
 from memfit.estimators.trace.libraries import Silent, changed
 from memfit.estimators.trace.training_recorder import prepare
 from memfit.probes.loading import memory_errors

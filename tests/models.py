@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from memfit.estimators.arch.registry import build_model
-from memfit.estimators.checkpoint.local.sample import read_sample
+from memfit.estimators.checkpoint.local.samples import read_sample
 from tests.sparse import Shapes, write_safetensors
 
 

@@ -20,7 +20,7 @@ UNNEEDED = {
         f"memfit.estimators.{name}"
         for name in (
             *("compare", "gate", "plans", "trace", "arch.gguf", "checkpoint.adapters"),
-            *("checkpoint.gguf", "checkpoint.hub", "checkpoint.local.sample"),
+            *("checkpoint.gguf", "checkpoint.hub", "checkpoint.local.samples"),
             *("checkpoint.local.stores", "machine.host", "sizing.explain"),
             *("sizing.explore", "sizing.measurement_lookup"),
             *("runtimes.agent_memory", "runtimes.auto_context", "runtimes.cache_lines"),

@@ -12,10 +12,9 @@ import pytest
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.local.sample import Sample, read_sample
+from memfit.estimators.checkpoint.local.samples import Sample, read_sample
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.mlx.kv_cache import kv_cache
-from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.mlx.kv_cache import kv_cache, state_bytes
 from memfit.estimators.weights.derived import derive
 from memfit.estimators.weights.footprint import load_footprint
 from memfit.estimators.weights.quantization_plan import declared

@@ -3,8 +3,7 @@
 import typer
 
 from memfit.cli.command_groups import Group
-from memfit.cli.render.escape import visible
-from memfit.cli.render.output import emit
+from memfit.cli.render.output import emit, visible
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import format_bytes
 

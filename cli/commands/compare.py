@@ -9,17 +9,18 @@ from msgspec.structs import replace
 
 from memfit.cli.exits import Exit
 from memfit.cli.options.completion import complete_model
-from memfit.cli.options.groups import OptionGroup, argument, grouped, option
-from memfit.cli.options.output import TabularOutput
+from memfit.cli.options.groups import OptionGroup, TabularOutput, argument, grouped, option
 from memfit.cli.options.questions import Conversion, RankedMachine, RuntimeOptions, WorkloadOptions
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError, UnreachableError
 from memfit.estimators.base.progress import Progress
-from memfit.estimators.questions.machine import MachineQuestion
-from memfit.estimators.questions.model import ModelQuestion
-from memfit.estimators.questions.question import read_setting
-from memfit.estimators.questions.runtime import RuntimeQuestion, named_runtime
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.questions.question import WorkloadQuestion, read_setting
+from memfit.estimators.questions.target import (
+    MachineQuestion,
+    ModelQuestion,
+    RuntimeQuestion,
+    named_runtime,
+)
 
 if TYPE_CHECKING:
     from memfit.estimators.compare.axes import MatrixAxis

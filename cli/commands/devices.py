@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from memfit.cli.render.output import deliver
-from memfit.estimators.machine.working_set import OsRegime
+from memfit.estimators.machine.device import OsRegime
 
 
 def devices(

@@ -6,8 +6,7 @@ from typing import Literal
 import typer
 
 from memfit.cli.exits import exit_of_verdict
-from memfit.cli.options.groups import OptionGroup, grouped, option
-from memfit.cli.options.output import FORMAT, OutputOptions
+from memfit.cli.options.groups import FORMAT, OptionGroup, OutputOptions, grouped, option
 from memfit.cli.options.questions import (
     EstimatedModel,
     EstimateRuntime,

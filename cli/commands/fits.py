@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, OptionGroup, argument, grouped
-from memfit.cli.options.output import TabularOutput
+from memfit.cli.options.groups import Only, OptionGroup, TabularOutput, argument, grouped
 from memfit.cli.options.questions import (
     CONTEXT,
     IMAGES,

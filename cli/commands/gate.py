@@ -10,11 +10,9 @@ import typer
 from memfit.cli.command_groups import Group, GroupedCommand
 from memfit.cli.exits import Exit
 from memfit.cli.options.completion import complete_device, complete_model
-from memfit.cli.options.groups import OptionGroup, argument, grouped, option
-from memfit.cli.options.output import FORMAT, JSON, VERBOSE
+from memfit.cli.options.groups import FORMAT, JSON, VERBOSE, OptionGroup, argument, grouped, option
 from memfit.cli.progress import reporting
-from memfit.cli.render.escape import say
-from memfit.cli.render.output import DRAWN, Format, deliver, format_of, rendered
+from memfit.cli.render.output import DRAWN, Format, deliver, format_of, rendered, say
 from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.base.progress import Progress
 from memfit.estimators.questions.question import read_setting

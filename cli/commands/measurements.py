@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from memfit.cli.command_groups import Group, GroupedCommand
-from memfit.cli.options.groups import Only, grouped
-from memfit.cli.options.output import OutputOptions
-from memfit.cli.render.escape import say, visible
-from memfit.cli.render.output import emit
+from memfit.cli.options.groups import Only, OutputOptions, grouped
+from memfit.cli.render.output import emit, say, visible
 
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.measurement import Measurement

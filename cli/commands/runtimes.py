@@ -2,8 +2,7 @@
 
 from typing import Annotated
 
-from memfit.cli.options.groups import Only, grouped
-from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.groups import Only, PlanOutput, grouped
 
 
 @grouped

@@ -10,23 +10,20 @@ from msgspec.structs import replace
 
 from memfit.cli.exits import Exit, exit_of
 from memfit.cli.measuring import measuring
-from memfit.cli.options.groups import Only, grouped, option
-from memfit.cli.options.output import TabularOutput
+from memfit.cli.options.groups import Only, TabularOutput, grouped, option
 from memfit.cli.options.questions import NamedModel, RankedMachine, RuntimeOptions, WorkloadOptions
 from memfit.cli.options.run import RunOptions
 from memfit.cli.prompts import prompt_file, prompt_text
-from memfit.cli.render.escape import say, visible
-from memfit.cli.render.output import emit, rendered, require_writable
+from memfit.cli.render.output import emit, rendered, require_writable, say, visible
 from memfit.estimators.base.errors import InputError, MachineError
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.questions.model import ModelQuestion
-from memfit.estimators.questions.question import read_setting
-from memfit.estimators.questions.workload import RUNTIME_DEFAULTS, WorkloadQuestion
+from memfit.estimators.questions.question import RUNTIME_DEFAULTS, WorkloadQuestion, read_setting
+from memfit.estimators.questions.target import ModelQuestion
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.manifest import Checkpoint
-    from memfit.estimators.questions.machine import Ranks
+    from memfit.estimators.questions.target import Ranks
     from memfit.probes.experiments.generate import TuneRequest
     from memfit.probes.result import TuneResult
 

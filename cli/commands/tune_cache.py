@@ -8,8 +8,7 @@ import typer
 
 from memfit.cli.commands.plan.subject import CACHE_BUDGET
 from memfit.cli.measuring import measuring
-from memfit.cli.options.groups import Only, OptionGroup, grouped, option
-from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.groups import Only, OptionGroup, PlanOutput, grouped, option
 from memfit.cli.options.questions import RuntimeOptions
 from memfit.cli.options.run import RunOptions, tokens_to_compare
 from memfit.cli.render.output import require_writable

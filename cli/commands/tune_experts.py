@@ -8,8 +8,7 @@ import typer
 
 from memfit.cli.exits import Exit
 from memfit.cli.measuring import measuring
-from memfit.cli.options.groups import Only, OptionGroup, grouped, option
-from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.groups import Only, OptionGroup, PlanOutput, grouped, option
 from memfit.cli.options.questions import RuntimeOptions
 from memfit.cli.options.run import RunOptions, tokens_to_compare
 from memfit.cli.prompts import prompt_list

@@ -5,8 +5,7 @@ from typing import Annotated
 import typer
 
 from memfit.cli.measuring import measuring
-from memfit.cli.options.groups import Only, grouped
-from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.groups import Only, PlanOutput, grouped
 from memfit.cli.options.questions import NamedModel, RuntimeOptions
 from memfit.cli.options.run import RunOptions
 from memfit.cli.options.training import TrainingOptions

@@ -12,16 +12,18 @@ from memfit.cli.options.completion import (
     complete_type,
 )
 from memfit.cli.options.groups import Only, Options, argument, option
+from memfit.estimators.base.dtypes import DEFAULTS
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantization import DEFAULTS
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import MAX_COUNT, ceil_div, parse_count
-from memfit.estimators.machine.working_set import OsRegime
-from memfit.estimators.questions.machine import MachineQuestion
-from memfit.estimators.questions.model import ModelQuestion
-from memfit.estimators.questions.question import read_setting
-from memfit.estimators.questions.runtime import MARGIN_BYTES, RuntimeQuestion
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.machine.device import OsRegime
+from memfit.estimators.questions.question import WorkloadQuestion, read_setting
+from memfit.estimators.questions.target import (
+    MARGIN_BYTES,
+    MachineQuestion,
+    ModelQuestion,
+    RuntimeQuestion,
+)
 
 CONTEXT = ("context", "ctx_size", "max_model_len")
 """The options that set the context, by the names of three programs."""

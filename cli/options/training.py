@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from memfit.cli.options.groups import OptionGroup, option
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable
-from memfit.estimators.base.recipe import ADAPTER, FineTuneType, OptimizerName
-from memfit.estimators.questions.model import ModelQuestion
+from memfit.estimators.base.workload import ADAPTER, FineTuneType, OptimizerName
+from memfit.estimators.questions.target import ModelQuestion
 
 if TYPE_CHECKING:
-    from memfit.estimators.base.recipe import Recipe
+    from memfit.estimators.base.workload import Recipe
 
 
 class TrainingOptions(OptionGroup, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from memfit.cli.render.document import Cell, Column, Columns, Table
-from memfit.cli.render.escape import visible
+from memfit.cli.render.output import visible
 
 # One character for one, so that columns stay aligned.
 _ASCII = str.maketrans("±…−", "~~-")

@@ -15,7 +15,7 @@ from memfit.cli.render.document import (
     Toned,
     phase_name,
 )
-from memfit.cli.render.escape import visible
+from memfit.cli.render.output import visible
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.estimate import RunCall

@@ -20,7 +20,7 @@ from memfit.cli.render.document import (
     Toned,
     phase_name,
 )
-from memfit.cli.render.escape import visible
+from memfit.cli.render.output import visible
 from memfit.cli.render.plot import OVER, axis_ends, shortened
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.units import format_bytes

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import StateBuffer
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import (
+from memfit.estimators.arch.model import (
     ROUTER_8BIT,
+    Layer,
+    Model,
     Module,
     Modules,
     Part,
@@ -33,6 +33,7 @@ from memfit.estimators.arch.specs import (
     MixtureOfExperts,
     Recurrent,
     Scan,
+    StateBuffer,
 )
 
 MixerBlock = tuple[Mixer, Modules]

@@ -4,9 +4,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memfit.estimators.arch.fields import Fields, config_fields
+from memfit.estimators.arch.fields import (
+    Fields,
+    config_fields,
+    is_ignored,
+    looks_structural,
+    unread_keys,
+)
 from memfit.estimators.arch.registry import FAMILIES, class_row
-from memfit.estimators.arch.structural import is_ignored, looks_structural, unread_keys
 from memfit.estimators.base.errors import ConfigError, UnsupportedError
 from memfit.estimators.base.nearest import nearest
 

@@ -6,10 +6,8 @@ rule names, every rank has whole: embeddings, norms, routers and mostly the outp
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.class_row import Cut, Cuts
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import Module
-from memfit.estimators.arch.registry import class_row
+from memfit.estimators.arch.model import Layer, Model, Module
+from memfit.estimators.arch.registry import Cut, Cuts, class_row
 from memfit.estimators.arch.specs import (
     Attention,
     DenseMLP,

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantities import Tokens
+from memfit.estimators.base.units import Tokens
 
 MOST_PIXELS_A_SIDE = 2**16
 MOST_IMAGES = 4096

@@ -1,9 +1,12 @@
-"""Sizes and counts as people write them, and bytes as people read them."""
+"""Sizes and numbers: their units, ranges and texts."""
 
 import re
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
+from typing import Annotated, TypeVar
+
+from msgspec import Meta
 
 from memfit.estimators.base.errors import InputError
 
@@ -235,3 +238,22 @@ def format_duration(milliseconds: int) -> str:
     seconds, rest = divmod(milliseconds, 1000)
     fraction = f".{rest:03}".rstrip("0") if rest else ""
     return f"{seconds}{fraction} s"
+
+
+Item = TypeVar("Item")
+
+Bytes = Annotated[int, Meta(ge=0)]
+Tokens = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0)]
+"""A number of anything else, or a time in the unit of the field's name."""
+Positive = Annotated[int, Meta(ge=1)]
+Number = Annotated[float, Meta(ge=0)]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
+Line = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$", max_length=8192)]
+"""A text of one line."""
+NonEmpty = Annotated[tuple[Item, ...], Meta(min_length=1)]
+
+
+def one_of(*values: str | int) -> Meta:
+    """Return what the JSON Schema says of a value that is one of these; reading accepts others."""
+    return Meta(extra_json_schema={"enum": list(values)})

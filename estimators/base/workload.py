@@ -1,6 +1,7 @@
-"""A workload: prompt, generation, and the runtime settings it runs with."""
+"""What runs: the workload of a model, the flags of its server, the recipe of its training."""
 
 from collections.abc import Iterator
+from math import isfinite
 from typing import Annotated, Literal, get_args
 
 from msgspec import UNSET, Struct, UnsetType
@@ -8,7 +9,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.images import Images
-from memfit.estimators.base.quantities import Positive, Tokens, one_of
+from memfit.estimators.base.units import Bytes, Positive, Tokens, ceil_div, one_of
 
 MAX_TOKENS = 2**30
 KV_BITS = (2, 3, 4, 5, 6, 8)
@@ -118,3 +119,88 @@ def _require(name: str, value: int, least: int) -> None:
 
 def _one_of(values: tuple[int, ...]) -> str:
     return ", ".join(map(str, values[:-1])) + f" or {values[-1]}"
+
+
+class ServerSettings(Struct, frozen=True, kw_only=True):
+    """The flags of a server that matter for memory, with its defaults.
+
+    mlx_vlm.server has the prefill step and the last two; it prefills 8 prompts together, decodes 32
+    requests, and keeps no prompt caches.
+    """
+
+    prefill_step: int = 2048
+    prompt_concurrency: int = 8
+    decode_concurrency: int = 32
+    prompt_cache_size: int = 10
+    prompt_cache_bytes: Bytes | None = None
+    max_num_seqs: int | None = None
+    """Requests that mlx_vlm.server takes out of its queue; None: all."""
+    vision_cache_size: int = 20
+    """Requests for which mlx_vlm.server keeps features of images, where the model's class does."""
+
+    @property
+    def rows(self) -> int:
+        """The most requests that run together (BatchGenerator, completion_batch_size)."""
+        return max(self.prompt_concurrency, self.decode_concurrency)
+
+
+FineTuneType = Literal["lora", "dora", "full"]
+ADAPTER = ("rank", "scale", "dropout", "keys")
+"""What mlx_lm.lora reads from its file alone, under ``lora_parameters``."""
+OptimizerName = Literal["adam", "adamw", "muon", "sgd", "adafactor"]
+# mlx_lm/tuner/trainer.py, iterate_batches: batches are padded to one more than a multiple of it.
+PAD_TO = 32
+SHORTEST = 128
+"""Tokens of the shortest sequences that are searched and recommended."""
+_MOST = 2**20  # of a setting; a run with more fits no machine
+
+
+class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of one run, with the defaults of mlx_lm/lora.py.
+
+    Raises:
+        InputError: when a count is out of range.
+    """
+
+    fine_tune_type: FineTuneType = "lora"
+    optimizer: OptimizerName = "adam"
+    num_layers: int = 16
+    """From the last one; not above 0 means all."""
+    batch_size: Positive = 4
+    max_seq_length: Positive = 2048
+    grad_checkpoint: bool = False
+    grad_accumulation_steps: Positive = 1
+    mask_prompt: bool = False
+    rank: Positive = 8
+    scale: float = 20.0
+    dropout: float = 0.0
+    keys: tuple[str, ...] | None = None
+    """Modules that get an adapter; None is every linear layer of the trained layers."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "max_seq_length", "grad_accumulation_steps", "rank"):
+            if not 1 <= getattr(self, name) <= _MOST:
+                raise InputError(f"{name} {getattr(self, name)}: must be from 1 to {_MOST}")
+        if self.max_seq_length < 2:
+            raise InputError("max_seq_length 1: the trainer predicts the second token at least")
+        if not isfinite(self.scale):
+            raise InputError(f"scale {self.scale}: must be a finite number")
+        if not 0 <= self.dropout < 1:
+            raise InputError(f"dropout {self.dropout}: must be from 0 to below 1")
+
+    def in_batches(self, size: int) -> "Recipe":
+        """Return it with smaller batches, and as many more of them for each update.
+
+        >>> Recipe(batch_size=4).in_batches(1).grad_accumulation_steps
+        4
+        """
+        steps = self.grad_accumulation_steps * ceil_div(self.batch_size, size)
+        return replace(self, batch_size=size, grad_accumulation_steps=steps)
+
+    def padded(self, longest: int) -> int:
+        """Return the tokens of a batch with a sequence of ``longest`` tokens.
+
+        >>> Recipe().padded(100), Recipe().padded(5000)
+        (129, 2048)
+        """
+        return min(1 + PAD_TO * ceil_div(longest, PAD_TO), self.max_seq_length)

@@ -198,7 +198,7 @@ def _open_config(path: Path) -> Checkpoint:
 
 
 def _open_sample(path: Path) -> Checkpoint:
-    from memfit.estimators.checkpoint.local.sample import read_sample
+    from memfit.estimators.checkpoint.local.samples import read_sample
 
     sample = read_sample(path)
     return Checkpoint(

@@ -8,12 +8,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from memfit.estimators.base.dtypes import FLOAT_MODES, Quantization, converted, parse_format
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantization import FLOAT_MODES, Quantization, converted, parse_format
 from memfit.estimators.base.units import parse_count, parse_memory
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import Device, OsRegime
 from memfit.estimators.machine.devices import memory_device
-from memfit.estimators.machine.working_set import OsRegime
 from memfit.estimators.results.comparison import AXES, SettingValue
 from memfit.estimators.sizing.resolved import TargetQuestion
 

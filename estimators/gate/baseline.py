@@ -11,18 +11,15 @@ from typing import Any, cast
 
 from msgspec import UNSET, Struct, UnsetType, to_builtins
 
+from memfit.estimators.base.dtypes import FloatMode, Quantization
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import is_there, printable, read_whole
-from memfit.estimators.base.quantities import Bytes, Count, Positive, Sha256
-from memfit.estimators.base.quantization import FloatMode, Quantization
 from memfit.estimators.base.ranks import Parallel
-from memfit.estimators.base.reading.section import Section, json_section, to_record
-from memfit.estimators.base.reading.values import as_object
-from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.base.reading.section import Section, as_object, json_section, to_record
+from memfit.estimators.base.units import Bytes, Count, Positive, Sha256
 from memfit.estimators.base.version import __version__
-from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.fingerprint import config_sha256
-from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.base.workload import Recipe, Workload
+from memfit.estimators.checkpoint.manifest import Checkpoint, config_sha256
 from memfit.estimators.gate.figures import GateFigures
 from memfit.estimators.gate.policy import PolicyTarget
 from memfit.estimators.mlx.versions import format_version

@@ -4,14 +4,13 @@ from collections.abc import Iterator
 
 from msgspec import UNSET, Struct, UnsetType
 
-from memfit.estimators.base.quantities import Bytes, Count, Positive, Tokens
+from memfit.estimators.base.units import Bytes, Count, Positive, Tokens
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.expert_capacity import capacity_of
 from memfit.estimators.runtimes.facets import load_bytes, loaded_weights
-from memfit.estimators.sizing.search import longest_context, longest_prompt
+from memfit.estimators.sizing.search import largest_workload, longest_context, longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.estimators.sizing.smaller_workloads import largest_workload
 
 
 class SmallerRun(Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,9 +11,8 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.figures import figures_of
-from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.working_set import GIB
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.machine.device import GIB, Device
+from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.sizing.catalog import Catalog
 
 PROMPT_TOKENS = 4096

@@ -14,8 +14,15 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import short
-from memfit.estimators.base.quantities import Count, Positive, Tokens, one_of
-from memfit.estimators.base.units import MAX_COUNT, parse_count, parse_size
+from memfit.estimators.base.units import (
+    MAX_COUNT,
+    Count,
+    Positive,
+    Tokens,
+    one_of,
+    parse_count,
+    parse_size,
+)
 from memfit.estimators.gate.figures import GateFigures, SmallerRun
 from memfit.estimators.gate.remedies import Remedy
 from memfit.estimators.machine.device import Device

@@ -11,15 +11,13 @@ from typing import Any, TypeVar, cast, get_args
 
 from msgspec import Struct
 
+from memfit.estimators.base.dtypes import FLOAT_MODES, Quantization, converted
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import path_near, short
-from memfit.estimators.base.quantization import FLOAT_MODES, Quantization, converted
 from memfit.estimators.base.ranks import Parallel
-from memfit.estimators.base.reading.section import Reading, Section, read_yaml, to_record
-from memfit.estimators.base.reading.values import one_of
-from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.base.reading.section import Reading, Section, one_of, read_yaml, to_record
 from memfit.estimators.base.units import parse_share, parse_size
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import Recipe, Workload
 from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.limits import (
     LIMITS,
@@ -38,13 +36,11 @@ from memfit.estimators.gate.policy_file import (
     WorkloadKeys,
 )
 from memfit.estimators.images.sizes import read_image, read_video
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import DEFAULT_REGIME, Device, OsRegime
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
-from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
 from memfit.estimators.mlx.versions import Version, parse_version
-from memfit.estimators.questions.machine import Ranks
-from memfit.estimators.questions.runtime import MARGIN_BYTES
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.questions.question import WorkloadQuestion
+from memfit.estimators.questions.target import MARGIN_BYTES, Ranks
 from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.resolved import TargetQuestion

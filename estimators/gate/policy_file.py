@@ -7,13 +7,12 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
-from memfit.estimators.base.quantities import Positive, one_of
-from memfit.estimators.base.quantization import FloatMode
+from memfit.estimators.base.dtypes import FloatMode
 from memfit.estimators.base.ranks import MAX_RANKS, Parallel
-from memfit.estimators.base.recipe import Recipe
-from memfit.estimators.base.workload import KvBits, KvGroupSize
+from memfit.estimators.base.units import Positive, one_of
+from memfit.estimators.base.workload import KvBits, KvGroupSize, Recipe
 from memfit.estimators.gate.limits import LIMITS, NUMBER, RequiredBasis, TokenCount
-from memfit.estimators.machine.working_set import OsRegime
+from memfit.estimators.machine.device import OsRegime
 from memfit.estimators.runtimes.registry import runtime_names
 
 SCHEMA = "memfit.policy/1"

@@ -6,10 +6,9 @@ from typing import Annotated
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.base.quantities import Positive, one_of
-from memfit.estimators.base.quantization import AFFINE_BITS, Quantization, converted
-from memfit.estimators.base.recipe import SHORTEST, Recipe
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.dtypes import AFFINE_BITS, Quantization, converted
+from memfit.estimators.base.units import Positive, one_of
+from memfit.estimators.base.workload import SHORTEST, Recipe, Workload
 from memfit.estimators.sizing.search import (
     KV_BITS,
     PREFILL_STEPS,

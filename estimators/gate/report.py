@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from memfit.estimators.base.quantities import NonEmpty, Positive
+from memfit.estimators.base.units import NonEmpty, Positive
 from memfit.estimators.gate.figures import FigureChange, GateFigures
 from memfit.estimators.gate.limits import LimitCheck
 from memfit.estimators.results.estimate import Note

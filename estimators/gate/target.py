@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnreachableError, UnsupportedError
-from memfit.estimators.base.recipe import Recipe
 from memfit.estimators.base.units import Units, ceil_div, format_bytes, with_sizes
+from memfit.estimators.base.workload import Recipe
 from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.baseline import (
     BaselineEntry,
@@ -33,14 +33,13 @@ from memfit.estimators.gate.policy import PolicyTarget
 from memfit.estimators.gate.remedies import Candidate, remedies
 from memfit.estimators.gate.report import TargetReport, TargetStatus
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.runtimes.budget import OF_RUNTIME, judge
 from memfit.estimators.runtimes.facets import MlxLmPrograms, OnMlx, context_limit
 from memfit.estimators.runtimes.run_limits import ending_notes, run_limits
+from memfit.estimators.runtimes.runtime import OF_RUNTIME, judge
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.resolved import ResolvedTarget
-from memfit.estimators.sizing.search import fits_comfortably
+from memfit.estimators.sizing.search import are_compared, can_take_more, fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel, is_foreign, require_loaded
-from memfit.estimators.sizing.smaller_workloads import are_compared, can_take_more
 
 # The trace of training, which other targets do not need.
 if TYPE_CHECKING:

@@ -12,10 +12,13 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.nearest import nearest
 from memfit.estimators.machine.data.apple import CHIPS, WORKING_SETS
 from memfit.estimators.machine.data.nvidia import GPUS, UNIFIED_GPUS
-from memfit.estimators.machine.device import UNKNOWN_GPU, Device, DeviceSource, GpuClass
-from memfit.estimators.machine.working_set import (
+from memfit.estimators.machine.device import (
     DEFAULT_REGIME,
     GIB,
+    UNKNOWN_GPU,
+    Device,
+    DeviceSource,
+    GpuClass,
     OsRegime,
     regime_name,
     stock_max_buffer,

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import Device, OsRegime
 from memfit.estimators.machine.devices import (
     MIB,
     architecture_parts,
@@ -24,7 +24,6 @@ from memfit.estimators.machine.devices import (
     unknown_mac,
     with_wired_limit,
 )
-from memfit.estimators.machine.working_set import OsRegime
 
 _TIMEOUT_SECONDS = 5
 _SYSCTL = ("/usr/sbin/sysctl", "hw.memsize", "machdep.cpu.brand_string", "iogpu.wired_limit_mb")

@@ -10,9 +10,8 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable, read_whole, short
 from memfit.estimators.base.reading.section import Section, json_section
 from memfit.estimators.base.units import parse_size
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import Device, OsRegime
 from memfit.estimators.machine.devices import memory_device
-from memfit.estimators.machine.working_set import OsRegime
 
 _MAX_BYTES = 1 << 20
 _MAX_VALUES = 10_000

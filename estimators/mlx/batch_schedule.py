@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable, Iterator
 
 from msgspec import Struct
 
-from memfit.estimators.base.server_settings import ServerSettings
+from memfit.estimators.base.workload import ServerSettings
 from memfit.estimators.mlx.arrivals import Arrivals, ServedRequest
-from memfit.estimators.mlx.batch_buffer import BatchBuffer
+from memfit.estimators.mlx.kv_cache import BatchBuffer
 
 
 class ScheduleMoment(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Which kernels MLX takes, and the arrays that they need: attention, products summed from parts.
+"""What MLX's kernels allocate, and how its allocators round one allocation.
 
 Fused attention holds no scores; Metal's attention of few queries can be in two passes: blocks of
 keys have partial results, which are then joined. Products with few results are summed from parts,
@@ -7,6 +7,9 @@ sdpa_vector_2pass, v0.26.1 to v0.32.1 and 846d176 (0.32.2); libmlx.dylib of mlx-
 the same numbers. quantized.cpp, qmm_splitk and get_qmv_batch_limit; matmul.cpp,
 steel_matmul_regular_axpby, steel_gemm_splitk_axpby and steel_gemm_splitk_axpby_nax. The environment
 variable MLX_SDPA_BLOCKS, which replaces numbers of blocks, is taken as not set.
+
+Sources of the allocators (mlx 0.32): backend/metal/allocator.cpp, backend/cuda/allocator.cpp,
+backend/no_gpu/allocator.cpp.
 """
 
 from functools import cache
@@ -16,11 +19,29 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import ceil_div
+from memfit.estimators.base.units import ceil_div, round_up
 from memfit.estimators.machine.device import Backend, Device, GpuClass
-from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.data.kernels import KERNELS
 from memfit.estimators.mlx.versions import MlxVersions, Version, format_version
+
+PAGE = 16384
+_CUDA_SMALLEST = 8
+
+
+def allocated(nbytes: int, backend: Backend = "metal") -> int:
+    """Return the bytes one allocation takes.
+
+    >>> allocated(16384), allocated(16385), allocated(9, "cuda"), allocated(16385, "cpu")
+    (16384, 32768, 16, 16385)
+    """
+    if backend == "cpu" or nbytes == 0:
+        return nbytes
+    if nbytes > PAGE:
+        return round_up(nbytes, PAGE)
+    if backend == "metal":
+        return nbytes
+    return max(_CUDA_SMALLEST, 1 << (nbytes - 1).bit_length())
+
 
 # metal::is_nax_available in mlx/backend/metal/device.cpp; phones start one generation later.
 _NAX_GENERATION = 17

@@ -1,15 +1,17 @@
-"""The key-value cache, by mlx-lm's allocation rules: tokens that there is room for, and bytes.
+"""What a layer keeps between calls: KV caches, those of a batch, and recurrent states.
 
 Source of every rule: mlx-lm models/cache.py, `update_and_fetch` of each class. What a buffer does
 for each chunk is `grown`; the rest follows from it without a walk over all chunks.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import STEP, Growth, KVBuffer
 from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.specs import STEP, Growth, KVBuffer, StateBuffer
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import ceil_div, round_down, round_up
@@ -261,3 +263,104 @@ def _require_quantizable(model: Model, buffer: KVBuffer, group: int) -> None:
     else:
         return
     raise UnsupportedError(f"{model.model_type}: {problem}; leave out KV bits")
+
+
+def state_bytes(model: Model, batch: int) -> int:
+    """Return the bytes of all states of ``batch`` sequences."""
+    return batch * sum(
+        layers * dtypes.nbytes(state.elements, "F32" if state.float32 else model.dtype)
+        for state, layers in model.state_counts.items()
+    )
+
+
+def view_elements(states: Iterable[StateBuffer], *, decoding: bool) -> int:
+    """Return the elements per token of a chunk that states keep alive in addition to their own.
+
+    A slice shares the buffer of the array it was cut from (mlx slicing.cpp), so that its nbytes
+    are less than it holds; right to within one token. ``decoding`` is for what is left once single
+    tokens follow: a compiled function takes over its input's buffer, whatever its size (mlx
+    compiled.cpp, compiled_allocate_outputs), as Jamba's scan does.
+    """
+    return sum(s.view_elements for s in states if s.survives_decode or not decoding)
+
+
+def view_bytes(model: Model, tokens: int) -> int:
+    """Return what the states of a sequence keep alive after a call, in addition to their own."""
+    return (
+        tokens * view_elements(model.states(), decoding=tokens == 1) * dtypes.nbytes(1, model.dtype)
+    )
+
+
+class BatchBuffer(Struct, frozen=True):
+    """The caches of a batch in every layer: keys and values, and states."""
+
+    rows: int
+    windows: tuple[tuple[int, int], ...] = ()
+    """Of each window of the model, and the tokens its buffers have room for."""
+    index: int = 0
+    """Tokens written by BatchKVCache, padding included."""
+    capacity: int = 0
+    """Tokens BatchKVCache has room for."""
+    offset: int = 0
+    """Tokens written by BatchRotatingKVCache, which keeps the padding of rows that left."""
+    viewed: int = 0
+    """Tokens of the last call, where a state is a slice of all of them."""
+
+    def grown(self, tokens: int, step: int = 1, *, padded: bool = False) -> "BatchBuffer":
+        """Return the buffer after updates of up to ``step`` tokens each (cache.py).
+
+        With ``padded`` some rows have fewer tokens, so that states are gathered, not cut.
+
+        >>> BatchBuffer(1, ((512, 0),)).grown(1300, 700).windows
+        ((512, 1111),)
+        """
+        last = (tokens - 1) % step + 1
+        end, capacity = self.index + tokens, self.capacity
+        if end > capacity:
+            kept = capacity if self.index % STEP == 0 else self.index
+            capacity = kept + round_up(tokens, STEP)
+        # BatchRotatingKVCache: a chunk is joined with the window less one token, one token takes
+        # the place of the oldest.
+        windows = tuple(
+            (
+                limit,
+                min(room + tokens - last, limit - 1) + last
+                if step > 1
+                else min(limit, room if self.offset < room else room + STEP),
+            )
+            for limit, room in self.windows
+        )
+        viewed = 0 if padded else last
+        return BatchBuffer(self.rows, windows, end, capacity, self.offset + tokens, viewed)
+
+    def decoded(self, tokens: int) -> "BatchBuffer":
+        """Return the buffer after as many updates of one token.
+
+        >>> buffer = BatchBuffer(1, ((512, 250),), 250, 256, 250).decoded(300)
+        >>> buffer.index, buffer.capacity, buffer.windows
+        (550, 768, ((512, 512),))
+        """
+        buffer = self
+        while tokens:
+            free = [room - buffer.offset for _, room in buffer.windows if room >= buffer.offset]
+            step = min(tokens, max(0, buffer.capacity - buffer.index), *free) or 1
+            buffer = replace(buffer.grown(step), windows=buffer.grown(1).windows, viewed=1)
+            tokens -= step
+        return buffer
+
+    def kept(self, rows: int, longest: int) -> "BatchBuffer":
+        """Return the buffer of some of its rows, which are copied (``filter``)."""
+        room = self.capacity - (self.index - longest)
+        return BatchBuffer(rows, self.windows, longest, room, self.offset)
+
+    def joined(self, other: "BatchBuffer | None") -> "BatchBuffer":
+        """Return the buffer of the rows of both, which are copied (``extend``)."""
+        if other is None:
+            return self
+        return BatchBuffer(
+            self.rows + other.rows,
+            tuple(map(max, self.windows, other.windows)),
+            max(self.index, other.index),
+            max(self.capacity, other.capacity),
+            max(self.offset, other.offset),
+        )

@@ -1,15 +1,21 @@
-"""What is common to the four questions: settings by name, read from values or from texts."""
+"""What is common to the questions, and the workload as it is requested."""
 
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import short
+from memfit.estimators.base.images import Images, ImageSize, VideoSize
+from memfit.estimators.base.reading.section import number_or_text
 from memfit.estimators.base.setting_names import setting
+from memfit.estimators.base.units import parse_count
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.runtime import Runtime
 
 Value = TypeVar("Value")
 AnyQuestion = TypeVar("AnyQuestion", bound="Question")
@@ -99,3 +105,113 @@ def each(
         return tuple(map(read, value if isinstance(value, list | tuple) else [value]))
 
     return several
+
+
+DEFAULT_CONTEXT = 4096
+RUNTIME_DEFAULTS = ("prefill_step", "kv_bits", "kv_group_size", "quantized_kv_start")
+"""The settings that every runtime has its own defaults of."""
+
+
+def _image(value: Any) -> ImageSize:
+    from memfit.estimators.images.sizes import read_image
+
+    return read_image(str(path(value)))
+
+
+def _video(value: Any) -> VideoSize:
+    from memfit.estimators.images.sizes import read_video
+
+    return read_video(str(path(value)))
+
+
+TokenCount = Annotated[int | None, number_or_text(parse_count)]
+
+
+class WorkloadQuestion(Question, frozen=True, kw_only=True):
+    """A workload; counts are tokens or sequences.
+
+    Raises:
+        InputError: when a count is out of range, or settings exclude each other.
+    """
+
+    context: TokenCount = None
+    """The prompt with no generation, in place of ``prompt_tokens`` and ``max_tokens``."""
+    prompt_tokens: TokenCount = None
+    max_tokens: TokenCount = None
+    batch: Annotated[int, integer] = 1
+    prefill_batch: Annotated[int, integer] = 8
+    decode_batch: Annotated[int, integer] = 32
+    prefill_step: Integer = None
+    kv_bits: Integer = None
+    """0 for a cache that no runtime quantises."""
+    kv_group_size: Integer = None
+    quantized_kv_start: Integer = None
+    max_kv_size: Integer = None
+    image: Annotated[tuple[ImageSize, ...], each(_image)] = ()
+    video: Annotated[tuple[VideoSize, ...], each(_video)] = ()
+
+    @classmethod
+    def of(cls, workload: Workload) -> "WorkloadQuestion":
+        """Return the question for a whole workload, in which every setting counts as given."""
+        settings = (name for name in cls.__struct_fields__ if name in workload.__struct_fields__)
+        values = {name: getattr(workload, name) for name in settings}
+        if workload.images:
+            values |= {"image": workload.images.images, "video": workload.images.videos}
+        return cls(**{**values, "kv_bits": workload.kv_bits or 0})
+
+    def __post_init__(self) -> None:
+        self.under(None)  # for its errors
+
+    def under(self, runtime: Runtime | None) -> Workload:
+        """Return the workload, with a runtime's own defaults where nothing was given.
+
+        With None they are mlx-lm's.
+        """
+        prompt, generated = self.tokens()
+        given = {name: getattr(self, name) for name in RUNTIME_DEFAULTS}
+        settings = {
+            name: getattr(runtime, name) if value is None else value
+            for name, value in given.items()
+            if runtime or value is not None
+        }
+        if self.kv_bits is not None:
+            settings["kv_bits"] = self.kv_bits or None
+        return Workload(
+            prompt_tokens=prompt,
+            max_tokens=generated,
+            batch=self.batch,
+            prefill_batch=self.prefill_batch,
+            decode_batch=self.decode_batch,
+            max_kv_size=self.max_kv_size,
+            images=Images(self.image, self.video) if self.has_images else UNSET,
+            **settings,
+        )
+
+    def varied(self, settings: Mapping[str, Any]) -> "WorkloadQuestion":
+        """Return the same with other settings.
+
+        Raises:
+            InputError: when a count is out of range.
+        """
+        prompt, generated = self.tokens()
+        whole = {"context": None, "prompt_tokens": prompt, "max_tokens": generated}
+        return replace(self, **{**whole, **settings})
+
+    def tokens(self) -> tuple[int, int]:
+        """Return the tokens of the prompt and of the generation.
+
+        Raises:
+            InputError: when settings exclude each other.
+        """
+        if self.context is not None and (self.prompt_tokens, self.max_tokens) != (None, None):
+            prompt, generated = setting("prompt_tokens"), setting("max_tokens")
+            raise InputError(
+                f"{setting('context')} excludes {prompt} and {generated}: use those two"
+            )
+        whole = DEFAULT_CONTEXT if self.context is None else self.context
+        return (whole if self.prompt_tokens is None else self.prompt_tokens), self.max_tokens or 0
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the prompt has images or videos."""
+        return bool(self.image or self.video)

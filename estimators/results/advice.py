@@ -5,8 +5,8 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from memfit.estimators.base.images import ImageSize
-from memfit.estimators.base.quantities import Bytes, Count, Positive, Tokens
-from memfit.estimators.base.server_settings import ServerSettings
+from memfit.estimators.base.units import Bytes, Count, Positive, Tokens
+from memfit.estimators.base.workload import ServerSettings
 from memfit.estimators.results.terms import Cost, Method, Settings, State, Verdict
 
 

@@ -5,9 +5,9 @@ from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import UnreachableError, UnsupportedError
-from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Positive, one_of
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.units import Bytes, Count, NonEmpty, Positive, one_of
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import (
     DeviceSummary,

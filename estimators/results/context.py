@@ -2,7 +2,7 @@
 
 from msgspec import UNSET, Struct, UnsetType
 
-from memfit.estimators.base.quantities import Bytes, Count, Tokens
+from memfit.estimators.base.units import Bytes, Count, Tokens
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.advice import ImageAdvice
 from memfit.estimators.results.estimate import (

@@ -1,7 +1,6 @@
 """The known machines as data."""
 
-from memfit.estimators.machine.device import KnownDevice
-from memfit.estimators.machine.working_set import OsRegime
+from memfit.estimators.machine.device import KnownDevice, OsRegime
 from memfit.estimators.results.result import Result
 
 

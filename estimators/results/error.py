@@ -1,6 +1,6 @@
 """An error as a document for programs."""
 
-from memfit.estimators.base.quantities import Count
+from memfit.estimators.base.units import Count
 from memfit.estimators.results.result import Result
 
 

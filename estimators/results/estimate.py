@@ -4,7 +4,8 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from memfit.estimators.base.quantities import (
+from memfit.estimators.base.ranks import Parallel
+from memfit.estimators.base.units import (
     Bytes,
     Count,
     NonEmpty,
@@ -13,7 +14,6 @@ from memfit.estimators.base.quantities import (
     Tokens,
     one_of,
 )
-from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import Backend, DeviceSource
 from memfit.estimators.results.advice import (

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from memfit.estimators.base.quantities import Bytes, Count, Number, Positive, Tokens
+from memfit.estimators.base.units import Bytes, Count, Number, Positive, Tokens
 from memfit.estimators.results.estimate import DeviceSummary, Note, RuntimeSummary
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import Basis, Verdict

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from memfit.estimators.base.quantities import Bytes, Count, Positive, Tokens
+from memfit.estimators.base.units import Bytes, Count, Positive, Tokens
 from memfit.estimators.results.advice import ImageAdvice
 from memfit.estimators.results.comparison import Unavailable
 from memfit.estimators.results.estimate import (

@@ -5,7 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantities import Bytes, Count, Tokens
+from memfit.estimators.base.units import Bytes, Count, Tokens
 from memfit.estimators.base.workload import MAX_TOKENS
 from memfit.estimators.results.estimate import Note, RuntimeSummary
 from memfit.estimators.results.result import Result

@@ -5,7 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantities import Bytes, Count, Number, Tokens
+from memfit.estimators.base.units import Bytes, Count, Number, Tokens
 from memfit.estimators.results.estimate import DeviceSummary, Note, RuntimeSummary
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import Basis

@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
-from memfit.estimators.base.quantities import Bytes, Count, Positive, Tokens
 from memfit.estimators.base.ranks import Parallel
+from memfit.estimators.base.units import Bytes, Count, Positive, Tokens
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import (
     DeviceSummary,

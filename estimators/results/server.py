@@ -5,8 +5,8 @@ from typing import Literal
 from msgspec import Struct
 
 from memfit.estimators.base.images import Images
-from memfit.estimators.base.quantities import Bytes, Count, Tokens
-from memfit.estimators.base.server_settings import ServerSettings
+from memfit.estimators.base.units import Bytes, Count, Tokens
+from memfit.estimators.base.workload import ServerSettings
 from memfit.estimators.results.estimate import DeviceSummary, Note, RuntimeSummary
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import Verdict

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from memfit.estimators.base.quantities import Bytes, Count, Tokens
+from memfit.estimators.base.units import Bytes, Count, Tokens
 from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.result import Result

@@ -1,8 +1,13 @@
-"""Closed sets of names in results."""
+"""Closed sets of names in results, and the largest moment of a run."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from memfit.estimators.base.quantities import Count, one_of
+from msgspec import Struct
+from msgspec.structs import replace
+
+from memfit.estimators.base.units import Count, one_of
+from memfit.estimators.base.workload import CallPhase
 
 Basis = Literal["exact", "traced", "derived", "measured", "bound", "assumed"]
 Verdict = Literal["fits", "tight", "exceeds", "does_not_load", "unknown"]
@@ -31,3 +36,58 @@ SettingName = Annotated[
 ]
 Settings = dict[SettingName, Count]
 """``host_experts`` are the layers, from the first, with their experts on the host."""
+
+
+class PeakMoment(Struct, frozen=True):
+    """The most memory in use at once during a run, with the phase it falls in."""
+
+    phase: Phase
+    nbytes: int
+    """Everything alive: weights, caches, states and the transient."""
+    workspace_bytes: int
+    """What of it is neither weights nor the caches and states as the workload leaves them."""
+    largest_buffer_bytes: int
+    """The largest single allocation of the run."""
+    largest_buffer: str
+    """What it holds."""
+    explanation: tuple[str, ...]
+    """The sum of the moment's parts, as a line of text."""
+    prefill_bytes: int | None = None
+    """The most in use before the last token of the prompt, None when it is not known by phase."""
+    decode_bytes: int | None = None
+    """The most in use after that."""
+    call_bytes: Mapping[CallPhase, int] = {}
+    """The most in use during each call, where it is known by call."""
+    batch_bytes: int = 0
+    """What a batch of work keeps in use, by trace: one more or less may be under way."""
+
+    def raised(self, more: int) -> "PeakMoment":
+        """Return the moment with ``more`` bytes, which are in use all the time."""
+        prefill, decode = self.prefill_bytes, self.decode_bytes
+        return replace(
+            self,
+            nbytes=self.nbytes + more,
+            prefill_bytes=None if prefill is None else prefill + more,
+            decode_bytes=None if decode is None else decode + more,
+            call_bytes={call: nbytes + more for call, nbytes in self.call_bytes.items()},
+        )
+
+    @property
+    def run_bytes(self) -> int:
+        """The most in use once the model is loaded."""
+        phases = [b for b in (self.prefill_bytes, self.decode_bytes) if b is not None]
+        return max(phases, default=self.nbytes)
+
+    def with_load(self, load_bytes: int) -> "PeakMoment":
+        """Return the largest moment of the run and of the load before it, of ``load_bytes``."""
+        if load_bytes <= self.nbytes:
+            return self
+        line = f"load = {load_bytes:,}: the weights, and the arrays of files that"
+        line += " some are made from"
+        return replace(
+            self,
+            phase="load",
+            nbytes=load_bytes,
+            workspace_bytes=self.workspace_bytes + load_bytes - self.nbytes,
+            explanation=(line, *self.explanation),
+        )

@@ -5,8 +5,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from memfit.estimators.base.quantities import Bytes, Count, Positive, Tokens
-from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.base.units import Bytes, Count, Positive, Tokens
+from memfit.estimators.base.workload import Recipe
 from memfit.estimators.results.estimate import DeviceSummary, Note
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import Basis, Cost, LimitName, Verdict

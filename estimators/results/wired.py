@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Positive, one_of
+from memfit.estimators.base.units import Bytes, Count, NonEmpty, Positive, one_of
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.results.result import Result
 

@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from math import prod
 
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Layer, Model, Part
 from memfit.estimators.checkpoint.manifest import Tensor
 
 # A row of each matrix a token: its result, its activation or norm, and a copy of it.

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import KVBuffer
+from memfit.estimators.arch.specs import KVBuffer
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import ceil_div, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.results.peak import PeakMoment
+from memfit.estimators.results.terms import PeakMoment
 from memfit.estimators.runtimes.auto_context import pool_context, within
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.mlx_runtime import MlxRuntimeModel

@@ -1,4 +1,4 @@
-"""The figures of a batch that mlx-lm prefills in groups (mlx/batch_groups.py)."""
+"""The figures of a batch that mlx-lm prefills in groups (mlx/call_plan.py)."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -6,20 +6,19 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import STEP
+from memfit.estimators.arch.specs import STEP
 from memfit.estimators.base.units import round_up
 from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
-from memfit.estimators.mlx.batch_groups import (
+from memfit.estimators.mlx.batch_schedule import ScheduleMoment
+from memfit.estimators.mlx.call_plan import (
+    CHUNKS,
     GroupedBatch,
     buffer_bytes,
     decoded_alone,
     grouped_batch,
     prefilled_alone,
 )
-from memfit.estimators.mlx.batch_schedule import ScheduleMoment
-from memfit.estimators.mlx.call_plan import CHUNKS
-from memfit.estimators.results.peak import PeakMoment
-from memfit.estimators.results.terms import Phase
+from memfit.estimators.results.terms import PeakMoment, Phase
 from memfit.estimators.runtimes.interface import MemoryFigures
 
 if TYPE_CHECKING:

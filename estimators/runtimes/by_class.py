@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.model import Model, Module, Part
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import MachineError, UnsupportedError
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.base.units import ceil_div, round_down, round_up
 from memfit.estimators.base.workload import Workload
@@ -24,13 +23,11 @@ from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.results.peak import PeakMoment
-from memfit.estimators.results.terms import Phase
+from memfit.estimators.results.terms import PeakMoment, Phase
 from memfit.estimators.runtimes.interface import Subject
 from memfit.estimators.runtimes.source import Interpolated
-from memfit.estimators.weights.derived import QuantizationPlan
+from memfit.estimators.weights.derived import QuantizationPlan, part_of
 from memfit.estimators.weights.footprint import WeightFootprint, bounded, bounded_by_name
-from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.quantization_plan import declared
 
 # The trace is imported where it runs: a sixth of a formula's answer would be spent on it.

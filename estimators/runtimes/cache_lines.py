@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.specs import KVBuffer
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes, capacity_at

@@ -4,7 +4,7 @@
 # 16 up. memfit computes in whole bytes; the original divides decimal units by 1024.
 from typing import TYPE_CHECKING
 
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Part
 from memfit.estimators.runtimes.facets import ExpertCapacity, MlxLmPrograms, loaded_weights
 
 if TYPE_CHECKING:

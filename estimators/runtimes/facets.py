@@ -10,22 +10,20 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from msgspec import Struct
 
 from memfit.estimators.base.ranks import Parallel, Rank
-from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.base.workload import CallPhase, Workload
+from memfit.estimators.base.workload import CallPhase, ServerSettings, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.estimate import MemoryPool, MemoryShare, Note, RunCall
 
 if TYPE_CHECKING:
     from memfit.estimators.results.context import AutoContext
     from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
-    from memfit.estimators.runtimes.budget import HostNeed
     from memfit.estimators.runtimes.interface import (
         DraftFigures,
         MemoryFigures,
         RuntimeModel,
         Subject,
     )
-    from memfit.estimators.runtimes.runtime import Runtime
+    from memfit.estimators.runtimes.runtime import HostNeed, Runtime
     from memfit.estimators.runtimes.token_cost import TokenCost
 
 

@@ -2,7 +2,7 @@
 
 Each rule is a pure function of tokens; ``last_growth`` has the capacity of a session's cache, and
 ``growth_events`` yields every reallocation up to there. mlx-lm's caches and their windows are in
-arch/caches.py; the rule of steps here is their growth during decoding.
+arch/specs.py; the rule of steps here is their growth during decoding.
 """
 
 from collections.abc import Iterator

@@ -16,17 +16,17 @@ from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Backend, Device
-from memfit.estimators.mlx.allocator import PAGE, allocated
+from memfit.estimators.mlx.kernels import PAGE, allocated
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.results.peak import PeakMoment
-from memfit.estimators.results.terms import Basis, Phase
+from memfit.estimators.results.terms import Basis, PeakMoment, Phase
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import Formula, Interpolated, MethodSetting, Source
 from memfit.estimators.weights.footprint import WeightFootprint
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter
+
 
 Figure = Literal["weights", "cache", "workspace"]
 Bound = TypeVar("Bound", bound="RuntimeModel")

@@ -5,14 +5,12 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import open_size
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.results.peak import PeakMoment
-from memfit.estimators.results.terms import Basis, Phase
+from memfit.estimators.results.terms import Basis, PeakMoment, Phase
 from memfit.estimators.runtimes.facets import (
     Commands,
     Images,

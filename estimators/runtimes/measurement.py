@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from memfit.estimators.base.quantities import Bytes, Count, Line, NonEmpty, Positive, Sha256
-from memfit.estimators.base.recipe import Recipe
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.units import Bytes, Count, Line, NonEmpty, Positive, Sha256
+from memfit.estimators.base.workload import Recipe, Workload
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.results.result import Result
 

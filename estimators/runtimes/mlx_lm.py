@@ -13,25 +13,22 @@ from memfit.estimators.arch.registry import class_row
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.ranks import Parallel, Rank
-from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import open_size
-from memfit.estimators.base.workload import CallPhase, Workload
+from memfit.estimators.base.workload import CallPhase, ServerSettings, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC
-from memfit.estimators.mlx.batch_groups import grouped_batch, merges_caches, require_batch
-from memfit.estimators.mlx.call_plan import CHUNKS
+from memfit.estimators.mlx.call_plan import CHUNKS, grouped_batch, merges_caches, require_batch
 from memfit.estimators.mlx.kv_cache import (
     KVCache,
     buffer_counts,
     buffer_token_bytes,
     kv_bits_apply,
     kv_cache,
+    state_bytes,
 )
-from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, format_version
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.results.peak import PeakMoment
-from memfit.estimators.results.terms import Basis
+from memfit.estimators.results.terms import Basis, PeakMoment
 from memfit.estimators.runtimes.facets import (
     Batching,
     Cache,
@@ -57,8 +54,15 @@ from memfit.estimators.runtimes.mlx_runtime import MlxRuntimeModel
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.weights.ranks import rank_footprint
-from memfit.estimators.workspace.load import CutLoad, cut_load, first_load, load_extra
-from memfit.estimators.workspace.peak import ERROR_PERCENT, peak, prepared_model
+from memfit.estimators.workspace.peak import (
+    ERROR_PERCENT,
+    CutLoad,
+    cut_load,
+    first_load,
+    load_extra,
+    peak,
+    prepared_model,
+)
 
 if TYPE_CHECKING:
     from memfit.estimators.runtimes.token_cost import TokenCost
@@ -211,7 +215,7 @@ class MlxModel(MlxRuntimeModel, Views, Cache, frozen=True):
         yield from super()._assumptions(workload)
 
     def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
-        from memfit.estimators.runtimes.version_notes import version_notes
+        from memfit.estimators.runtimes.mlx_runtime import version_notes
 
         yield from super()._notes(workload, figures)
         if self.subject.backend == "cuda":

@@ -7,10 +7,9 @@ import shlex
 
 from msgspec.structs import replace
 
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.ranks import Rank
-from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 
 STDIN = "-"
 HOSTFILE = "hosts.json"

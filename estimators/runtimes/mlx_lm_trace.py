@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import context_limit
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.ranks import Parallel, Rank
 from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device
@@ -18,8 +18,7 @@ from memfit.estimators.mlx.call_plan import PREFILL
 from memfit.estimators.mlx.kv_cache import KVCache, kv_cache
 from memfit.estimators.mlx.versions import MlxVersions, parse_version
 from memfit.estimators.results.estimate import Note, RunCall
-from memfit.estimators.results.peak import PeakMoment
-from memfit.estimators.results.terms import Basis, Phase
+from memfit.estimators.results.terms import Basis, PeakMoment, Phase
 from memfit.estimators.runtimes.by_class import (
     TRACE_ERROR_PERCENT,
     ModelTrace,

@@ -5,11 +5,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Part
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.quantities import Positive
-from memfit.estimators.base.reading.values import number_or_text
-from memfit.estimators.base.units import open_size, parse_count
+from memfit.estimators.base.reading.section import number_or_text
+from memfit.estimators.base.units import Positive, open_size, parse_count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.expert_capacity import BUDGET, expert_capacity, whole_slots

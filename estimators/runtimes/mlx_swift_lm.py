@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.specs import GatedDelta
 from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.mlx.kv_cache import state_bytes
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.mlx_lm import MlxModel

@@ -5,22 +5,19 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part, linear
+from memfit.estimators.arch.model import Model, Part, linear
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import ceil_div, open_size
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.processor import has_tower, image_plan
-from memfit.estimators.mlx.allocator import allocated
+from memfit.estimators.mlx.kernels import allocated
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.results.peak import PeakMoment
-from memfit.estimators.results.terms import Basis
+from memfit.estimators.results.terms import Basis, PeakMoment
 from memfit.estimators.runtimes.facets import (
     BoundByTrace,
     Commands,
@@ -34,9 +31,7 @@ from memfit.estimators.runtimes.mlx_lm_commands import option, settings_flags
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.source import Formula, Interpolated
 from memfit.estimators.weights.conversion import cast_to, conversion_type
-from memfit.estimators.weights.derived import tensor_bytes
-from memfit.estimators.weights.parts import part_of
-from memfit.estimators.weights.tensor_groups import tensor_groups
+from memfit.estimators.weights.derived import part_of, tensor_bytes, tensor_groups
 from memfit.estimators.workspace.peak import ERROR_PERCENT
 from memfit.estimators.workspace.vision import VisionWork, embedded_bytes, has_formula, vision_work
 

@@ -7,21 +7,24 @@ from msgspec import UNSET, field
 from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import config_fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Model, Part
 from memfit.estimators.arch.registry import context_limit
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import MachineError, UnsupportedError
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.plan import ImagePlan
 from memfit.estimators.images.processor import image_plan
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device
-from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes, capacity_at, kv_cache
-from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.mlx.kv_cache import (
+    buffer_counts,
+    buffer_token_bytes,
+    capacity_at,
+    kv_cache,
+    state_bytes,
+)
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.results.peak import PeakMoment
-from memfit.estimators.results.terms import Basis
+from memfit.estimators.results.terms import Basis, PeakMoment
 from memfit.estimators.runtimes.by_class import (
     TRACE_ERROR_PERCENT,
     ModelTrace,
@@ -39,7 +42,7 @@ from memfit.estimators.runtimes.mlx_vlm import (
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import Source, Traced
 from memfit.estimators.weights.conversion import conversion_type
-from memfit.estimators.weights.parts import part_of
+from memfit.estimators.weights.derived import part_of
 
 # The trace is imported where it runs, as that of mlx-lm is.
 if TYPE_CHECKING:

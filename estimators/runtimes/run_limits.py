@@ -4,9 +4,8 @@ from collections.abc import Iterable, Iterator
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import GIB, Device
 from memfit.estimators.machine.devices import chips
-from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.mlx.data.run_limits import BUFFER_COUNT, GPU_WATCHDOG
 from memfit.estimators.mlx.kv_cache import buffer_counts
 from memfit.estimators.mlx.versions import format_version

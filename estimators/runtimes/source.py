@@ -10,11 +10,11 @@ from msgspec import Struct
 from memfit.estimators.results.terms import Method
 
 if TYPE_CHECKING:
-    from memfit.estimators.base.quantization import Quantization
+    from memfit.estimators.base.dtypes import Quantization
     from memfit.estimators.base.workload import Workload
     from memfit.estimators.machine.device import Device
     from memfit.estimators.mlx.versions import MlxVersions
-    from memfit.estimators.results.peak import PeakMoment
+    from memfit.estimators.results.terms import PeakMoment
 
 MethodSetting = Literal["auto", "formula", "trace"]
 """How figures are to be computed: ``auto`` by the formulas where they describe the model."""

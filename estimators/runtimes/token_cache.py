@@ -4,13 +4,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-from memfit.estimators.arch.caches import KVBuffer
+from memfit.estimators.arch.specs import KVBuffer
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.kv_cache import KVCache
-from memfit.estimators.mlx.recurrent_state import state_bytes
-from memfit.estimators.results.peak import PeakMoment
+from memfit.estimators.mlx.kv_cache import KVCache, state_bytes
+from memfit.estimators.results.terms import PeakMoment
 from memfit.estimators.runtimes.activation_bound import activation_bound
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile, plain_profile
 from memfit.estimators.runtimes.facets import Cache, OwnContext, context_limit

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from memfit.estimators.arch.caches import Growth, KVBuffer
-from memfit.estimators.arch.specs import Mixer
+from memfit.estimators.arch.specs import Growth, KVBuffer, Mixer
 
 
 class TokenCost(Struct, frozen=True):

@@ -8,10 +8,9 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import Units, format_bytes, open_size
-from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.working_set import wired_limit
+from memfit.estimators.base.workload import ServerSettings, Workload
+from memfit.estimators.machine.device import wired_limit
 from memfit.estimators.results.advice import (
     Action,
     Advice,
@@ -25,9 +24,9 @@ from memfit.estimators.results.advice import (
     not_applicable,
 )
 from memfit.estimators.results.result import both_units
-from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.facets import Commands, MlxLmPrograms, NvidiaOnly, OnMlx
 from memfit.estimators.runtimes.mlx_lm_commands import convert_command, draft_flags
+from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.grid import (
     NO_GRID,

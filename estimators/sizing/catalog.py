@@ -4,17 +4,16 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.files import path_near
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import HUB, has_prefix, open_checkpoint, require_no_sample
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.questions.model import Draft
-from memfit.estimators.questions.runtime import MARGIN_BYTES
+from memfit.estimators.questions.target import MARGIN_BYTES, Draft
 from memfit.estimators.runtimes.registry import native_runtime, runtime_for_images, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import MethodSetting, Traced

@@ -8,10 +8,9 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.advice import Action
-from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.facets import Commands, SplitMemory
 from memfit.estimators.runtimes.registry import get_runtime
-from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.runtime import Runtime, judge
 from memfit.estimators.sizing.joint import JointSearch
 from memfit.estimators.sizing.search import first_fitting, longest_context, longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel, with_runtime

@@ -30,7 +30,6 @@ from memfit.estimators.results.estimate import (
 )
 from memfit.estimators.results.result import both_units
 from memfit.estimators.results.terms import Basis
-from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.facets import (
     SplitMemory,
     Views,
@@ -48,6 +47,7 @@ from memfit.estimators.runtimes.run_limits import (
     run_limits,
     tightened,
 )
+from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.runtimes.source import Formula, Interpolated
 from memfit.estimators.sizing.advise import NO_ADVICE, advise
 from memfit.estimators.sizing.decode_speed import decode_speed

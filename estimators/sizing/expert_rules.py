@@ -5,8 +5,7 @@ from fractions import Fraction
 
 from msgspec import Struct
 
-from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.working_set import GIB
+from memfit.estimators.machine.device import GIB, Device
 from memfit.estimators.results.experts import Worth
 from memfit.estimators.weights.expert_slots import Inventory
 

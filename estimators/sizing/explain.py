@@ -6,9 +6,9 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.result import both_units
-from memfit.estimators.runtimes.budget import comfortable_bytes
 from memfit.estimators.runtimes.expert_capacity import capacity_of
 from memfit.estimators.runtimes.facets import decoding_rows
+from memfit.estimators.runtimes.runtime import comfortable_bytes
 from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.sized_model import SizedModel, draft_bytes_of, draft_figures
 

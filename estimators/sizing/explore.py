@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.terms import Method, Verdict
-from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
+from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.search import KV_BITS, UNBOUNDED_CONTEXT, longest_prompt, with_kv_bits
 from memfit.estimators.sizing.sized_model import SizedModel, refusal_of

@@ -9,8 +9,8 @@ from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.checkpoint.local.local_models import LocalModel
 from memfit.estimators.images.processor import takes_images
 from memfit.estimators.machine.device import Device
-from memfit.estimators.questions.runtime import MARGIN_BYTES
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.questions.question import WorkloadQuestion
+from memfit.estimators.questions.target import MARGIN_BYTES
 from memfit.estimators.results.comparison import Unavailable
 from memfit.estimators.results.fits import Fit, Fits, NotSized
 from memfit.estimators.sizing.advise import search_of

@@ -6,11 +6,11 @@ from msgspec.structs import replace
 
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError, UnsupportedError
-from memfit.estimators.machine.working_set import GIB
+from memfit.estimators.machine.device import GIB
 from memfit.estimators.results.advice import Action, Cell, Grid, GridRow, LeftOut
 from memfit.estimators.results.terms import Method
-from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
+from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.joint import MAC_SIZES, JointSearch, Longest, RequestSettings
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT, longest_prompt

@@ -13,13 +13,12 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import GIB, Device
 from memfit.estimators.machine.devices import memory_device
-from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.results.terms import Cost, Verdict
-from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.facets import NvidiaOnly, least_bytes, runs_kv_bits
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
+from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.opening import with_weight_bits
 from memfit.estimators.sizing.search import (

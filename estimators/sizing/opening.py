@@ -8,6 +8,7 @@ from memfit.estimators.arch.fields import config_fields
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import FAMILIES, build_model, dtype_of
 from memfit.estimators.base import dtypes
+from memfit.estimators.base.dtypes import Quantization, converted
 from memfit.estimators.base.errors import (
     CheckpointError,
     MachineError,
@@ -15,13 +16,10 @@ from memfit.estimators.base.errors import (
     UnsupportedError,
 )
 from memfit.estimators.base.files import printable
-from memfit.estimators.base.quantization import Quantization, converted
-from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.checkpoint.other_kinds import kind_of_config
+from memfit.estimators.checkpoint.manifest import Checkpoint, kind_of_config
 from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.as_of import as_of, check_class
-from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.questions.runtime import MARGIN_BYTES
+from memfit.estimators.mlx.versions import MlxVersions, as_of, check_class
+from memfit.estimators.questions.target import MARGIN_BYTES
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import Level
 from memfit.estimators.runtimes.facets import MlxLmPrograms, OnMlx
@@ -42,7 +40,7 @@ from memfit.estimators.weights.conversion import conversion_type, convert
 from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.weights.footprint import WeightFootprint, load_footprint
 from memfit.estimators.weights.quantization_plan import declared
-from memfit.estimators.weights.sanitize_names import with_own_head
+from memfit.estimators.weights.sanitize import with_own_head
 
 if TYPE_CHECKING:
     from memfit.estimators.checkpoint.adapters import Adapter

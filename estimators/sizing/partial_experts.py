@@ -8,9 +8,9 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.advice import PartialExperts
-from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.expert_capacity import capacity_of_inventory, whole_slots
 from memfit.estimators.runtimes.facets import MlxLmPrograms
+from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.sizing.expert_rules import TEXTS, published, warnings_of, worth
 from memfit.estimators.sizing.joint import JointSearch
 from memfit.estimators.sizing.search import first_fitting

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.base.quantities import Positive
-from memfit.estimators.base.units import ceil_div
+from memfit.estimators.base.units import Positive, ceil_div
 from memfit.estimators.base.workload import Workload
 
 _POINTS = 3  # along each axis: two solve the line, the third confirms it

@@ -11,7 +11,7 @@ from memfit.estimators.base.ranks import Parallel, Rank, check_split, even_split
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.questions.machine import Ranks
+from memfit.estimators.questions.target import Ranks
 from memfit.estimators.results.estimate import (
     AloneFigures,
     DecodeSpeed,
@@ -22,7 +22,6 @@ from memfit.estimators.results.estimate import (
     RankPlan,
 )
 from memfit.estimators.results.terms import Verdict
-from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.facets import (
     Sharding,
     communication_bytes,
@@ -30,6 +29,7 @@ from memfit.estimators.runtimes.facets import (
     loaded_weights,
 )
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
+from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.runtimes.source import Formula
 from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel, for_rank, verdict_of

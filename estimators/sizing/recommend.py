@@ -9,8 +9,13 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import WORKING_SET, Device
-from memfit.estimators.machine.working_set import LEAST_LEFT_BYTES, RISK, wired_limit
+from memfit.estimators.machine.device import (
+    LEAST_LEFT_BYTES,
+    RISK,
+    WORKING_SET,
+    Device,
+    wired_limit,
+)
 from memfit.estimators.results.advice import (
     Advice,
     Recommendation,
@@ -19,9 +24,9 @@ from memfit.estimators.results.advice import (
     not_applicable,
 )
 from memfit.estimators.results.result import both_units
-from memfit.estimators.runtimes.budget import OF_RUNTIME, Need, comfortable_bytes, judge
 from memfit.estimators.runtimes.facets import OnMlx, SplitMemory, runs_kv_bits
 from memfit.estimators.runtimes.run_limits import run_limits
+from memfit.estimators.runtimes.runtime import OF_RUNTIME, Need, comfortable_bytes, judge
 from memfit.estimators.sizing.joint import JointSearch, RequestSettings
 from memfit.estimators.sizing.opening import weight_bits_of
 from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context, longest_prompt

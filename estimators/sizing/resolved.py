@@ -5,14 +5,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import Version
-from memfit.estimators.questions.machine import Ranks
-from memfit.estimators.questions.model import Draft
-from memfit.estimators.questions.runtime import MARGIN_BYTES
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.questions.question import WorkloadQuestion
+from memfit.estimators.questions.target import MARGIN_BYTES, Draft, Ranks
 from memfit.estimators.runtimes.registry import runtime_for_images
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import MethodSetting

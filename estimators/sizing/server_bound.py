@@ -12,16 +12,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import STEP, Growth
+from memfit.estimators.arch.specs import STEP, Growth
 from memfit.estimators.base import dtypes
-from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import ceil_div, round_down, round_up
-from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.batch_buffer import BatchBuffer
-from memfit.estimators.mlx.batch_groups import buffer_bytes, prefilled_alone
-from memfit.estimators.mlx.call_plan import CHUNKS
+from memfit.estimators.base.workload import ServerSettings, Workload
+from memfit.estimators.mlx.call_plan import CHUNKS, buffer_bytes, prefilled_alone
+from memfit.estimators.mlx.kv_cache import BatchBuffer
 from memfit.estimators.results.server import ServerMoment
-from memfit.estimators.runtimes.budget import Need
+from memfit.estimators.runtimes.runtime import Need
 from memfit.estimators.sizing.sized_model import (
     SizedModel,
     draft_bytes_of,

@@ -5,15 +5,14 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import round_down
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.results.advice import Cell, ServerRun
-from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.facets import MlxLmPrograms
 from memfit.estimators.runtimes.mlx_lm_commands import SERVER_KEEPS, together
 from memfit.estimators.runtimes.run_limits import run_limits, server_generates, tightened
+from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.joint import JointSearch, RequestSettings
 from memfit.estimators.sizing.search import (

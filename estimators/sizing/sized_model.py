@@ -12,11 +12,9 @@ from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
-from memfit.estimators.questions.model import DRAFT_TOKENS
-from memfit.estimators.questions.runtime import MARGIN_BYTES
+from memfit.estimators.questions.target import DRAFT_TOKENS, MARGIN_BYTES
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import LimitName, Verdict
-from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.facets import (
     Drafting,
     ForeignFormats,
@@ -32,7 +30,7 @@ from memfit.estimators.runtimes.facets import (
 )
 from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.registry import bind, get_runtime, runtime_names
-from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.runtime import Need, Runtime, judge
 from memfit.estimators.weights.footprint import WeightFootprint
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import ceil_div, round_down
 from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
 from memfit.estimators.mlx.call_plan import CHUNKS, PREFILL, planned_calls
-from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.facets import least_bytes
+from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.search import CONTEXT_STEP, is_accepted, longest_context
 from memfit.estimators.sizing.sized_model import (

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from memfit.estimators.arch.caches import Growth, KVBuffer
+from memfit.estimators.arch.specs import Growth, KVBuffer
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import capacity_at

@@ -13,18 +13,22 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import Growth, KVBuffer, StateBuffer
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import Module, Part
-from memfit.estimators.arch.specs import MixtureOfExperts, TracedMixer
+from memfit.estimators.arch.model import Layer, Model, Module, Part
+from memfit.estimators.arch.specs import (
+    Growth,
+    KVBuffer,
+    MixtureOfExperts,
+    StateBuffer,
+    TracedMixer,
+)
 from memfit.estimators.base import dtypes
+from memfit.estimators.base.dtypes import DEFAULTS, Quantization
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.quantization import DEFAULTS, Quantization
 from memfit.estimators.trace.cache_stepper import buffer_of, leaves
 from memfit.estimators.trace.kernel_stubs import attention_widths
 from memfit.estimators.trace.leaves import caches_of
 from memfit.estimators.trace.libraries import changed, public_names
-from memfit.estimators.weights.parts import part_of
+from memfit.estimators.weights.derived import part_of
 
 _FLOAT32_BYTES = 4
 _NUMBERED = re.compile(r"(.+)\.(\d+)")

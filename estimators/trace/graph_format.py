@@ -14,8 +14,8 @@ from msgspec import Struct, to_builtins
 
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.files import short
-from memfit.estimators.base.quantities import Bytes, Count
 from memfit.estimators.base.reading.section import json_section, to_record
+from memfit.estimators.base.units import Bytes, Count
 from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.mlx.versions import MLX_VERSION
 

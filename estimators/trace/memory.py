@@ -6,7 +6,7 @@ Sources: mlx/backend/common/buffer_cache.h (reuse), backend/{no_gpu,metal,cuda}/
 from bisect import bisect_left, insort
 
 from memfit.estimators.machine.device import Backend
-from memfit.estimators.mlx.allocator import allocated
+from memfit.estimators.mlx.kernels import allocated
 from memfit.estimators.trace.layouts import Allocation
 
 # The page, of which a reused buffer may waste two; the most bytes kept (None: all, in effect).

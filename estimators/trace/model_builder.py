@@ -15,9 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from memfit.estimators.arch.registry import row_or_default
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import MemfitError, UnsupportedError
 from memfit.estimators.base.files import printable
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.checkpoint.adapters import MLX_WEIGHTS, Adapter
 from memfit.estimators.checkpoint.manifest import Tensor
@@ -26,7 +26,7 @@ from memfit.estimators.trace.isolation import is_from_signal_handler
 from memfit.estimators.trace.libraries import PrivateLibrary, changed, public_names
 from memfit.estimators.trace.ranks import share
 from memfit.estimators.weights.conversion import conversion_type
-from memfit.estimators.weights.sanitize_names import ties_head
+from memfit.estimators.weights.sanitize import ties_head
 
 MAX_MODULES = 20_000
 

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.allocator import allocated
 from memfit.estimators.mlx.call_plan import CHUNKS, DraftRound, planned_rounds, prompt_chunks
+from memfit.estimators.mlx.kernels import allocated
 from memfit.estimators.mlx.versions import Version
 from memfit.estimators.trace.call_recorder import checked_tokens, drafted_token
 from memfit.estimators.trace.graph_format import Call, Trace

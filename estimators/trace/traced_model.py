@@ -14,10 +14,9 @@ from typing import Any, ClassVar, NamedTuple
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.ranks import Parallel, Rank
-from memfit.estimators.base.recipe import Recipe
-from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
+from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Recipe, Workload
 from memfit.estimators.checkpoint.adapters import Adapter
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.machine.device import Backend

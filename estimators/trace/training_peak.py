@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.allocator import allocated
+from memfit.estimators.mlx.kernels import allocated
 from memfit.estimators.mlx.versions import Version
 from memfit.estimators.trace.graph_format import Call, Node
 from memfit.estimators.trace.replay import CallPeak, CallReplay

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.base.workload import Recipe
 from memfit.estimators.trace.compiled_functions import fuse
 from memfit.estimators.trace.gradient_stubs import evaluated_checkpoint, resolved, training_stubs
 from memfit.estimators.trace.graph_format import Array, Call, Node

@@ -6,9 +6,9 @@ Classes are those of the installed mlx-vlm; ``model_file`` of a config is never 
 from collections.abc import Mapping
 from typing import Any
 
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.files import printable
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.trace.class_description import DescribedClass
 from memfit.estimators.trace.declared_format import packed_block, quantize_modules
 from memfit.estimators.trace.libraries import PrivateLibrary

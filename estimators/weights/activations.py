@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.model import Model, Module, Part
 from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.weights.derived import FLOATING, tensor_groups
 from memfit.estimators.weights.footprint import as_loaded
 from memfit.estimators.weights.quantization_plan import Declared, text_class
-from memfit.estimators.weights.tensor_groups import FLOATING, tensor_groups
 
 _MATRICES = frozenset({Part.ATTENTION, Part.MLP, Part.EXPERTS, Part.SHARED_EXPERTS})
 

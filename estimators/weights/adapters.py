@@ -5,8 +5,7 @@ from collections.abc import KeysView, Mapping
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import LowRank, Module
+from memfit.estimators.arch.model import LowRank, Model, Module
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import CheckpointError, OtherModelError, UnsupportedError
 from memfit.estimators.base.files import printable

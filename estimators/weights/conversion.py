@@ -8,12 +8,17 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.results.estimate import Note
-from memfit.estimators.weights.derived import QuantizationPlan, WeightTotals, derive
+from memfit.estimators.weights.derived import (
+    FLOATING,
+    QuantizationPlan,
+    TensorGroup,
+    WeightTotals,
+    derive,
+)
 from memfit.estimators.weights.footprint import WeightFootprint, footprint_of
 from memfit.estimators.weights.quantization_plan import Declared
-from memfit.estimators.weights.tensor_groups import FLOATING, TensorGroup
 
 # mlx-lm convert.py, MODEL_CONVERSION_DTYPES; with another name nothing is cast.
 _CONVERSION_TYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}

@@ -7,16 +7,14 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Model, Part
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.results.terms import Basis
-from memfit.estimators.weights.derived import QuantizationPlan, tensor_bytes
+from memfit.estimators.weights.derived import QuantizationPlan, part_of, tensor_bytes
 from memfit.estimators.weights.footprint import WeightFootprint
-from memfit.estimators.weights.parts import part_of
 
 # mlx-lm utils.py, make_shards: a tensor that would make a file larger begins the next one.
 SHARD_BYTES = 5 * 2**30

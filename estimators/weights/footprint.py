@@ -8,15 +8,21 @@ from pathlib import PurePath
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.model import Model, Module, Part
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.results.estimate import Note, WeightDoubt
 from memfit.estimators.results.terms import Basis
-from memfit.estimators.weights.derived import QuantizationPlan, WeightTotals, derive
+from memfit.estimators.weights.derived import (
+    QuantizationPlan,
+    TensorGroup,
+    WeightTotals,
+    derive,
+    sizes,
+    tensor_groups,
+)
 from memfit.estimators.weights.headers import read_headers
 from memfit.estimators.weights.loading import (
     Conversion,
@@ -27,9 +33,12 @@ from memfit.estimators.weights.loading import (
 )
 from memfit.estimators.weights.match_tensors import Match, match_tensors
 from memfit.estimators.weights.quantization_plan import Declared, text_class
-from memfit.estimators.weights.sanitize_conversions import repacked_awq, sanitize_conversions
-from memfit.estimators.weights.sanitize_names import drop_rule, sanitize_names
-from memfit.estimators.weights.tensor_groups import TensorGroup, sizes, tensor_groups
+from memfit.estimators.weights.sanitize import (
+    drop_rule,
+    repacked_awq,
+    sanitize_conversions,
+    sanitize_names,
+)
 
 
 class WeightFootprint(Struct, frozen=True):

@@ -4,10 +4,10 @@ import re
 from collections import Counter
 from math import prod
 
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Part
 from memfit.estimators.checkpoint.manifest import Tensor
+from memfit.estimators.weights.derived import part_rules
 from memfit.estimators.weights.footprint import WeightFootprint
-from memfit.estimators.weights.parts import part_rules
 
 # Names as llama.cpp gives them: src/llama-arch.cpp, LLM_TENSOR_NAMES.
 # Only a number between dots is replaced by 0: the number of a block.

@@ -5,11 +5,9 @@ from math import prod
 
 from msgspec import field
 
-from memfit.estimators.arch.modules import Module
-from memfit.estimators.weights.derived import WeightTotals
-from memfit.estimators.weights.parts import part_of
+from memfit.estimators.arch.model import Module
+from memfit.estimators.weights.derived import FLOATING, TensorGroup, WeightTotals, part_of
 from memfit.estimators.weights.quantization_plan import Declared
-from memfit.estimators.weights.tensor_groups import FLOATING, TensorGroup
 
 COMPANIONS = (
     ".scales",

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from memfit.estimators.arch.registry import row_or_default
-from memfit.estimators.weights.tensor_groups import TensorGroup
+from memfit.estimators.weights.derived import TensorGroup
 
 # mlx-lm deepseek_v3.py, dequant: bfloat16, padded, and in float32, where it is scaled.
 _FP8_ON_THE_WAY = 2 + 2 + 4

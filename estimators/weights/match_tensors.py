@@ -9,11 +9,11 @@ from math import prod
 
 from msgspec import Struct, field
 
-from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.model import Module, Part
+from memfit.estimators.base.dtypes import FLOAT_MODES, Quantization
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantization import FLOAT_MODES, Quantization
+from memfit.estimators.weights.derived import TensorGroup
 from memfit.estimators.weights.quantization_plan import Declared
-from memfit.estimators.weights.tensor_groups import TensorGroup
 
 _LEAVES = frozenset({"weight", "bias", "scales", "biases", "global_scale", "weight_scale"})
 # bitnet_quantize replaces Linear layers alone (mlx-lm models/bitlinear_layers.py).

@@ -6,11 +6,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.model import Model, Module, Part
 from memfit.estimators.arch.registry import row_or_default
+from memfit.estimators.base.dtypes import DEFAULTS, Quantization
 from memfit.estimators.base.errors import ConfigError, InputError
-from memfit.estimators.base.quantization import DEFAULTS, Quantization
 from memfit.estimators.weights.derived import QuantizationPlan
 
 

@@ -6,16 +6,14 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.class_row import Cut
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Module
+from memfit.estimators.arch.model import Model, Module
 from memfit.estimators.arch.ranks import cut_of, divided
+from memfit.estimators.arch.registry import Cut
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.ranks import Rank
-from memfit.estimators.weights.derived import QuantizationPlan, tensor_bytes
+from memfit.estimators.weights.derived import QuantizationPlan, part_of, tensor_bytes
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.weights.loading import CutArray, layer_of
-from memfit.estimators.weights.parts import part_of
 
 # MLX packs integers of few bits into words of this many bytes (mlx ops.cpp, quantize).
 _WORD = 4

@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import Growth, KVBuffer
 from memfit.estimators.arch.specs import (
     Attention,
     GatedDelta,
+    Growth,
+    KVBuffer,
     LatentAttention,
     Mixer,
     Recurrent,
@@ -17,9 +18,8 @@ from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.mlx.kernels import VectorCall
 from memfit.estimators.workspace.call import CallShape, Occupancy
-from memfit.estimators.workspace.mx_fast import norm, rope
 from memfit.estimators.workspace.prepared import MixerPlan
-from memfit.estimators.workspace.projections import project, project_each
+from memfit.estimators.workspace.projections import norm, project, project_each, rope
 from memfit.estimators.workspace.tape import Tape
 
 SCORES = "attention scores"

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from memfit.estimators.arch.caches import KVBuffer
+from memfit.estimators.arch.specs import KVBuffer
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.kernels import (
     AttentionCall,

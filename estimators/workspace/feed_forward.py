@@ -6,9 +6,8 @@ from memfit.estimators.arch.specs import DenseMLP, MixtureOfExperts
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.call import CallShape
-from memfit.estimators.workspace.mx_fast import norm
 from memfit.estimators.workspace.prepared import LayerPlan, Projection
-from memfit.estimators.workspace.projections import adapted_each, project, project_each
+from memfit.estimators.workspace.projections import adapted_each, norm, project, project_each
 from memfit.estimators.workspace.recurrent_steps import token_shift
 from memfit.estimators.workspace.tape import Tape
 

@@ -1,13 +1,11 @@
 """The operations of multi-head latent attention (mlx-lm models/deepseek_v3.py, deepseek_v32.py)."""
 
-from memfit.estimators.arch.caches import KVBuffer
-from memfit.estimators.arch.specs import Attention, Indexer, LatentAttention
+from memfit.estimators.arch.specs import Attention, Indexer, KVBuffer, LatentAttention
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.attention import SCORES, attend, write
 from memfit.estimators.workspace.call import CallShape
-from memfit.estimators.workspace.mx_fast import norm, rope
 from memfit.estimators.workspace.prepared import MixerPlan, Projection
-from memfit.estimators.workspace.projections import project
+from memfit.estimators.workspace.projections import norm, project, rope
 from memfit.estimators.workspace.tape import Tape
 
 

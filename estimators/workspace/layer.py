@@ -1,9 +1,9 @@
 """One decoder layer put together, and what follows the last one."""
 
-from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.specs import (
     Attention,
     GatedDelta,
+    KVBuffer,
     LatentAttention,
     Recurrent,
     TracedMixer,
@@ -15,9 +15,8 @@ from memfit.estimators.workspace.attention import record_attention
 from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.feed_forward import record_feed_forward
 from memfit.estimators.workspace.latent import record_latent
-from memfit.estimators.workspace.mx_fast import norm
 from memfit.estimators.workspace.prepared import LayerPlan, MixerPlan
-from memfit.estimators.workspace.projections import project
+from memfit.estimators.workspace.projections import norm, project
 from memfit.estimators.workspace.recurrent import record_gated_delta, record_recurrent
 from memfit.estimators.workspace.tape import Program, Tape
 

@@ -21,13 +21,13 @@ from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.layer import head_program, record_layer
 from memfit.estimators.workspace.prepared import PreparedModel
 from memfit.estimators.workspace.run_caches import RunCaches
-from memfit.estimators.workspace.schedule import (
+from memfit.estimators.workspace.tape import (
     LEAST_SIMULATED,
+    Program,
     layers_in_flight,
     simulated_layers,
     transient_peak,
 )
-from memfit.estimators.workspace.tape import Program
 
 # Loops over tokens are the largest: for Jamba 1.5 mini on several Macs all take 20 MB.
 _KEPT_LAYERS = 128

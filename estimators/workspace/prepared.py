@@ -11,13 +11,12 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import KVBuffer
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import LowRank, Module, Part
+from memfit.estimators.arch.model import Layer, LowRank, Model, Module, Part
 from memfit.estimators.arch.specs import (
     Attention,
     FeedForward,
     GatedDelta,
+    KVBuffer,
     LatentAttention,
     Mixer,
     Recurrent,
@@ -25,16 +24,16 @@ from memfit.estimators.arch.specs import (
 )
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.dispatch import assert_never
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kernels import has_nax, split_products, vector_attention
+from memfit.estimators.mlx.kv_cache import state_bytes
 from memfit.estimators.mlx.operation_counts import MATMUL, QUANTIZED_MATMUL, OperationCount
-from memfit.estimators.mlx.recurrent_state import state_bytes
 from memfit.estimators.mlx.scheduler import BatchLimits
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.weights.derived import QuantizationPlan, formats
 from memfit.estimators.workspace.call import BackendTraits
-from memfit.estimators.workspace.schedule import formula_limits
+from memfit.estimators.workspace.tape import formula_limits
 
 _UINT32_BITS = 32
 

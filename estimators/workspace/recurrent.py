@@ -2,14 +2,12 @@
 
 from typing import Literal
 
-from memfit.estimators.arch.caches import StateBuffer
-from memfit.estimators.arch.specs import GatedDelta, Recurrent, Scan
+from memfit.estimators.arch.specs import GatedDelta, Recurrent, Scan, StateBuffer
 from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.workspace.call import CallShape
-from memfit.estimators.workspace.mx_fast import norm
 from memfit.estimators.workspace.prepared import MixerPlan
-from memfit.estimators.workspace.projections import project, project_each
+from memfit.estimators.workspace.projections import norm, project, project_each
 from memfit.estimators.workspace.recurrent_steps import (
     convolve,
     kept,

@@ -4,8 +4,7 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import STEP, Growth, KVBuffer
-from memfit.estimators.arch.specs import GatedDelta
+from memfit.estimators.arch.specs import STEP, GatedDelta, Growth, KVBuffer
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.call_plan import PlannedCall
@@ -16,8 +15,8 @@ from memfit.estimators.mlx.kv_cache import (
     is_convertible,
     kv_format,
     limited,
+    view_elements,
 )
-from memfit.estimators.mlx.recurrent_state import view_elements
 from memfit.estimators.workspace.call import CallShape, Occupancy
 from memfit.estimators.workspace.prepared import PreparedModel
 

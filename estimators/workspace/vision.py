@@ -10,11 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memfit.estimators.arch.class_row import VisionTraits
 from memfit.estimators.arch.fields import config_fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part
-from memfit.estimators.arch.registry import class_row
+from memfit.estimators.arch.model import Model, Part
+from memfit.estimators.arch.registry import VisionTraits, class_row
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.setting_names import setting
@@ -26,8 +24,7 @@ from memfit.estimators.machine.device import ANY_MAC, Device
 from memfit.estimators.mlx import operation_counts as ops
 from memfit.estimators.mlx.kernels import AttentionCall, fused_kernel, has_nax
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.workspace.schedule import formula_limits, transient_peak
-from memfit.estimators.workspace.tape import Program, Tape
+from memfit.estimators.workspace.tape import Program, Tape, formula_limits, transient_peak
 
 _BLOCK = re.compile(r"(?!.*(?:merger|audio))(.*?\.\d+)\.(.+)")
 _ATTENTION = re.compile("attn|attention")  # the latter in pixtral.py

@@ -12,8 +12,7 @@ from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.version import __version__
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.fingerprint import fingerprint_of
-from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.checkpoint.manifest import Checkpoint, fingerprint_of
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.results.estimate import Note

@@ -18,12 +18,12 @@ from memfit.estimators.base.files import is_there
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
 from memfit.estimators.base.unfinished import remove_unfinished, unfinished_folder
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.fingerprint import fingerprint_of
+from memfit.estimators.checkpoint.manifest import fingerprint_of
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.offload.cache_tiers import Tiers
 from memfit.estimators.plans.offload.plan import usable_disk
-from memfit.estimators.runtimes.budget import Need, comfortable_bytes
 from memfit.estimators.runtimes.measurement import Loaded, MeasuredCache, MeasuredRestore, Way
+from memfit.estimators.runtimes.runtime import Need, comfortable_bytes
 from memfit.probes.disk import require_free, usable_bytes
 from memfit.probes.experiments.base import Experiment, Start, sized_here
 from memfit.probes.preflight import (

@@ -17,7 +17,7 @@ from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
 from memfit.estimators.base.unfinished import unfinished_folder
 from memfit.estimators.base.units import format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.fingerprint import fingerprint_of
+from memfit.estimators.checkpoint.manifest import fingerprint_of
 from memfit.estimators.machine.device import free_bytes
 from memfit.estimators.plans.experts.routing import (
     ChosenSlots,

@@ -20,9 +20,9 @@ from memfit.estimators.machine.host import detect_host
 from memfit.estimators.results.advice import Recommendation
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import LimitName, Verdict
-from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.runtimes.registry import as_installed
+from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.sizing.advise import recommended_here
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import model_summary, workload_notes

@@ -6,17 +6,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
-from memfit.estimators.base.quantities import Bytes, Count, NonEmpty, Number
-from memfit.estimators.base.units import Units
+from memfit.estimators.base.units import Bytes, Count, NonEmpty, Number, Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.machine.hosts import require_addresses
-from memfit.estimators.questions.machine import Ranks
+from memfit.estimators.questions.target import Ranks
 from memfit.estimators.results.estimate import ModelSummary, RankFigures, RankPlan
 from memfit.estimators.results.result import Result
-from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.estimators.runtimes.registry import as_installed
+from memfit.estimators.runtimes.runtime import Need
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import model_summary
 from memfit.estimators.sizing.ranks import RankedModel, ranked

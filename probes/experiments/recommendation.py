@@ -17,16 +17,15 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.working_set import wired_limit
+from memfit.estimators.machine.device import Device, wired_limit
 from memfit.estimators.results.advice import Advice, Recommendation
 from memfit.estimators.results.result import in_units
 from memfit.estimators.results.terms import Basis
-from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.facets import Images
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.runtimes.mlx_lm_commands import STDIN, generate_command, server_command
+from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.sizing.peak_fit import Line, Peak, ShortPrompt, calibration, line_through
 from memfit.estimators.sizing.recommend import recommend_here
 from memfit.estimators.sizing.search import with_kv_bits

@@ -7,15 +7,14 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from memfit.estimators.base.dtypes import BITS
-from memfit.estimators.base.quantities import Bytes, Count, Number, Tokens
-from memfit.estimators.base.recipe import Recipe
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.units import Bytes, Count, Number, Tokens
+from memfit.estimators.base.workload import Recipe, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.mlx.versions import MlxVersions, parse_version
 from memfit.estimators.results.estimate import DeviceSummary, Note
 from memfit.estimators.results.result import Result
-from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.runtimes.measurement import MeasuredTraining, Run
+from memfit.estimators.runtimes.runtime import Need
 from memfit.estimators.sizing.estimate import device_summary
 from memfit.estimators.sizing.training_steps import TracedSteps
 from memfit.probes.experiments.base import Experiment, RunRequest, Start

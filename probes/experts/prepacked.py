@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import CheckpointError, InputError
 from memfit.estimators.base.files import is_there, list_names, printable, read_whole
-from memfit.estimators.base.quantities import Bytes, Count, Line, NonEmpty, Sha256
 from memfit.estimators.base.reading.section import json_section, to_record
 from memfit.estimators.base.unfinished import remove_unfinished, unfinished_folder
+from memfit.estimators.base.units import Bytes, Count, Line, NonEmpty, Sha256
 from memfit.estimators.results.result import Result
 from memfit.probes.disk import require_free, sha256_of, sync, unwritable
 

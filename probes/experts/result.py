@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from memfit.estimators.base.quantities import Bytes, Count, Number, Positive
+from memfit.estimators.base.units import Bytes, Count, Number, Positive
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import DeviceSummary, Note
 from memfit.estimators.results.result import Result

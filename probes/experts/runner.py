@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import CheckpointError, InputError
 from memfit.estimators.base.files import printable
-from memfit.estimators.base.quantities import Bytes, Count
+from memfit.estimators.base.units import Bytes, Count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Run
 from memfit.probes.agreement import Agreement, compared, greedy, prefill

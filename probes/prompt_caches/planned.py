@@ -18,8 +18,8 @@ from memfit.estimators.plans.offload.session_cache import (
     storage_of,
 )
 from memfit.estimators.results.offload import Simulation, Speeds
-from memfit.estimators.runtimes.budget import Need
 from memfit.estimators.runtimes.measurement import Way
+from memfit.estimators.runtimes.runtime import Need
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.difference_report import model_line, report_lines
 from memfit.probes.prompt_caches.result import Conversation

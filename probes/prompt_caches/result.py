@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from memfit.estimators.base.quantities import Bytes, Count, Number, Positive, Sha256
+from memfit.estimators.base.units import Bytes, Count, Number, Positive, Sha256
 from memfit.estimators.plans.offload.cache_tiers import Found
 from memfit.estimators.results.estimate import DeviceSummary, Note
 from memfit.estimators.results.offload import Simulation

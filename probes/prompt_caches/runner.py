@@ -9,9 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantities import Bytes, Count, Positive
 from memfit.estimators.base.reading.request_trace import TraceRequest
-from memfit.estimators.base.units import ceil_div
+from memfit.estimators.base.units import Bytes, Count, Positive, ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.plans.offload.cache_tiers import Found, Tiers, replay
 from memfit.estimators.results.offload import Simulation

@@ -13,8 +13,8 @@ from typing import Any
 
 import memfit
 from memfit import settings
+from memfit.cli.command_groups import option_name
 from memfit.cli.options import questions
-from memfit.cli.options.arguments import option_name
 from memfit.cli.options.groups import Options
 from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.results.result import Result

@@ -17,11 +17,8 @@ from memfit.cli.commands.estimate import estimate as command
 from memfit.cli.exits import exit_of
 from memfit.cli.options import questions as options
 from memfit.cli.options.groups import Options
-from memfit.estimators.questions.machine import MachineQuestion
-from memfit.estimators.questions.model import ModelQuestion
-from memfit.estimators.questions.question import Question
-from memfit.estimators.questions.runtime import RuntimeQuestion
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.questions.question import Question, WorkloadQuestion
+from memfit.estimators.questions.target import MachineQuestion, ModelQuestion, RuntimeQuestion
 from memfit.estimators.results.error import error_report
 from memfit.settings import EstimateSettings, MachineSettings, OpenSettings, WorkloadSettings
 from tests.cli.running import Memfit

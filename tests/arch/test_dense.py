@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import FAMILIES, build_model
-from memfit.estimators.arch.specs import Attention, DenseMLP
+from memfit.estimators.arch.specs import Attention, DenseMLP, Growth
 from memfit.estimators.base.errors import ConfigError, MemfitError, UnsupportedError
 
 CASES = Path(__file__).parent / "cases"

@@ -16,7 +16,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from memfit.estimators.arch import caches, specs
+from memfit.estimators.arch import specs
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("api", "cli", "estimators", "probes")
@@ -25,8 +25,8 @@ KINDS = {
     for kind in (
         *get_args(specs.Mixer),
         *get_args(specs.FeedForward),
-        caches.KVBuffer,
-        caches.StateBuffer,
+        specs.KVBuffer,
+        specs.StateBuffer,
     )
 }
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import build_model
+from memfit.estimators.arch.specs import Growth
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import ConfigError, MemfitError, UnsupportedError
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import buffer_counts, grown, kv_cache
 from memfit.estimators.weights.derived import QuantizationPlan, derive

@@ -14,11 +14,10 @@ import pytest
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import FAMILIES, build_model
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.mlx.kv_cache import kv_cache
-from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.mlx.kv_cache import kv_cache, state_bytes
 from memfit.estimators.weights.derived import QuantizationPlan, derive
 
 pytest.importorskip("mlx_lm", reason="the oracle is mlx-lm itself")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from memfit.estimators.arch.registry import build_model
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import ConfigError, UnsupportedError
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.weights.derived import QuantizationPlan, derive
 
 CASES = Path(__file__).parent / "cases"

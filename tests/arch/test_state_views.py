@@ -7,7 +7,7 @@ import pytest
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import build_model
-from memfit.estimators.mlx.recurrent_state import view_elements
+from memfit.estimators.mlx.kv_cache import view_elements
 
 pytest.importorskip("mlx_lm", reason="the models that run are mlx-lm's")
 import mlx.core as mx

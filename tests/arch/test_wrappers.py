@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.arch.caches import Growth
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.registry import build_model
-from memfit.estimators.arch.specs import Attention
+from memfit.estimators.arch.specs import Attention, Growth
 from memfit.estimators.base.errors import ConfigError, UnsupportedError
 from memfit.estimators.weights.derived import derive
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from memfit.estimators.base.errors import InputError, PolicyError
-from memfit.estimators.base.reading.section import Section, read_yaml
-from memfit.estimators.base.reading.values import as_size, one_of
+from memfit.estimators.base.reading.section import Section, as_size, one_of, read_yaml
 
 TEXT = """\
 kind: maybe

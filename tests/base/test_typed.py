@@ -6,8 +6,8 @@ import pytest
 from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantities import Count, NonEmpty, Sha256
 from memfit.estimators.base.reading.section import Reading, to_record
+from memfit.estimators.base.units import Count, NonEmpty, Sha256
 from memfit.estimators.base.workload import Workload
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.checkpoint.fingerprint import fingerprint_of
+from memfit.estimators.checkpoint.manifest import fingerprint_of
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from tests.models import QWEN3_4B, write_checkpoint
 from tests.sparse import Shapes

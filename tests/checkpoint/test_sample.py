@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import ConfigError, InputError
-from memfit.estimators.checkpoint.local.sample import MAX_SAMPLE_BYTES, Sample, read_sample
+from memfit.estimators.checkpoint.local.samples import MAX_SAMPLE_BYTES, Sample, read_sample
 
 HEAD = "schema: memfit.sample/1\nname: small\nsource: made up for this test\n"
 

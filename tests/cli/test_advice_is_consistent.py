@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from memfit.estimators.base.errors import MachineError
+from memfit.estimators.machine.device import LEAST_LEFT_BYTES, wired_limit
 from memfit.estimators.machine.devices import find_device, memory_device
-from memfit.estimators.machine.working_set import LEAST_LEFT_BYTES, wired_limit
 from memfit.estimators.trace.libraries import versions
 from tests.cli.running import Memfit
 

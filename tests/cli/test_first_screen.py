@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.checkpoint.local.sample import read_sample
+from memfit.estimators.checkpoint.local.samples import read_sample
 from memfit.estimators.machine.host import detect_host
 from tests.gguf.writing import recorded, write
 from tests.models import write_config

@@ -18,7 +18,7 @@ from memfit.cli.render.views.fits import FitsView
 from memfit.estimators.base.units import Units
 from memfit.estimators.checkpoint.local.local_models import local_models
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.results.fits import Fits
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.fits import fits

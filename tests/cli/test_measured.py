@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.fingerprint import fingerprint_of
+from memfit.estimators.checkpoint.manifest import fingerprint_of
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.runtimes.measurement import Measurement

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from memfit.cli.render.document import Bar, BarChart, Document, Heading, Table, Text, Verdict
-from memfit.cli.render.escape import visible
+from memfit.cli.render.output import visible
 from memfit.cli.render.svg import palette
 from memfit.cli.render.writers.html import LARGEST, to_fragment, to_page
 from memfit.estimators.base.errors import InputError

@@ -25,14 +25,13 @@ import pytest
 from msgspec import structs
 
 from memfit.estimators.base.images import ImageSize
-from memfit.estimators.base.recipe import Recipe
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import Recipe, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.arrivals import ServedRequest
 from memfit.estimators.plans.train.plan import plan_train
 from memfit.estimators.plans.train.question import TrainQuestion
-from memfit.estimators.questions.model import Draft
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.questions.question import WorkloadQuestion
+from memfit.estimators.questions.target import Draft
 from memfit.estimators.results.advice import Action
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate

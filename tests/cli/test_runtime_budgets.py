@@ -7,12 +7,10 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import DEFAULT_REGIME, Device
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.machine.working_set import DEFAULT_REGIME
-from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.registry import get_runtime
-from memfit.estimators.runtimes.runtime import Budget
+from memfit.estimators.runtimes.runtime import Budget, Need, judge
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.explain import explain
 from memfit.estimators.sizing.opening import size

@@ -31,8 +31,7 @@ from memfit.cli.render.document import (
     Toned,
     Verdict,
 )
-from memfit.cli.render.escape import visible
-from memfit.cli.render.output import Format, rendered
+from memfit.cli.render.output import Format, rendered, visible
 from memfit.estimators.base.units import Units
 
 HOSTILE = (

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.compare.axes import parse_axis
 from memfit.estimators.compare.compare import difference
+from memfit.estimators.machine.device import OsRegime
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.machine.working_set import OsRegime
 from memfit.estimators.results.comparison import AXES
 
 sizes = st.integers(0, 2**60)

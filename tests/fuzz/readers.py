@@ -23,7 +23,7 @@ from memfit.estimators.checkpoint.gguf.files import read_gguf_file
 from memfit.estimators.checkpoint.gguf.header import read_gguf
 from memfit.estimators.checkpoint.hub.listing import parse_listing
 from memfit.estimators.checkpoint.local.directory import read_directory
-from memfit.estimators.checkpoint.local.sample import read_sample
+from memfit.estimators.checkpoint.local.samples import read_sample
 from memfit.estimators.checkpoint.local.stores import open_store
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.checkpoint.safetensors import (
@@ -34,9 +34,9 @@ from memfit.estimators.checkpoint.safetensors import (
 from memfit.estimators.checkpoint.shards import read_index
 from memfit.estimators.gate.baseline import read_baseline
 from memfit.estimators.gate.policy import read_policy
+from memfit.estimators.machine.device import DEFAULT_REGIME
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.machine.hosts import read_hosts
-from memfit.estimators.machine.working_set import DEFAULT_REGIME
 from memfit.estimators.plans.experts.routing import read_profile
 from memfit.estimators.plans.ranks.fleet import read_fleet
 from memfit.estimators.plans.train.recipe_file import read_recipe

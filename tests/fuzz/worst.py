@@ -9,7 +9,7 @@ from memfit.estimators.checkpoint.config import MAX_CONFIG_BYTES, MAX_CONFIG_VAL
 from memfit.estimators.checkpoint.gguf.cursor import MAX_STRINGS
 from memfit.estimators.checkpoint.gguf.header import MAX_KEPT_ELEMENTS, MAX_KEYS
 from memfit.estimators.checkpoint.hub.listing import MAX_FILES, MAX_LISTING_BYTES
-from memfit.estimators.checkpoint.local.sample import MAX_SAMPLE_BYTES
+from memfit.estimators.checkpoint.local.samples import MAX_SAMPLE_BYTES
 from memfit.estimators.checkpoint.safetensors import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_TENSORS
 from memfit.estimators.checkpoint.shards import MAX_INDEX_NAMES
 from memfit.probes.measurement_json import MAX_COLLECTION_VALUES, to_text

@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memfit.estimators.base.dtypes import FLOAT_MODES, Quantization
 from memfit.estimators.base.errors import InputError, PolicyError
-from memfit.estimators.base.quantization import FLOAT_MODES, Quantization
-from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.base.workload import Recipe
 from memfit.estimators.gate.limits import LIMITS
 from memfit.estimators.gate.policy import Policy, read_policy
 from memfit.estimators.gate.policy_file import LimitKeys, TargetKeys, WorkloadKeys

@@ -11,8 +11,8 @@ from memfit.estimators.checkpoint.opening import open_sample
 from memfit.estimators.gate.figures import SmallerRun, figures_of
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.search import largest_workload
 from memfit.estimators.sizing.sized_model import SizedModel
-from memfit.estimators.sizing.smaller_workloads import largest_workload
 from memfit.estimators.workspace.peak import ERROR_PERCENT
 
 # docs/accuracy.md, "Not checked": two sequences take more than three, and a prompt whose last chunk

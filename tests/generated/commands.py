@@ -6,15 +6,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.plans.server.plan import plan_server
 from memfit.estimators.results.advice import Action
 from memfit.estimators.results.server import ServerPlan
 from memfit.estimators.results.terms import Verdict
-from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
+from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.sizing.server_bound import ServerBound, need_of
 from memfit.estimators.sizing.sized_model import SizedModel, verdict_of, with_runtime
 from tests.generated.questions import Models, Question

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.plans.server.plan import plan_server
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.sizing.estimate import estimate
 from tests.generated import commands, outputs
 from tests.generated.questions import Models, Question

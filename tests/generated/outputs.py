@@ -11,7 +11,7 @@ from memfit.cli.render.document import Verdict
 from memfit.cli.render.output import Format, rendered
 from memfit.cli.render.views.estimate import EstimateView
 from memfit.estimators.base.units import Units
-from memfit.estimators.questions.runtime import MARGIN_BYTES
+from memfit.estimators.questions.target import MARGIN_BYTES
 from memfit.estimators.results.estimate import Estimate
 from tests.generated.questions import Models, Question
 from tests.sizing import test_one_answer as one_answer

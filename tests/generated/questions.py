@@ -8,12 +8,10 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from memfit.estimators.base.quantization import converted
-from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import Device
+from memfit.estimators.base.dtypes import converted
+from memfit.estimators.base.workload import ServerSettings, Workload
+from memfit.estimators.machine.device import GIB, Device
 from memfit.estimators.machine.devices import find_device, memory_device
-from memfit.estimators.machine.working_set import GIB
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.sized_model import SizedModel

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Part
 from memfit.estimators.weights.ggml import part_of
 from tests.cli.running import Memfit
 from tests.gguf.writing import recorded, tensor, write

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.machine.device import UNKNOWN_GPU
+from memfit.estimators.machine.device import GIB, UNKNOWN_GPU, OsRegime
 from memfit.estimators.machine.devices import (
     MIB,
     find_device,
@@ -14,7 +14,6 @@ from memfit.estimators.machine.devices import (
     with_wired_limit,
     working_set_device,
 )
-from memfit.estimators.machine.working_set import GIB, OsRegime
 
 
 @pytest.mark.parametrize("regime", OsRegime)

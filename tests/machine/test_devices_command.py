@@ -8,8 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from memfit.cli.commands.devices import devices
+from memfit.estimators.machine.device import OsRegime
 from memfit.estimators.machine.devices import list_devices
-from memfit.estimators.machine.working_set import OsRegime
 
 app = typer.Typer()
 app.command()(devices)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.machine.data.apple import WORKING_SETS
-from memfit.estimators.machine.working_set import (
+from memfit.estimators.machine.device import (
     GIB,
     PAGE_BYTES,
     OsRegime,

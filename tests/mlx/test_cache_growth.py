@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.arch.caches import STEP, Growth, KVBuffer
+from memfit.estimators.arch.specs import STEP, Growth, KVBuffer
 from memfit.estimators.base.workload import MAX_TOKENS, Workload
 from memfit.estimators.mlx.kv_cache import capacity_at, grown, grown_singly
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.arch.caches import KVBuffer
+from memfit.estimators.arch.specs import KVBuffer
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.call_plan import CHUNKS, planned_calls, planned_chunks
 from memfit.estimators.mlx.kv_cache import grown

@@ -12,10 +12,10 @@ pytest.importorskip("mlx_lm", reason="the graphs are those of MLX and mlx-lm")
 import mlx.core as mx
 from msgspec.structs import replace
 
-from memfit.estimators.arch.modules import LowRank
+from memfit.estimators.arch.model import LowRank
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.arch.specs import Attention
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.mlx import operation_counts
@@ -34,9 +34,8 @@ from memfit.estimators.weights.derived import QuantizationPlan
 from memfit.estimators.workspace.attention import attend
 from memfit.estimators.workspace.call import BackendTraits, CallShape, Occupancy
 from memfit.estimators.workspace.layer import record_layer
-from memfit.estimators.workspace.mx_fast import norm, rope
 from memfit.estimators.workspace.prepared import Projection, prepare
-from memfit.estimators.workspace.projections import project
+from memfit.estimators.workspace.projections import norm, project, rope
 from memfit.estimators.workspace.tape import Tape
 
 DEVICES = {

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.arch.caches import STEP
-from memfit.estimators.base.server_settings import ServerSettings
+from memfit.estimators.arch.specs import STEP
 from memfit.estimators.base.units import round_up
+from memfit.estimators.base.workload import ServerSettings
 from memfit.estimators.mlx.arrivals import AtTimes, ClosedLoop, ServedRequest
 from memfit.estimators.mlx.batch_schedule import BatchSchedule, ScheduleMoment
 from tests.plans.at_calls import AtCalls

@@ -12,9 +12,8 @@ from memfit.cli.render.views.plan_experts import to_document
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import Device, OsRegime
 from memfit.estimators.machine.devices import find_device, memory_device
-from memfit.estimators.machine.working_set import OsRegime
 from memfit.estimators.plans.experts.plan import (
     ExpertQuestion,
     measured_worth,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.arch.caches import KVBuffer
+from memfit.estimators.arch.specs import KVBuffer
 from memfit.estimators.mlx.kv_cache import grown_singly
 from memfit.estimators.runtimes.agent_memory import adaptive_chunk, block_bytes
 from memfit.estimators.runtimes.auto_context import pool_context

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.images import Images, ImageSize
-from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.processor import image_plan, with_image_tokens
 from memfit.estimators.machine.device import Device

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.checkpoint.local.sample import read_sample
+from memfit.estimators.checkpoint.local.samples import read_sample
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
 from memfit.estimators.runtimes.zinc.memory_plan import (
     ModelConfig,

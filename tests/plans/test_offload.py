@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.estimators.arch.caches import KVBuffer
+from memfit.estimators.arch.specs import KVBuffer
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import ANY_MAC, Device

@@ -15,7 +15,7 @@ from benchmarks.server_bound import (
 )
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.devices import memory_device
-from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.sizing.server_bound import ServerBound, need_of
 from memfit.estimators.sizing.serving import fitting_flags
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.machine.host import detect_host
 from memfit.estimators.mlx.arrivals import ServedRequest
 from memfit.estimators.plans.server.simulation import simulated

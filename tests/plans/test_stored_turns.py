@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memfit.estimators.arch.caches import Growth, KVBuffer
+from memfit.estimators.arch.specs import Growth, KVBuffer
 from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.plans.offload.session_cache import Storage
 from tests.selection import examples

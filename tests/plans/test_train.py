@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from memfit.estimators.base.dtypes import converted
 from memfit.estimators.base.errors import InputError, UnsupportedError
-from memfit.estimators.base.quantization import converted
-from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.base.workload import Recipe
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.devices import working_set_device
 from memfit.estimators.mlx.versions import MlxVersions

@@ -15,8 +15,8 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.results.advice import Advice, Recommendation
-from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import together
+from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.sizing.advise import NO_ADVICE
 from memfit.estimators.sizing.opening import size
 from memfit.estimators.sizing.server_bound import ServerBound, need_of

@@ -18,7 +18,7 @@ from memfit.estimators.base.errors import (
     UnsupportedError,
 )
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.fingerprint import fingerprint_of
+from memfit.estimators.checkpoint.manifest import fingerprint_of
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.probes.agreement import Agreement

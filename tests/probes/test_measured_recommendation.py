@@ -9,7 +9,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.results.advice import Recommendation
-from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.sizing.opening import size
 from memfit.estimators.sizing.recommend import recommend_here
 from memfit.estimators.sizing.sized_model import SizedModel

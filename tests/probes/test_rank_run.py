@@ -23,7 +23,7 @@ from memfit.estimators.base.progress import FinishedRequest
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.questions.machine import Ranks
+from memfit.estimators.questions.target import Ranks
 from memfit.probes.experiments.ranks import RankTune, RankTuneRequest, tune_ranks
 from memfit.probes.preflight import RefusedError
 from memfit.probes.rank_run import RankRequest, RankStopped, measure_ranks

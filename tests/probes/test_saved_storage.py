@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.fingerprint import fingerprint_of
-from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.checkpoint.manifest import Checkpoint, fingerprint_of
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.host import detect_host

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.results.peak import PeakMoment
+from memfit.estimators.results.terms import PeakMoment
 from memfit.estimators.runtimes.agent_memory import AGENT_MEMORY
 from memfit.estimators.sizing.opening import size
 from memfit.estimators.sizing.sized_model import with_runtime

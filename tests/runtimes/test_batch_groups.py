@@ -15,7 +15,7 @@ from mlx_lm.generate import BatchGenerator
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.batch_groups import grouped_batch
+from memfit.estimators.mlx.call_plan import grouped_batch
 from memfit.estimators.runtimes.facets import is_grouped
 from memfit.estimators.runtimes.mlx_lm_commands import together
 from memfit.estimators.sizing.opening import size

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Part
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
+from memfit.estimators.machine.device import DEFAULT_REGIME
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.machine.working_set import DEFAULT_REGIME
 from memfit.estimators.runtimes.facets import pool
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.runtimes.token_cost import TokenCost

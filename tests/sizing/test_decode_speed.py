@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.decode_speed import Run, runs
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.devices import find_device, list_devices, memory_device
 from memfit.estimators.runtimes.registry import get_runtime

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from memfit.estimators.base.dtypes import converted
 from memfit.estimators.base.progress import FinishedRequest
-from memfit.estimators.base.quantization import converted
 from memfit.estimators.checkpoint.local.local_models import LocalModel
+from memfit.estimators.machine.device import GIB
 from memfit.estimators.machine.devices import find_device, memory_device
-from memfit.estimators.machine.working_set import GIB
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.results.fits import Fit, Fits
-from memfit.estimators.runtimes.budget import judge
+from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.fits import fits

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.machine.devices import memory_device
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.image_advice import image_advice, with_images
 from memfit.estimators.sizing.resolved import resolved

@@ -12,17 +12,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from memfit.estimators.base.dtypes import converted
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.quantization import converted
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.results.advice import Action, Cell, ServerRun
 from memfit.estimators.results.estimate import Estimate
-from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.facets import least_bytes
 from memfit.estimators.runtimes.mlx_lm import MLX_LM
 from memfit.estimators.runtimes.mlx_lm_commands import together
+from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.joint import JointSearch, RequestSettings

@@ -10,20 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memfit.estimators.base.dtypes import converted
 from memfit.estimators.base.errors import InputError, MemfitError, PolicyError, UnsupportedError
-from memfit.estimators.base.quantization import converted
 from memfit.estimators.compare.axes import parse_axis
 from memfit.estimators.compare.compare import ComparedModel, compare
 from memfit.estimators.gate.evaluate import run_gate
 from memfit.estimators.gate.policy import read_policy
 from memfit.estimators.gate.report import TargetReport
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import DEFAULT_REGIME, Device
 from memfit.estimators.machine.devices import find_device, memory_device
-from memfit.estimators.machine.working_set import DEFAULT_REGIME
 from memfit.estimators.mlx.versions import parse_version
 from memfit.estimators.plans.context.plan import ContextQuestion, plan_context
-from memfit.estimators.questions.runtime import MARGIN_BYTES
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.questions.question import WorkloadQuestion
+from memfit.estimators.questions.target import MARGIN_BYTES
 from memfit.estimators.results.comparison import Comparison
 from memfit.estimators.results.context import ContextPlan
 from memfit.estimators.results.estimate import Estimate
@@ -277,7 +276,7 @@ def check_gate(expected: Estimate, report: TargetReport, question: Question) -> 
     assert figures
     assert report.message is None
     if figures.peak_of:
-        # A smaller workload that the same command allows takes more (sizing/smaller_workloads.py).
+        # A smaller workload that the same command allows takes more (sizing/search.py).
         assert figures.peak_bytes > peak
         peak = figures.peak_bytes
     else:

@@ -6,7 +6,7 @@ import pytest
 
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.devices import find_device, working_set_device
-from memfit.estimators.questions.machine import Ranks
+from memfit.estimators.questions.target import Ranks
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.estimate import estimate

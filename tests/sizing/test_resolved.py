@@ -4,8 +4,8 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.questions.machine import Ranks
-from memfit.estimators.questions.workload import WorkloadQuestion
+from memfit.estimators.questions.question import WorkloadQuestion
+from memfit.estimators.questions.target import Ranks
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.resolved import TargetQuestion
 from memfit.estimators.sizing.sized_model import SizedModel

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 
 from memfit.estimators.arch.registry import FAMILIES, build_model, class_row
+from memfit.estimators.base.dtypes import Quantization, converted
 from memfit.estimators.base.errors import InputError, UnsupportedError
-from memfit.estimators.base.quantization import Quantization, converted
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.mlx.as_of import as_of
 from memfit.estimators.mlx.call_plan import planned_calls
 from memfit.estimators.mlx.data.changes import ADDED, CHANGES, OLDEST_MLX_LM
 from memfit.estimators.mlx.data.kernels import KERNELS
-from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.mlx.kv_cache import state_bytes
 from memfit.estimators.mlx.versions import (
     MLX_VERSION,
     OLDEST_MLX,
     MlxVersions,
     Version,
+    as_of,
     format_version,
     parse_version,
 )

@@ -12,8 +12,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.mlx.kv_cache import kv_cache
-from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.mlx.kv_cache import kv_cache, state_bytes
 from memfit.estimators.runtimes.facets import runs_kv_bits
 from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
 from memfit.estimators.sizing.opening import size

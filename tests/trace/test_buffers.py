@@ -3,8 +3,7 @@
 import pytest
 
 from memfit.estimators.machine.device import Backend
-from memfit.estimators.mlx.allocator import allocated
-from memfit.estimators.mlx.kernels import SplitProducts
+from memfit.estimators.mlx.kernels import SplitProducts, allocated
 from memfit.estimators.trace.buffers import rule_of
 from memfit.estimators.trace.graph_format import Argument
 from memfit.estimators.trace.layouts import View

@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Model, Part
 from memfit.estimators.arch.registry import build_model
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.devices import find_device, working_set_device
-from memfit.estimators.mlx.kv_cache import kv_cache
-from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.mlx.kv_cache import kv_cache, state_bytes
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.weights.derived import QuantizationPlan, derive
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.trace.graph_format import Call, Trace, from_json, to_json
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.arch.caches import STEP
+from memfit.estimators.arch.specs import STEP
 from memfit.estimators.mlx.scheduler import CPU_DISPATCHES_PER_TASK
 from memfit.estimators.mlx.versions import MLX_VERSION
 from memfit.estimators.runtimes.registry import get_runtime

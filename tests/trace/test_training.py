@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.recipe import Recipe
-from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.local.sample import read_sample
+from memfit.estimators.base.workload import Recipe, Workload
+from memfit.estimators.checkpoint.local.samples import read_sample
 from memfit.estimators.machine.device import Backend, Device
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.versions import MLX_VERSION

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("mlx_lm", reason="the classes that are traced are mlx-lm's")
 
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import open_checkpoint

@@ -13,7 +13,7 @@ from memfit.estimators.arch.registry import build_model
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.weights.footprint import WeightFootprint, load_footprint
 from memfit.estimators.weights.quantization_plan import declared
-from memfit.estimators.weights.sanitize_names import with_own_head
+from memfit.estimators.weights.sanitize import with_own_head
 from tests.oracle import Oracle
 from tests.weights.hub_layout import Tensors
 

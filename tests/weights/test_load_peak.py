@@ -20,7 +20,7 @@ from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.opening import size
 from memfit.estimators.weights.loading import Conversion
-from memfit.estimators.workspace.load import load_extra
+from memfit.estimators.workspace.peak import load_extra
 from tests.mlx_memory import settled_bytes
 from tests.selection import quick
 from tests.weights.hub_layout import Tensors, hub_layout

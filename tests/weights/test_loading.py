@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("mlx_lm", reason="the oracle is mlx-lm itself")
 import mlx.core as mx
 
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.sizing.opening import size
 from memfit.estimators.weights.footprint import WeightFootprint

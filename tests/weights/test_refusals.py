@@ -170,7 +170,7 @@ def test_weights_of_another_program_are_those_of_its_files(tmp_path: Path) -> No
 
 
 def test_a_conversion_of_what_does_not_load_does_not_load_either(tmp_path: Path) -> None:
-    from memfit.estimators.base.quantization import Quantization
+    from memfit.estimators.base.dtypes import Quantization
     from tests.weights.loads import plain
 
     config = config_of("llama")

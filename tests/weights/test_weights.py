@@ -11,24 +11,20 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Model, Part
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base import dtypes
-from memfit.estimators.base.dtypes import nbytes
+from memfit.estimators.base.dtypes import Quantization, nbytes
 from memfit.estimators.base.errors import CheckpointError, ConfigError
-from memfit.estimators.base.quantization import Quantization
 from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
-from memfit.estimators.mlx.allocator import allocated
+from memfit.estimators.mlx.kernels import allocated
 from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.opening import size
 from memfit.estimators.weights.conversion import convert
-from memfit.estimators.weights.derived import QuantizationPlan, derive
+from memfit.estimators.weights.derived import QuantizationPlan, derive, part_of, tensor_groups
 from memfit.estimators.weights.footprint import WeightFootprint, load_footprint
 from memfit.estimators.weights.headers import COMPANIONS
-from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.quantization_plan import Declared, declared
-from memfit.estimators.weights.tensor_groups import tensor_groups
 from tests.models import QWEN3_4B, QWEN3_4B_4BIT, QWEN3_NEXT_80B
 
 QWEN3_NEXT_4BIT = {**QWEN3_NEXT_80B, "quantization": {"group_size": 64, "bits": 4}}

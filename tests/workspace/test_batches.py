@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("mlx_lm", reason="the classes that are traced are mlx-lm's")
 
 from memfit.estimators.arch.registry import build_model
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.call_plan import PREFILL

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.questions.model import Draft
+from memfit.estimators.questions.target import Draft
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.sized_model import error_bytes_of
 from memfit.estimators.trace.kernel_stubs import TraceTarget

@@ -9,18 +9,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from memfit.estimators.arch.registry import build_model
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.kv_cache import kv_cache
 from memfit.estimators.mlx.scheduler import BatchLimits
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.results.peak import PeakMoment
+from memfit.estimators.results.terms import PeakMoment
 from memfit.estimators.weights.derived import QuantizationPlan, derive
 from memfit.estimators.workspace.peak import ERROR_PERCENT, peak
-from memfit.estimators.workspace.schedule import transient_peak
-from memfit.estimators.workspace.tape import Step, Tape
+from memfit.estimators.workspace.tape import Step, Tape, transient_peak
 from tests.models import QWEN3_NEXT_80B, published_config
 from tests.selection import quick
 

@@ -7,8 +7,7 @@ import typer
 
 from memfit.cli.commands.plan.subject import TRAFFIC, sized_model
 from memfit.cli.exits import exit_of_verdict
-from memfit.cli.options.groups import Only, OptionGroup, grouped, option
-from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.groups import Only, OptionGroup, PlanOutput, grouped, option
 from memfit.cli.options.questions import (
     BATCH,
     CONTEXT,
@@ -20,8 +19,8 @@ from memfit.cli.options.questions import (
 )
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_count
-from memfit.estimators.questions.runtime import named_runtime
-from memfit.estimators.questions.workload import RUNTIME_DEFAULTS
+from memfit.estimators.questions.question import RUNTIME_DEFAULTS
+from memfit.estimators.questions.target import named_runtime
 from memfit.estimators.sizing.sized_model import require_loaded, with_runtime
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from memfit.cli.commands.plan.subject import sized_for_mlx_lm
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, OptionGroup, grouped, option
-from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.groups import Only, OptionGroup, PlanOutput, grouped, option
 from memfit.cli.options.questions import (
     CONTEXT,
     AdaptedModel,

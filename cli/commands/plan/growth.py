@@ -6,12 +6,11 @@ import typer
 
 from memfit.cli.commands.plan.subject import sized_model
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, OptionGroup, grouped, option
-from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.groups import Only, OptionGroup, PlanOutput, grouped, option
 from memfit.cli.options.questions import AdaptedModel, MachineOptions, RuntimeOptions
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_count, parse_size
-from memfit.estimators.questions.runtime import RuntimeQuestion, named_runtime
+from memfit.estimators.questions.target import RuntimeQuestion, named_runtime
 
 if TYPE_CHECKING:
     from memfit.estimators.results.growth import Sessions

@@ -8,11 +8,10 @@ from msgspec.structs import replace
 
 from memfit.cli.commands.plan.subject import CACHE_BUDGET, sized_for_mlx_lm
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import OptionGroup, grouped, option
-from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.groups import OptionGroup, PlanOutput, grouped, option
 from memfit.cli.options.questions import AdaptedModel, MachineOptions, VersionOptions
 from memfit.estimators.base.units import parse_count, parse_rate, parse_size
-from memfit.estimators.questions.workload import DEFAULT_CONTEXT
+from memfit.estimators.questions.question import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
     from memfit.estimators.arch.model import Model

@@ -7,8 +7,7 @@ import typer
 
 from memfit.cli.commands.plan.subject import sized_for_mlx_lm
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, OptionGroup, grouped, option
-from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.groups import Only, OptionGroup, PlanOutput, grouped, option
 from memfit.cli.options.questions import (
     CONTEXT,
     MachineOptions,
@@ -18,7 +17,7 @@ from memfit.cli.options.questions import (
 )
 from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.questions.runtime import RuntimeQuestion
+from memfit.estimators.questions.target import RuntimeQuestion
 
 
 class FleetOptions(OptionGroup, frozen=True, kw_only=True):
@@ -43,7 +42,7 @@ def ranks(
     Machines are ranks of mlx.launch, with tensor parallelism or as a pipeline.
     """
     from memfit.estimators.plans.ranks.plan import plan_named, plan_ranks
-    from memfit.estimators.questions.runtime import MARGIN_BYTES
+    from memfit.estimators.questions.target import MARGIN_BYTES
 
     if options.fleet is not None:
         _fleet(options.fleet, versions, output)

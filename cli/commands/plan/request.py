@@ -5,8 +5,7 @@ from typing import Annotated
 import typer
 
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, OptionGroup, grouped, option
-from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.groups import Only, OptionGroup, PlanOutput, grouped, option
 from memfit.estimators.base.units import parse_count
 
 

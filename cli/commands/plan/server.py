@@ -7,8 +7,7 @@ import typer
 
 from memfit.cli.commands.plan.subject import TRAFFIC, sized_for_mlx_lm, sized_model
 from memfit.cli.exits import exit_of_verdict
-from memfit.cli.options.groups import Only, OptionGroup, grouped, option
-from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.groups import Only, OptionGroup, PlanOutput, grouped, option
 from memfit.cli.options.questions import (
     CONTEXT,
     IMAGES,
@@ -23,8 +22,7 @@ from memfit.estimators.base.units import parse_count, parse_server_size
 from memfit.estimators.sizing.sized_model import require_loaded
 
 if TYPE_CHECKING:
-    from memfit.estimators.base.server_settings import ServerSettings
-    from memfit.estimators.base.workload import Workload
+    from memfit.estimators.base.workload import ServerSettings, Workload
     from memfit.estimators.mlx.arrivals import ServedRequest
     from memfit.estimators.results.server import ServerPlan
     from memfit.estimators.sizing.sized_model import SizedModel
@@ -61,7 +59,7 @@ class ServerOptions(OptionGroup, frozen=True, kw_only=True):
         Raises:
             InputError: when one is out of range, or of the other server.
         """
-        from memfit.estimators.base.server_settings import ServerSettings
+        from memfit.estimators.base.workload import ServerSettings
 
         text = ("prompt_concurrency", "decode_concurrency", "prompt_cache_size")
         seen = ("max_num_seqs", "vision_cache_size")
@@ -118,7 +116,7 @@ def server(
     """
     from msgspec.structs import replace
 
-    from memfit.estimators.questions.runtime import MARGIN_BYTES
+    from memfit.estimators.questions.target import MARGIN_BYTES
     from memfit.estimators.sizing.ranks import RankedModel
     from memfit.estimators.sizing.resolved import resolved
 

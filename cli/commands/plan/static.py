@@ -8,11 +8,10 @@ import typer
 
 from memfit.cli.commands.plan.subject import sized_for_mlx_lm
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, OptionGroup, grouped, option
-from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.groups import Only, OptionGroup, PlanOutput, grouped, option
 from memfit.cli.options.questions import CONTEXT, AdaptedModel, VersionOptions, WorkloadOptions
 from memfit.cli.render.output import write_whole
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.base.dtypes import Quantization
 
 if TYPE_CHECKING:
     from memfit.estimators.sizing.sized_model import SizedModel

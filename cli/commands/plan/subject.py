@@ -7,8 +7,7 @@ from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import parse_size
 from memfit.estimators.machine.device import Device
-from memfit.estimators.questions.model import ModelQuestion
-from memfit.estimators.questions.runtime import MARGIN_BYTES, RuntimeQuestion
+from memfit.estimators.questions.target import MARGIN_BYTES, ModelQuestion, RuntimeQuestion
 from memfit.estimators.runtimes.facets import MlxLmPrograms
 from memfit.estimators.sizing.sized_model import require_loaded
 

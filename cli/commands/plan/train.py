@@ -8,13 +8,12 @@ import typer
 
 from memfit.cli.commands.plan.subject import sized_for_mlx_lm
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import grouped
-from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.groups import PlanOutput, grouped
 from memfit.cli.options.questions import MachineOptions, NamedModel, VersionOptions
 from memfit.cli.options.training import TrainingOptions
 
 if TYPE_CHECKING:
-    from memfit.estimators.base.recipe import Recipe
+    from memfit.estimators.base.workload import Recipe
     from memfit.estimators.plans.train.question import TrainingData
     from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -33,7 +32,7 @@ def train(
     """
     from memfit.estimators.plans.train.plan import plan_train, with_measured
     from memfit.estimators.plans.train.question import TrainQuestion
-    from memfit.estimators.questions.runtime import MARGIN_BYTES
+    from memfit.estimators.questions.target import MARGIN_BYTES
     from memfit.probes.saved import saved_phases
     from memfit.probes.store import user_store
 

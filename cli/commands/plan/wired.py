@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from memfit.cli.exits import Exit
-from memfit.cli.options.groups import Only, grouped
-from memfit.cli.options.output import PlanOutput
+from memfit.cli.options.groups import Only, PlanOutput, grouped
 from memfit.cli.options.questions import VersionOptions
 
 

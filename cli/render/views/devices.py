@@ -3,8 +3,7 @@
 from memfit.cli.render.document import Document, Table, Text
 from memfit.cli.render.view import view
 from memfit.estimators.base.units import format_bytes
-from memfit.estimators.machine.device import KnownDevice
-from memfit.estimators.machine.working_set import OsRegime, regime_name, stock_working_set
+from memfit.estimators.machine.device import KnownDevice, OsRegime, regime_name, stock_working_set
 from memfit.estimators.results.devices import DeviceTable
 
 _NOTES = (

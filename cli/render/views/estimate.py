@@ -25,7 +25,7 @@ from memfit.cli.render.views.assumed import marked
 from memfit.cli.render.views.estimate_text import settings_text
 from memfit.cli.render.views.text import at_step, gigabytes, image_lines, size, tenths, tokens
 from memfit.estimators.base.units import Units, format_bytes
-from memfit.estimators.machine.working_set import GIB
+from memfit.estimators.machine.device import GIB
 from memfit.estimators.results.advice import Action, Cell, Grid, GridRow
 from memfit.estimators.results.estimate import Estimate
 

@@ -18,7 +18,7 @@ from memfit.estimators.base.units import Units
 from memfit.estimators.machine.device import FREE_NOW, PROCESS_BYTES
 from memfit.estimators.results.advice import Action, Recommended
 from memfit.estimators.results.estimate import DeviceSummary, Estimate, RankPlan
-from memfit.estimators.runtimes.budget import comfortable_bytes
+from memfit.estimators.runtimes.runtime import comfortable_bytes
 
 SETTINGS = {
     "weight_bits": "{} bits",

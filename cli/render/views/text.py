@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.working_set import GIB
+from memfit.estimators.machine.device import GIB
 from memfit.estimators.mlx.versions import MLX_VERSION, format_version
 from memfit.estimators.results.estimate import (
     DeviceSummary,

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from memfit.cli.render.document import Annotation
-from memfit.cli.render.escape import visible
+from memfit.cli.render.output import visible
 
 
 class HasAnnotations(Protocol):

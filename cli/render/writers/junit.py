@@ -5,7 +5,7 @@ from typing import Protocol
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from memfit.cli.render.document import Case, Suite
-from memfit.cli.render.escape import visible
+from memfit.cli.render.output import visible
 
 
 class HasSuites(Protocol):

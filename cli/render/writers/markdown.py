@@ -18,7 +18,7 @@ from memfit.cli.render.document import (
     Verdict,
     verdict_first,
 )
-from memfit.cli.render.escape import visible
+from memfit.cli.render.output import visible
 from memfit.cli.render.plot import plain
 
 _MARKS = str.maketrans({mark: f"\\{mark}" for mark in "\\|<`*_["})

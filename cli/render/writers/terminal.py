@@ -19,7 +19,7 @@ from memfit.cli.render.document import (
     Text,
     Verdict,
 )
-from memfit.cli.render.escape import visible
+from memfit.cli.render.output import visible
 from memfit.cli.render.page import Page, draw_columns, draw_table, open_page
 
 # A word of a shell command: quoted parts and escaped characters may have spaces in them.

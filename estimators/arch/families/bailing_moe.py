@@ -4,10 +4,9 @@ Source: mlx-lm models/bailing_moe.py.
 """
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import HEAD, Irregular
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Modules, Part, array, linear, norm, under
+from memfit.estimators.arch.model import Model, Modules, Part, array, linear, norm, under
+from memfit.estimators.arch.registry import HEAD, Irregular
 from memfit.estimators.arch.specs import Attention
 
 

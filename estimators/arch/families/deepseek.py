@@ -7,7 +7,18 @@ minicpm3.py.
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import (
+from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.model import (
+    Model,
+    Modules,
+    Part,
+    array,
+    linear,
+    multi_linear,
+    norm,
+    under,
+)
+from memfit.estimators.arch.registry import (
     EXPERTS,
     SHARED_EXPERTS,
     ClassRow,
@@ -17,9 +28,6 @@ from memfit.estimators.arch.class_row import (
     Irregular,
     projections,
 )
-from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Modules, Part, array, linear, multi_linear, norm, under
 from memfit.estimators.arch.specs import Indexer, LatentAttention
 
 _SIZES = {

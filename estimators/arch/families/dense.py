@@ -10,12 +10,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from memfit.estimators.arch.blocks import FeedForwardBlock, at_8_bits
-from memfit.estimators.arch.caches import Growth
-from memfit.estimators.arch.class_row import ClassRow
 from memfit.estimators.arch.families.windows import SLIDING
 from memfit.estimators.arch.fields import MAX_LAYERS, Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import (
+from memfit.estimators.arch.model import (
+    Layer,
+    Model,
     Module,
     Modules,
     Part,
@@ -25,7 +24,8 @@ from memfit.estimators.arch.modules import (
     norm,
     under,
 )
-from memfit.estimators.arch.specs import Attention, DenseMLP
+from memfit.estimators.arch.registry import ClassRow
+from memfit.estimators.arch.specs import Attention, DenseMLP, Growth
 from memfit.estimators.base.reading.section import MAX_VALUE
 
 # A norm for each head is a module for each head; no published model comes near this many.

@@ -2,7 +2,6 @@
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.class_row import DENSE, HEAD, ROPE, ROTARY, ClassRow, Fp8
 from memfit.estimators.arch.families import windows
 from memfit.estimators.arch.families.dense import (
     ATTENTION_BIAS,
@@ -15,6 +14,7 @@ from memfit.estimators.arch.families.dense import (
     QKNorm,
 )
 from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.registry import DENSE, HEAD, ROPE, ROTARY, ClassRow, Fp8
 
 
 def _gemma3_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:

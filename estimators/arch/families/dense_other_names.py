@@ -2,7 +2,6 @@
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.class_row import ROPE, ClassRow
 from memfit.estimators.arch.families.dense import (
     ATTENTION_BIAS,
     MLP_BIAS,
@@ -13,6 +12,7 @@ from memfit.estimators.arch.families.dense import (
     Key,
     Width,
 )
+from memfit.estimators.arch.registry import ROPE, ClassRow
 
 _NORM_AND_BIASES = Dense(
     input_bias=True, output_bias=True, mlp_bias=True, gated=False, norm_bias=True, tied=True

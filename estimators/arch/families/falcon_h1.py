@@ -6,10 +6,9 @@ Source: mlx-lm models/falcon_h1.py.
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import Irregular
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import norm, under
+from memfit.estimators.arch.model import Layer, Model, norm, under
+from memfit.estimators.arch.registry import Irregular
 
 # mlx-lm ModelArgs: what the class takes for keys the config lacks.
 _DEFAULTS = {

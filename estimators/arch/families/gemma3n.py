@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from memfit.estimators.arch.blocks import attention, dense_mlp, grouped_attention
-from memfit.estimators.arch.class_row import Irregular, VisionTraits
 from memfit.estimators.arch.families import towers_gemma3n
 from memfit.estimators.arch.families.towers import with_towers
 from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import (
+from memfit.estimators.arch.model import (
+    Layer,
+    Model,
     Modules,
     Part,
     array,
@@ -24,6 +24,7 @@ from memfit.estimators.arch.modules import (
     sandwich_norms,
     under,
 )
+from memfit.estimators.arch.registry import Irregular, VisionTraits
 from memfit.estimators.arch.specs import Attention, DenseMLP
 
 _LANGUAGE_MODEL = "model.language_model"

@@ -9,7 +9,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from memfit.estimators.arch.blocks import grouped_attention, mixture, router_8bit
-from memfit.estimators.arch.class_row import GATE_UP, Irregular
 from memfit.estimators.arch.families.gemma3n import (
     layers_with_cache,
     per_layer_embeddings,
@@ -17,8 +16,9 @@ from memfit.estimators.arch.families.gemma3n import (
 )
 from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import (
+from memfit.estimators.arch.model import (
+    Layer,
+    Model,
     Modules,
     Part,
     array,
@@ -30,6 +30,7 @@ from memfit.estimators.arch.modules import (
     switch_glu,
     under,
 )
+from memfit.estimators.arch.registry import GATE_UP, Irregular
 from memfit.estimators.arch.specs import Attention, DenseMLP, FeedForward, MixtureOfExperts
 
 # mlx-lm gemma4_text.ModelArgs: what the class takes for keys the config lacks.

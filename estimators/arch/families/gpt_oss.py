@@ -6,11 +6,10 @@ Source: mlx-lm models/gpt_oss.py.
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import HEADS, Cut, Irregular, projections
 from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import Part, array, linear, switch_glu, under
+from memfit.estimators.arch.model import Layer, Model, Part, array, linear, switch_glu, under
+from memfit.estimators.arch.registry import HEADS, Cut, Irregular, projections
 from memfit.estimators.arch.specs import Attention
 
 _DEFAULTS = {

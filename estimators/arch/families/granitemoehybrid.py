@@ -4,10 +4,9 @@ Source: mlx-lm models/granitemoehybrid.py.
 """
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import HEAD, INPUT_OUTPUT, Irregular
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part, linear, switch_glu, under
+from memfit.estimators.arch.model import Model, Part, linear, switch_glu, under
+from memfit.estimators.arch.registry import HEAD, INPUT_OUTPUT, Irregular
 
 _MAMBA_KEYS = (
     "mamba_n_heads",

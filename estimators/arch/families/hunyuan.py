@@ -4,10 +4,9 @@ Source: mlx-lm models/hunyuan.py.
 """
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import Irregular
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Modules, Part, linear, under
+from memfit.estimators.arch.model import Model, Modules, Part, linear, under
+from memfit.estimators.arch.registry import Irregular
 from memfit.estimators.arch.specs import Attention, MixtureOfExperts
 
 

@@ -6,10 +6,9 @@ Source: mlx-lm models/jamba.py.
 from collections.abc import Callable
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import HEAD, Irregular
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import norm, under
+from memfit.estimators.arch.model import Model, norm, under
+from memfit.estimators.arch.registry import HEAD, Irregular
 from memfit.estimators.base.units import ceil_div
 
 # mlx-lm ModelArgs: what the class takes for keys the config lacks.

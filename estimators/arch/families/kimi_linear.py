@@ -4,10 +4,9 @@ Source: mlx-lm models/kimi_linear.py.
 """
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import HEAD, W_NAMES, Irregular
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import (
+from memfit.estimators.arch.model import (
+    Model,
     Part,
     array,
     convolution,
@@ -16,6 +15,7 @@ from memfit.estimators.arch.modules import (
     norm,
     under,
 )
+from memfit.estimators.arch.registry import HEAD, W_NAMES, Irregular
 from memfit.estimators.arch.specs import GatedDelta, LatentAttention
 
 

@@ -6,10 +6,9 @@ Source: mlx-lm models/lfm2.py and lfm2_moe.py; the head is always the embedding.
 from collections.abc import Callable
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import W_NAMES, Irregular
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part, array, linear, under
+from memfit.estimators.arch.model import Model, Part, array, linear, under
+from memfit.estimators.arch.registry import W_NAMES, Irregular
 from memfit.estimators.arch.specs import DenseMLP
 from memfit.estimators.base.units import round_up
 

@@ -9,13 +9,11 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.caches import Growth
-from memfit.estimators.arch.class_row import Irregular
 from memfit.estimators.arch.families.dense import Dense, HeadDim, Key
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import Part, gated_mlp, linear, switch_glu, under
-from memfit.estimators.arch.specs import MixtureOfExperts
+from memfit.estimators.arch.model import Layer, Model, Part, gated_mlp, linear, switch_glu, under
+from memfit.estimators.arch.registry import Irregular
+from memfit.estimators.arch.specs import Growth, MixtureOfExperts
 
 _FULL_INTERVAL = 4  # fixed in the class, whatever `no_rope_layers` says
 

@@ -4,10 +4,9 @@ Source: mlx-lm models/mamba.py and mamba2.py.
 """
 
 from memfit.estimators.arch.blocks import decoder, ends, mamba, mamba2
-from memfit.estimators.arch.class_row import Irregular
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import Modules, norm, under
+from memfit.estimators.arch.model import Layer, Model, Modules, norm, under
+from memfit.estimators.arch.registry import Irregular
 from memfit.estimators.arch.specs import Mixer
 from memfit.estimators.base.units import ceil_div
 

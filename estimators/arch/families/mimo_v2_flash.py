@@ -6,10 +6,9 @@ Source: mlx-lm models/mimo_v2_flash.py.
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import Fp8, Irregular
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import array, under
+from memfit.estimators.arch.model import Model, array, under
+from memfit.estimators.arch.registry import Fp8, Irregular
 
 
 def _build(fields: Fields) -> Model:

@@ -19,8 +19,7 @@ from memfit.estimators.arch.families.dense import (
     sizes_of,
 )
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Modules, Part, array, linear, under
+from memfit.estimators.arch.model import Model, Modules, Part, array, linear, under
 from memfit.estimators.arch.specs import MixtureOfExperts
 
 

@@ -2,7 +2,18 @@
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.class_row import (
+from memfit.estimators.arch.families.dense import (
+    ATTENTION_BIAS,
+    MLP_BIAS,
+    TIED,
+    UNTIED,
+    HeadDim,
+    Key,
+    QKNorm,
+)
+from memfit.estimators.arch.families.moe import MoE
+from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.registry import (
     DENSE,
     EXPERTS,
     HEAD,
@@ -15,17 +26,6 @@ from memfit.estimators.arch.class_row import (
     Fp8,
     projections,
 )
-from memfit.estimators.arch.families.dense import (
-    ATTENTION_BIAS,
-    MLP_BIAS,
-    TIED,
-    UNTIED,
-    HeadDim,
-    Key,
-    QKNorm,
-)
-from memfit.estimators.arch.families.moe import MoE
-from memfit.estimators.arch.fields import Fields
 
 
 def _first(fields: Fields, count: int) -> frozenset[int]:

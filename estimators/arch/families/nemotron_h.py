@@ -8,10 +8,18 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import Irregular
 from memfit.estimators.arch.fields import MAX_LAYERS, Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import Modules, Part, linear, norm, switch_linear, under
+from memfit.estimators.arch.model import (
+    Layer,
+    Model,
+    Modules,
+    Part,
+    linear,
+    norm,
+    switch_linear,
+    under,
+)
+from memfit.estimators.arch.registry import Irregular
 from memfit.estimators.arch.specs import DenseMLP, FeedForward, Mixer
 
 _LETTERS = {

@@ -9,7 +9,22 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import (
+from memfit.estimators.arch.families import towers_qwen
+from memfit.estimators.arch.families.towers import with_towers
+from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.model import (
+    ROUTER_8BIT,
+    Layer,
+    Model,
+    Modules,
+    Part,
+    array,
+    convolution,
+    linear,
+    norm,
+    under,
+)
+from memfit.estimators.arch.registry import (
     DENSE,
     EXPERTS,
     GATE_UP,
@@ -19,20 +34,6 @@ from memfit.estimators.arch.class_row import (
     Irregular,
     VisionTraits,
     projections,
-)
-from memfit.estimators.arch.families import towers_qwen
-from memfit.estimators.arch.families.towers import with_towers
-from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import (
-    ROUTER_8BIT,
-    Modules,
-    Part,
-    array,
-    convolution,
-    linear,
-    norm,
-    under,
 )
 from memfit.estimators.arch.specs import GatedDelta
 

@@ -4,12 +4,10 @@ Source: mlx-lm models/recurrent_gemma.py.
 """
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.caches import StateBuffer
-from memfit.estimators.arch.class_row import Irregular
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import array, convolution, linear, under
-from memfit.estimators.arch.specs import DenseMLP, Recurrent, Scan
+from memfit.estimators.arch.model import Model, array, convolution, linear, under
+from memfit.estimators.arch.registry import Irregular
+from memfit.estimators.arch.specs import DenseMLP, Recurrent, Scan, StateBuffer
 
 _KINDS = ("attention", "recurrent")
 _KERNEL = 4  # the class reads no key for it

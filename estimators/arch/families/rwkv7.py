@@ -6,13 +6,21 @@ Source: mlx-lm models/rwkv7.py.
 from msgspec.structs import replace
 
 from memfit.estimators.arch.blocks import decoder, ends
-from memfit.estimators.arch.caches import StateBuffer
-from memfit.estimators.arch.class_row import Irregular
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import Module, Modules, Part, array, linear, norm, under
-from memfit.estimators.arch.specs import DenseMLP, Recurrent, Scan
-from memfit.estimators.base.quantization import Quantization
+from memfit.estimators.arch.model import (
+    Layer,
+    Model,
+    Module,
+    Modules,
+    Part,
+    array,
+    linear,
+    norm,
+    under,
+)
+from memfit.estimators.arch.registry import Irregular
+from memfit.estimators.arch.specs import DenseMLP, Recurrent, Scan, StateBuffer
+from memfit.estimators.base.dtypes import Quantization
 
 # `quant_predicate` asks for 8 bits and leaves the group at MLX's default.
 _EIGHT_BITS = Quantization(8, 64)

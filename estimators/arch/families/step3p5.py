@@ -6,11 +6,10 @@ Source: mlx-lm models/step3p5.py.
 from msgspec.structs import replace
 
 from memfit.estimators.arch import blocks
-from memfit.estimators.arch.class_row import DENSE, EXPERTS, Cut, Irregular, projections
 from memfit.estimators.arch.families.windows import FULL, SLIDING
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part, array, linear, under
+from memfit.estimators.arch.model import Model, Part, array, linear, under
+from memfit.estimators.arch.registry import DENSE, EXPERTS, Cut, Irregular, projections
 
 _DEFAULTS = {
     "sliding_window": 512,

@@ -4,10 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.fields import MAX_LAYERS, Fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Module, Modules, Part, linear, norm, under
-from memfit.estimators.arch.structural import unread_keys
+from memfit.estimators.arch.fields import MAX_LAYERS, Fields, unread_keys
+from memfit.estimators.arch.model import Model, Module, Modules, Part, linear, norm, under
 
 # From the tower's own section, the whole config and the text model's width to parameters.
 Tower = Callable[[Fields, Fields, int], Modules]

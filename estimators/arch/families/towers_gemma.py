@@ -15,7 +15,7 @@ from memfit.estimators.arch.families.towers import (
     weight,
 )
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.modules import Module, Modules, Part, sandwich_norms, under
+from memfit.estimators.arch.model import Module, Modules, Part, sandwich_norms, under
 
 
 def siglip(section: Fields, root: Fields, hidden: int) -> Modules:

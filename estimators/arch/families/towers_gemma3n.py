@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from memfit.estimators.arch.families.towers import dense, repeated, rms_norms, tower_layers, weight
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.modules import Module, Modules, under
+from memfit.estimators.arch.model import Module, Modules, under
 
 _STEM, _EDGE, _FUSED = 64, 128, 2048
 # vision.py, gemma3n_mobilenet_def: stages of inverted residuals, each with the kernels of its first

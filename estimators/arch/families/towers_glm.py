@@ -13,7 +13,7 @@ from memfit.estimators.arch.families.towers import (
     weight,
 )
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.modules import Modules, gated_mlp, under
+from memfit.estimators.arch.model import Modules, gated_mlp, under
 
 _UNSHAPING = ("num_heads", "window_size", "image_size")
 

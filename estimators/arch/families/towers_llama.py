@@ -16,7 +16,7 @@ from memfit.estimators.arch.families.towers import (
     weight,
 )
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.modules import Module, Modules, Part, gated_mlp, linear, under
+from memfit.estimators.arch.model import Module, Modules, Part, gated_mlp, linear, under
 
 
 def llama4(section: Fields, root: Fields, hidden: int) -> Modules:

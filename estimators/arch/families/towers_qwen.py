@@ -17,7 +17,7 @@ from memfit.estimators.arch.families.towers import (
     weight,
 )
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.modules import Module, Modules, gated_mlp, under
+from memfit.estimators.arch.model import Module, Modules, gated_mlp, under
 
 _UNSHAPING = ("num_heads", "spatial_patch_size", "tokens_per_second", "window_size")
 

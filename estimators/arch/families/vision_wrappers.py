@@ -5,13 +5,12 @@ Source: mlx_vlm/models of the model type's name, config.py and language.py.
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.class_row import NESTED, ROTARY, VisionTraits
 from memfit.estimators.arch.families import dense_models, moe_models, towers_glm, towers_llama
 from memfit.estimators.arch.families.dense import Dense, HeadDim, Key, QKNorm
 from memfit.estimators.arch.families.wrappers import Wrapper
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import Part, array, embedding, norm
+from memfit.estimators.arch.model import Layer, Model, Part, array, embedding, norm
+from memfit.estimators.arch.registry import NESTED, ROTARY, VisionTraits
 from memfit.estimators.arch.specs import (
     Attention,
     GatedDelta,

@@ -10,23 +10,22 @@ from typing import Any
 from msgspec import field
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import Growth
-from memfit.estimators.arch.class_row import (
+from memfit.estimators.arch.families import gemma4, llama4, towers_gemma, towers_llama, towers_qwen
+from memfit.estimators.arch.families.towers import Towers, with_towers
+from memfit.estimators.arch.fields import Fields
+from memfit.estimators.arch.model import Layer, Model, under
+from memfit.estimators.arch.registry import (
     GATE_UP,
     NESTED,
     ROTARY,
     ClassRow,
     VisionTraits,
+    class_row,
 )
-from memfit.estimators.arch.families import gemma4, llama4, towers_gemma, towers_llama, towers_qwen
-from memfit.estimators.arch.families.towers import Towers, with_towers
-from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.modules import under
-from memfit.estimators.arch.registry import class_row
 from memfit.estimators.arch.specs import (
     Attention,
     GatedDelta,
+    Growth,
     LatentAttention,
     Mixer,
     Recurrent,

@@ -6,17 +6,18 @@ Source: llama.cpp src/llama-hparams.cpp, n_embd_k_gqa, n_embd_v_gqa, n_embd_r an
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import Growth, StateBuffer
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.gguf.rules import Rule, State
 from memfit.estimators.arch.specs import (
     Attention,
     GatedDelta,
+    Growth,
     Indexer,
     LatentAttention,
     Mixer,
     Recurrent,
     Scan,
+    StateBuffer,
 )
 
 _TOKEN_SHIFTS = 2  # llama-hparams.h, token_shift_count

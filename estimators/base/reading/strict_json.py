@@ -1,4 +1,4 @@
-"""JSON from untrusted files: no repeated names, no unbounded numbers, no deep nesting."""
+"""Strict JSON: what a file may hold, and where a value is in it."""
 
 import json
 import math
@@ -135,3 +135,17 @@ def _has_endless_number(text: bytes) -> bool:
         text[start : start + _DIGIT_WINDOW].isdigit()
         for start in range(0, len(text) - _DIGIT_WINDOW, _DIGIT_STRIDE)
     )
+
+
+# How a value is reached from the top: names of mappings and indices of sequences.
+Place = tuple[str | int, ...]
+
+
+def key_path(place: Place) -> str:
+    """Return a place as messages name it.
+
+    >>> key_path(("runs", 0, "kv_bytes"))
+    'runs[0].kv_bytes'
+    """
+    steps = (f"[{step}]" if isinstance(step, int) else f".{printable(step)}" for step in place)
+    return "".join(steps).removeprefix(".")

@@ -13,8 +13,7 @@ import yaml
 
 from memfit.estimators.base.errors import ConfigError
 from memfit.estimators.base.files import printable
-from memfit.estimators.base.reading.place import Place
-from memfit.estimators.base.reading.strict_json import MAX_NESTING
+from memfit.estimators.base.reading.strict_json import MAX_NESTING, Place
 
 MAX_SCALAR_CHARACTERS = 4096
 MAX_EVENTS = 60_000  # values, and beginnings and ends of those that hold others

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from memfit.estimators.base.errors import CheckpointError, UnsupportedError
 from memfit.estimators.base.files import list_names, printable, read_whole
-from memfit.estimators.base.reading.section import Section, json_section
-from memfit.estimators.base.reading.values import MAX_FIGURE
+from memfit.estimators.base.reading.section import MAX_FIGURE, Section, json_section
 from memfit.estimators.checkpoint.gguf.files import read_gguf_file
 from memfit.estimators.checkpoint.local.directory import read_directory
 from memfit.estimators.checkpoint.manifest import Checkpoint, SkippedFile

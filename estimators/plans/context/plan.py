@@ -24,11 +24,10 @@ from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.result import both_units
 from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile, plain_profile
-from memfit.estimators.runtimes.budget import judge, recommended_bytes
 from memfit.estimators.runtimes.facets import MlxLmPrograms, OwnContext
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.run_limits import ending_notes, run_limits, tightened
-from memfit.estimators.runtimes.runtime import Budget
+from memfit.estimators.runtimes.runtime import Budget, judge, recommended_bytes
 from memfit.estimators.sizing.estimate import (
     assumption_notes,
     device_summary,

@@ -10,9 +10,8 @@ from math import ceil
 from msgspec import Struct
 
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import Device, OsRegime, stock_working_set
 from memfit.estimators.machine.devices import chips, runs
-from memfit.estimators.machine.working_set import OsRegime, stock_working_set
 from memfit.estimators.plans.experts.routing import (
     RoutingProfile,
     adaptive_capacities,
@@ -27,10 +26,9 @@ from memfit.estimators.results.experts import (
     RegimeCapacity,
     Worth,
 )
-from memfit.estimators.runtimes.budget import Need, judge
 from memfit.estimators.runtimes.expert_capacity import BUDGET, capacity_of_inventory
 from memfit.estimators.runtimes.registry import runtime_summary
-from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.runtime import Need, Runtime, judge
 from memfit.estimators.sizing.estimate import device_summary, limit_notes
 from memfit.estimators.sizing.expert_rules import TEXTS, published, warnings_of, worth
 from memfit.estimators.sizing.partial_experts import RunMemory, most_experts, running_bytes

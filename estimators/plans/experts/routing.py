@@ -11,8 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from memfit.estimators.base.files import read_whole, short
-from memfit.estimators.base.reading.section import Section, json_section
-from memfit.estimators.base.reading.values import MAX_FIGURE
+from memfit.estimators.base.reading.section import MAX_FIGURE, Section, json_section
 from memfit.estimators.weights.expert_slots import ExpertLayer
 
 # 1000 layers of 1000 experts; a name and a count take about 20 bytes.

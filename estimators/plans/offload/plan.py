@@ -33,8 +33,8 @@ from memfit.estimators.results.offload import (
 )
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.agent_memory import adaptive_chunk
-from memfit.estimators.runtimes.budget import comfortable_bytes
 from memfit.estimators.runtimes.registry import runtime_summary
+from memfit.estimators.runtimes.runtime import comfortable_bytes
 from memfit.estimators.sizing.estimate import ALONE, device_summary, limit_notes, notes_on_versions
 from memfit.estimators.sizing.sized_model import SizedModel
 

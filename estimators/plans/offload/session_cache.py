@@ -6,15 +6,20 @@ from functools import cached_property
 
 from msgspec import Struct
 
-from memfit.estimators.arch.caches import STEP, KVBuffer
 from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.specs import STEP, KVBuffer
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.units import ceil_div, round_down, round_up
 from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.kv_cache import KVFormat, grown, grown_singly, is_convertible
-from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.mlx.kv_cache import (
+    KVFormat,
+    grown,
+    grown_singly,
+    is_convertible,
+    state_bytes,
+)
 from memfit.estimators.runtimes.agent_memory import block_bytes
 from memfit.estimators.sizing.search import first_fitting
 from memfit.estimators.trace.dequantised_cache import StoredFormat, StoredRows, dequantised_peak

@@ -9,8 +9,8 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from memfit.estimators.base.dtypes import converted
 from memfit.estimators.base.errors import InputError, MemfitError
-from memfit.estimators.base.quantization import converted
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.reading.section import Section, read_yaml
 from memfit.estimators.base.units import parse_count
@@ -18,7 +18,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.plans.ranks.plan import SIZES, WAYS
-from memfit.estimators.questions.machine import Ranks
+from memfit.estimators.questions.target import Ranks
 from memfit.estimators.results.estimate import RuntimeSummary
 from memfit.estimators.results.ranks import FleetPlan, Leftover, Placement
 from memfit.estimators.runtimes.registry import runtime_summary

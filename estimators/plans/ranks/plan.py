@@ -8,12 +8,12 @@ from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.questions.machine import Ranks
+from memfit.estimators.questions.target import Ranks
 from memfit.estimators.results.ranks import Impossible, RankChoice, RanksPlan
-from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.facets import Commands
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
+from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.sizing.advise import converting
 from memfit.estimators.sizing.estimate import device_summary, model_summary, notes_on_versions
 from memfit.estimators.sizing.ranks import RankedModel, ranked

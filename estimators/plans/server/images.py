@@ -14,16 +14,15 @@ from msgspec.structs import replace
 
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.server_settings import ServerSettings
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.images.processor import image_plan
 from memfit.estimators.mlx.arrivals import ServedRequest
 from memfit.estimators.plans.server.plan import check_lengths, settings_to_run
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan
-from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import image_server_command
 from memfit.estimators.runtimes.registry import runtime_summary
+from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.sizing.advise import converting
 from memfit.estimators.sizing.estimate import assumption_notes, device_summary
 from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting, halves

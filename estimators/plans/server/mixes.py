@@ -3,8 +3,8 @@
 import random
 from collections.abc import Iterator
 
-from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import ceil_div
+from memfit.estimators.base.workload import ServerSettings
 from memfit.estimators.mlx.arrivals import ClosedLoop, ServedRequest
 from memfit.estimators.plans.server.simulation import Simulated, simulated
 from memfit.estimators.results.server import ServerMix

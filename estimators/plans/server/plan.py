@@ -6,9 +6,8 @@ from itertools import accumulate, islice
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.units import open_size
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.arrivals import AtTimes, ClosedLoop, ServedRequest
 from memfit.estimators.plans.server.mixes import usual_mixes
@@ -17,10 +16,10 @@ from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.result import both_units
 from memfit.estimators.results.server import ServerMix, ServerMoment, ServerPlan
 from memfit.estimators.results.terms import Verdict
-from memfit.estimators.runtimes.budget import judge
 from memfit.estimators.runtimes.mlx_lm_commands import launched, server_command
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
+from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.sizing.advise import converting
 from memfit.estimators.sizing.estimate import (
     ALONE,

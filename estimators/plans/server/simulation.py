@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
-from memfit.estimators.base.server_settings import ServerSettings
+from memfit.estimators.base.workload import ServerSettings
 from memfit.estimators.mlx.arrivals import Arrivals, ServedRequest
 from memfit.estimators.mlx.batch_schedule import BatchSchedule, ScheduleMoment
 from memfit.estimators.results.server import ServerMoment

@@ -18,11 +18,10 @@ from memfit.estimators.results.growth import (
     Turn,
     UnsupportedRuntime,
 )
-from memfit.estimators.runtimes.budget import recommended_bytes
 from memfit.estimators.runtimes.facets import Cache, context_limit, pool
 from memfit.estimators.runtimes.growth import GrowthEvent, GrowthRule, growth_events, rule_of
 from memfit.estimators.runtimes.registry import runtime_summary
-from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.runtime import Runtime, recommended_bytes
 from memfit.estimators.runtimes.token_cost import TokenCost
 from memfit.estimators.sizing.estimate import limit_notes
 from memfit.estimators.sizing.sized_model import SizedModel, with_runtime

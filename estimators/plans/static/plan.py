@@ -18,7 +18,7 @@ from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import round_up
 from memfit.estimators.base.workload import MAX_TOKENS
-from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.mlx.kv_cache import state_bytes
 from memfit.estimators.plans.static.arena import Arena, arena, needs
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.static import (

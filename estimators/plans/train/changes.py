@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from memfit.estimators.base.quantization import Quantization, converted
-from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.base.dtypes import Quantization, converted
+from memfit.estimators.base.workload import Recipe
 from memfit.estimators.results.terms import Cost
 from memfit.estimators.results.train import KnobName
 

@@ -3,8 +3,8 @@
 import shlex
 from collections.abc import Iterator
 
-from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.recipe import ADAPTER, Recipe
+from memfit.estimators.base.dtypes import Quantization
+from memfit.estimators.base.workload import ADAPTER, Recipe
 from memfit.estimators.runtimes.mlx_lm_commands import convert_command, option
 
 CONVERTED = "mlx_model"

@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from memfit.estimators.base.dtypes import Quantization, converted
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.quantization import Quantization, converted
-from memfit.estimators.base.recipe import SHORTEST, Recipe
+from memfit.estimators.base.workload import SHORTEST, Recipe
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions, format_version, parse_version
 from memfit.estimators.plans.train.changes import Change
@@ -26,7 +26,7 @@ from memfit.estimators.results.train import (
     TrainingPhases,
     TrainPlan,
 )
-from memfit.estimators.runtimes.budget import Need, judge
+from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.sizing.estimate import device_summary
 from memfit.estimators.sizing.opening import weight_bits_of
 from memfit.estimators.sizing.search import first_fitting, halves, most_fitting

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantization import Quantization
-from memfit.estimators.base.recipe import Recipe
+from memfit.estimators.base.workload import Recipe
 
 
 class Example(NamedTuple):

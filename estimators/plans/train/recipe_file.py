@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memfit.estimators.base.reading.section import Section, read_yaml, to_record
-from memfit.estimators.base.recipe import ADAPTER, Recipe
+from memfit.estimators.base.workload import ADAPTER, Recipe
 
 MAX_RECIPE_BYTES = 2**20
 _READ = (

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import format_duration, open_size
-from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.working_set import RISK, wired_limit
+from memfit.estimators.machine.device import RISK, Device, wired_limit
 from memfit.estimators.plans.wired.ledger import SimulatedBackend, WiredEvent, WiredLedger
 from memfit.estimators.plans.wired.scenario import (
     Change,

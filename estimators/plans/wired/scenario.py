@@ -11,18 +11,18 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import path_near, printable
-from memfit.estimators.base.reading.section import Section, read_yaml
-from memfit.estimators.base.reading.values import (
+from memfit.estimators.base.reading.section import (
+    Section,
     as_duration,
     as_name,
     as_share,
     as_size,
     as_text,
     one_of,
+    read_yaml,
 )
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import DEFAULT_REGIME, Device, OsRegime
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
-from memfit.estimators.machine.working_set import DEFAULT_REGIME, OsRegime
 from memfit.estimators.plans.wired.ledger import Ticket, WiredSettings
 from memfit.estimators.plans.wired.policies import (
     BudgetPolicy,

@@ -6,8 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import short
-from memfit.estimators.base.reading.section import Section
-from memfit.estimators.base.reading.values import as_size
+from memfit.estimators.base.reading.section import Section, as_size
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.interface import Figure

@@ -8,17 +8,14 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import open_size, round_up
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import MemoryShare, Note
-from memfit.estimators.results.peak import PeakMoment
-from memfit.estimators.results.terms import Basis
-from memfit.estimators.runtimes.budget import HostNeed
+from memfit.estimators.results.terms import Basis, PeakMoment
 from memfit.estimators.runtimes.facets import Commands, Drafting, HostReads, SplitMemory
 from memfit.estimators.runtimes.interface import DraftFigures, Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.llama_cpp.builder import Context
@@ -46,7 +43,7 @@ from memfit.estimators.runtimes.llama_cpp.placement import (
 from memfit.estimators.runtimes.llama_cpp.projector import projector_bytes
 from memfit.estimators.runtimes.llama_cpp.reserved import Compute, explained, projector_note
 from memfit.estimators.runtimes.llama_cpp.settings import LlamaCppRuntime
-from memfit.estimators.runtimes.runtime import Budget, Runtime
+from memfit.estimators.runtimes.runtime import Budget, HostNeed, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
 from memfit.estimators.runtimes.token_cost import TokenCost
 

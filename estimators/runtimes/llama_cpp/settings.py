@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import MAX_LAYERS
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.reading.values import memory_value, number_or_text
+from memfit.estimators.base.reading.section import memory_value, number_or_text
 from memfit.estimators.base.units import parse_rate
 from memfit.estimators.runtimes.llama_cpp.caches import CACHE_TYPES, CacheTypes
 from memfit.estimators.runtimes.runtime import Runtime

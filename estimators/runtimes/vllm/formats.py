@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct
 
 from memfit.estimators.arch.fields import Fields
-from memfit.estimators.arch.modules import Module, Part
+from memfit.estimators.arch.model import Module, Part
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.weights.derived import tensor_bytes

@@ -8,10 +8,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import KVBuffer
 from memfit.estimators.arch.specs import (
     Attention,
     GatedDelta,
+    KVBuffer,
     LatentAttention,
     Mixer,
     Recurrent,
@@ -26,7 +26,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import MemoryPool, Note
-from memfit.estimators.results.peak import PeakMoment
+from memfit.estimators.results.terms import PeakMoment
 from memfit.estimators.runtimes.activation_bound import activation_bound
 from memfit.estimators.runtimes.auto_context import within
 from memfit.estimators.runtimes.facets import ForeignFormats, NvidiaOnly, PerMachine, Pool

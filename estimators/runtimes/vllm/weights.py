@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from memfit.estimators.arch.fields import config_fields
-from memfit.estimators.arch.model import Model
-from memfit.estimators.arch.modules import Part
+from memfit.estimators.arch.model import Model, Part
 from memfit.estimators.arch.registry import row_or_default
 from memfit.estimators.arch.specs import (
     Attention,
@@ -29,11 +28,10 @@ from memfit.estimators.checkpoint.manifest import Checkpoint, Tensor
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.vllm.formats import Packing, packing_of, quantization_method
-from memfit.estimators.weights.derived import WeightTotals, tensor_bytes
+from memfit.estimators.weights.derived import WeightTotals, part_of, tensor_bytes
 from memfit.estimators.weights.footprint import WeightFootprint, bounded_by_name
-from memfit.estimators.weights.parts import part_of
 from memfit.estimators.weights.quantization_plan import foreign_block
-from memfit.estimators.weights.sanitize_names import ties_head
+from memfit.estimators.weights.sanitize import ties_head
 
 _VOCABULARY_PADDING = 64  # layers/vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE
 # The widest tiles of kernels for MXFP4 experts: hidden and intermediate size are rounded up

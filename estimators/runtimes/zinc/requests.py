@@ -9,8 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.quantities import Tokens
-from memfit.estimators.base.units import MAX_COUNT
+from memfit.estimators.base.units import MAX_COUNT, Tokens
 from memfit.estimators.results.result import Result
 
 RequestAdmission = Literal["admitted", "shortened", "refused"]

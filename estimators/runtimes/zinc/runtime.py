@@ -5,12 +5,11 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.caches import KVBuffer
-from memfit.estimators.arch.specs import GatedDelta
+from memfit.estimators.arch.specs import GatedDelta, KVBuffer
 from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.recurrent_state import state_bytes
+from memfit.estimators.mlx.kv_cache import state_bytes
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile
