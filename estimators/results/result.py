@@ -9,7 +9,7 @@ from msgspec import Struct, to_builtins
 from msgspec.json import decode, encode
 from msgspec.structs import replace
 
-from memfit.estimators.base.reading.values import one_of
+from memfit.estimators.base.reading.section import one_of
 from memfit.estimators.base.units import Units, with_sizes
 from memfit.estimators.base.version import __version__
 
