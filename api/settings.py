@@ -45,6 +45,7 @@ class OpenSettings(TypedDict, total=False):
     flash_attn: bool | None
     gpu_layers: int | str | None
     n_cpu_moe: int | str | None
+    batch_size: int | str | None
     host_memory: int | str | None
     host_bandwidth: int | str | None
     capacity: int | str | None

@@ -336,6 +336,11 @@ _RUNTIME = Options(
             metavar="N|all",
             help="Layers, from the first, with their experts on llama.cpp's host; or all.",
         ),
+        "batch_size": option(
+            *("--batch-size", "-b"),
+            metavar="TOKENS",
+            help="Tokens of llama.cpp's batch, which its micro-batch is at most. Default: 2048.",
+        ),
         "host_memory": option(
             metavar="SIZE",
             help="Memory of the host of an NVIDIA card, such as 64GB, for what llama.cpp keeps"

@@ -208,6 +208,21 @@ def test_experts_can_be_on_the_host(memfit: Memfit, tmp_path: Path) -> None:
     assert "layers 0 to 1: caches on the GPU, weights of each" in text
 
 
+def test_the_batch_limits_the_micro_batch(memfit: Memfit, tmp_path: Path) -> None:
+    entry = MODELS["qwen3moe"]
+    path = write(tmp_path / "model.gguf", entry.metadata, entry.tensors)
+    where = ("estimate", path, "-c", "16384", "-ub", "4096", "--device", "rtx-4090", "--json")
+    whole = next(run for run in entry.runs if run.batch == 4096)
+    given = memfit(*where, "-b", "4096").json
+    assert given["memories"][0]["compute_bytes"] == pytest.approx(whole.gpu * 2**20, abs=2**16)
+    assert "-b 4096 -ub 4096" in given["actions"][0]["commands"][0]
+    assert "micro-batch" not in {note["code"] for note in given["notes"]}
+    default = memfit(*where).json
+    assert default["memories"][0]["compute_bytes"] < whole.gpu * 2**19 + 2**20
+    (note,) = (note for note in default["notes"] if note["code"] == "micro-batch")
+    assert "2048 tokens; for a micro-batch of 4096 give -b 4096 too" in note["message"]
+
+
 def test_a_draft_model_of_another_runtime_is_rejected(
     memfit: Memfit, qwen: Path, tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ class Allocation(NamedTuple):
     gpu_layers: int | None = None  # None: without a GPU
     host_experts: int = 0  # layers, from the first, with their experts on the host
     gpu: float = 0.0  # the GPU's compute buffer
+    batch: int = 2048
 
 
 class Recorded(NamedTuple):

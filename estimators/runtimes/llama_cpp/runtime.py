@@ -288,6 +288,13 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         yield from super()._notes(workload, figures)
         if note := projector_note(self._projector_bytes):
             yield note
+        wanted = min(workload.prefill_step, workload.batch * workload.total_tokens)
+        if wanted > self.settings.batch:
+            text = (
+                f"llama.cpp computes at most its batch at once, {self.settings.batch} tokens;"
+                f" for a micro-batch of {wanted} give -b {wanted} too"
+            )
+            yield Note("warning", "micro-batch", text)
         device, both = self.subject.device, self.shared_bytes(figures)
         need = self.host_need(figures.host_bytes)
         if need and need.is_undecided:
@@ -336,6 +343,8 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         types, sequences = cache_types(workload, self.settings.types), workload.batch
         context = sequences * workload.total_tokens
         command = ["llama-server", "-m", model, "-c", str(context), "-np", str(sequences)]
+        if self.settings.batch != LLAMA_CPP.batch:
+            command += ["-b", str(self.settings.batch)]
         command += ["-ub", str(workload.prefill_step)]
         if types != cache_types(replace(workload, kv_bits=None), None):
             command += ["-ctk", types.keys, "-ctv", types.values]
