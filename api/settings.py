@@ -43,6 +43,8 @@ class OpenSettings(TypedDict, total=False):
     cache_type_k: str | None
     cache_type_v: str | None
     flash_attn: bool | None
+    kv_unified: bool | None
+    swa_full: bool | None
     gpu_layers: int | str | None
     n_cpu_moe: int | str | None
     batch_size: int | str | None

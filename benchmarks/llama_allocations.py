@@ -113,7 +113,7 @@ class Llama:
         params.n_ctx, params.n_seq_max = run.context, run.sequences
         params.n_batch, params.n_ubatch = run.batch, run.microbatch
         params.type_k = params.type_v = TYPES[run.cache]
-        params.swa_full = params.kv_unified = False
+        params.swa_full, params.kv_unified = run.swa_full, run.unified
         params.flash_attn_type = 1 if run.flash else 0
         self._lines.clear()
         context = self._library.llama_init_from_model(model, params)

@@ -62,6 +62,8 @@ def _llama_server() -> argparse.ArgumentParser:
     parser.add_argument("-ctk", "--cache-type-k", default="f16")
     parser.add_argument("-ctv", "--cache-type-v", default="f16")
     parser.add_argument("-fa", "--flash-attn", choices=("on", "off", "auto"), default="auto")
+    parser.add_argument("-kvu", "--kv-unified", action="store_true")
+    parser.add_argument("--swa-full", action="store_true")
     parser.add_argument("-ngl", "--gpu-layers", default="all")
     parser.add_argument("-ncmoe", "--n-cpu-moe", type=int, default=0)
     return parser

@@ -323,6 +323,16 @@ _RUNTIME = Options(
             kind=bool,
             help="Whether llama.cpp uses flash attention.",
         ),
+        "kv_unified": option(
+            *("--kv-unified/--no-kv-unified", "-kvu"),
+            kind=bool,
+            help="Whether llama.cpp's sequences share one cache, as without -np in llama-server.",
+        ),
+        "swa_full": option(
+            "--swa-full",
+            kind=bool,
+            help="A sliding cache of llama.cpp has room for the whole context.",
+        ),
         "gpu_layers": option(
             *("--gpu-layers", "-ngl", "--n-gpu-layers"),
             metavar="N|auto|all",

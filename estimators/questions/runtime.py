@@ -24,7 +24,7 @@ from memfit.estimators.runtimes.source import MethodSetting
 MARGIN_BYTES = 64_000_000
 _OWN = (
     "gpu_memory_utilization capacity cache_type cache_type_k cache_type_v flash_attn gpu_layers"
-    " n_cpu_moe batch_size host_memory host_bandwidth kv_cache_dtype"
+    " n_cpu_moe batch_size kv_unified swa_full host_memory host_bandwidth kv_cache_dtype"
 ).split()
 """Settings that one runtime has, which reads them itself."""
 
@@ -59,6 +59,8 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
     cache_type_k: Text = None
     cache_type_v: Text = None
     flash_attn: Annotated[bool, flag] = True
+    kv_unified: Annotated[bool, flag] = False
+    swa_full: Annotated[bool, flag] = False
     gpu_layers: OwnSetting = None
     n_cpu_moe: OwnSetting = None
     batch_size: OwnSetting = None
@@ -108,7 +110,8 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
         """
         for name in names:
             value = getattr(self, name)
-            if value is not None and value is not True:
+            # A switch that is as without it says nothing of the runtime.
+            if value is not None and value is not (name == "flash_attn"):
                 runtime = read_setting(name, partial(runtime.with_setting, name), value)
         return runtime
 

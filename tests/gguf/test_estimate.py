@@ -223,6 +223,45 @@ def test_the_batch_limits_the_micro_batch(memfit: Memfit, tmp_path: Path) -> Non
     assert "2048 tokens; for a micro-batch of 4096 give -b 4096 too" in note["message"]
 
 
+# Logs of build b11549 for Gemma-3-27B's sizes at -c 32768 with n_seq_max, kv_unified and swa_full:
+# MiB of the caches that slide, per 52 layers of 1024 tokens, and of the 10 others.
+@pytest.mark.parametrize(
+    ("options", "sliding"),
+    [
+        ("-np 1", 624),
+        ("-np 4", 2496),
+        ("-np 4 --kv-unified", 1872),
+        ("-np 1 --swa-full", 13312),
+        ("-np 4 --swa-full", 13312),
+        ("-np 4 -kvu --swa-full", 13312),
+    ],
+)
+def test_sequences_share_a_cache_or_have_their_own(
+    memfit: Memfit, tmp_path: Path, options: str, sliding: int
+) -> None:
+    keys = dict(
+        block_count=62,
+        embedding_length=5376,
+        context_length=131072,
+        feed_forward_length=21504,
+        attention__head_count=32,
+        attention__head_count_kv=16,
+        attention__key_length=128,
+        attention__value_length=128,
+        attention__sliding_window=1024,
+    )
+    named = {f"gemma3.{key.replace('__', '.')}": value for key, value in keys.items()}
+    tensors = [tensor("token_embd.weight", (262208, 5376), "Q8_0")]
+    path = write(tmp_path / "m.gguf", {"general.architecture": "gemma3", **named}, tensors)
+    run = memfit("estimate", path, "-c", "32768", "--memory", "64GB", "--json", *options.split())
+    assert run.json["components"]["kv"]["bytes"] == (2560 + sliding) * 2**20
+    printed = run.json["actions"][0]["commands"][0]
+    assert [option in printed for option in ("--kv-unified", "--swa-full")] == [
+        "kv" in options,
+        "swa-full" in options,
+    ]
+
+
 def test_a_draft_model_of_another_runtime_is_rejected(
     memfit: Memfit, qwen: Path, tmp_path: Path
 ) -> None:

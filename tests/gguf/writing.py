@@ -106,6 +106,8 @@ class Allocation(NamedTuple):
     host_experts: int = 0  # layers, from the first, with their experts on the host
     gpu: float = 0.0  # the GPU's compute buffer
     batch: int = 2048
+    unified: bool = False
+    swa_full: bool = False
 
 
 class Recorded(NamedTuple):

@@ -48,7 +48,7 @@ class Builder:
         self.positions = self.graph.input(4 * room.rows)
         self.place = self.experts_place = Place.HOST
         """Where the layer's weights and cache are, and where its experts are."""
-        self._inputs: dict[tuple[int, int], CacheInputs] = {}
+        self._inputs: dict[tuple[bool, int], CacheInputs] = {}
 
     def op(self, width: int, *sources: Tensor) -> Tensor:
         """Add an operation with ``width`` float32 numbers a row."""
@@ -92,7 +92,7 @@ class Builder:
 
     def caches(self, spec: Attention | LatentAttention) -> tuple[Stored, ...]:
         """Return the cache of keys, and that of values if there is one."""
-        cells = self.room.of(spec.window) * self.room.sequences
+        cells = self.room.of(spec.window) * self.room.streams
         row_bytes = self.types.row_bytes(*next(cell_widths(spec)))
         return tuple(Stored(cells * nbytes, self.place) for nbytes in row_bytes)
 
@@ -101,13 +101,14 @@ class Builder:
         cells = self.room.of(spec.window)
         # Without flash attention values are transposed: each element is a row of the cache.
         spread = 1 if self.flash else next(cell_widths(spec))[1] or 1
-        if (cells, spread) not in self._inputs:
+        slides = spec.window is not None
+        if (slides, spread) not in self._inputs:
             index = _INDEX * self.room.rows
-            self._inputs[cells, spread] = CacheInputs(
+            self._inputs[slides, spread] = CacheInputs(
                 self.graph.input((2 if self.flash else FLOAT) * cells * self.room.rows),
                 (self.graph.input(index), self.graph.input(index * spread)),
             )
-        return self._inputs[cells, spread]
+        return self._inputs[slides, spread]
 
     @cached_property
     def indexer_mask(self) -> Tensor:
@@ -121,12 +122,12 @@ class Builder:
         cache in f16 in any case; ggml-cuda/fattn.cu has it for a cache of another type.
         """
         keys, values = next(cell_widths(spec))
-        cells = self.room.of(spec.window) * self.room.sequences
+        cells = self.room.of(spec.window) * self.room.streams
         if self.place is Place.HOST or self.backend == "cpu":
             return 0
         if self.backend == "cuda":
             pairs = zip((keys, values), self.types, strict=True)
             return sum(2 * cells * width for width, name in pairs if name != "f16")
-        groups = min(self.rows, _METAL_QUERIES) * spec.heads * self.room.sequences
+        groups = min(self.rows, _METAL_QUERIES) * spec.heads * self.room.streams
         partial = FLOAT * groups * _METAL_GROUPS * (value_dim + 2)
         return partial + 2 * cells * (keys + values)

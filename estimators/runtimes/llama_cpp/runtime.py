@@ -10,7 +10,7 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.server_settings import ServerSettings
 from memfit.estimators.base.setting_names import setting
-from memfit.estimators.base.units import open_size, round_up
+from memfit.estimators.base.units import ceil_div, open_size, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
@@ -96,14 +96,19 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
 
     def token_costs(self, workload: Workload) -> tuple[TokenCost, ...]:
         types = cache_types(workload, self.settings.types)
-        room = cells(workload, self.runtime)
+        room = cells(workload, self.settings)
         kinds = Counter(
-            (sum(types.row_bytes(*widths)), mixer.window)
+            (sum(types.row_bytes(*widths)), None if room.swa_full else mixer.window)
             for mixer in self.subject.model.mixers()
             for widths in (cell_widths(mixer) if mixer.owns_cache else ())
         )
+
+        def share(window: int) -> int:
+            """The part of one sequence in a cache that several may share."""
+            return ceil_div(room.windowed(window) * room.streams, room.sequences)
+
         return tuple(
-            TokenCost(layers, nbytes, window, room.windowed(window) if window else None)
+            TokenCost(layers, nbytes, window, share(window) if window else None)
             for (nbytes, window), layers in kinds.items()
         )
 
@@ -350,6 +355,8 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
             command += ["-ctk", types.keys, "-ctv", types.values]
         if not self.settings.flash:
             command += ["-fa", "off"]
+        command += ["--kv-unified"] * self.settings.unified
+        command += ["--swa-full"] * self.settings.swa_full
         placement = self.placement
         # Without it, --fit moves layers to the host where less than 1 GiB is left (common/fit.cpp).
         if self.host or self.settings.gpu_layers is not None:
@@ -360,7 +367,7 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
 
     def _context(self, workload: Workload, *, all_outputs: bool) -> Context:
         """The context that llama.cpp makes, with logits of all tokens or of one a sequence."""
-        room = cells(workload, self.runtime)
+        room = cells(workload, self.settings)
         types = cache_types(workload, self.settings.types)
         outputs = room.microbatch if all_outputs else min(room.sequences, room.microbatch)
         return Context(room, types, self.flash, outputs)
@@ -397,9 +404,9 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         if not self.is_gguf:
             yield from super()._assumptions(workload)
         yield (
-            f"llama.cpp's context is as long as the workload: {context.room.full} cells for each of"
-            f" {context.room.sequences} sequences, keys in {context.types.keys} and values in"
-            f" {context.types.values}"
+            f"llama.cpp's context is as long as the workload: {context.room.full} cells for"
+            f" {'all' if context.room.unified else 'each'} of {context.room.sequences} sequences,"
+            f" keys in {context.types.keys} and values in {context.types.values}"
         )
         yield f"flash attention is {'on' if context.flash else 'off'}; {self._placed()}"
         if self.host and self.is_split:

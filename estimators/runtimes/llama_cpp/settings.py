@@ -25,6 +25,10 @@ class LlamaCppRuntime(Runtime, frozen=True, kw_only=True):
     """The types of the cache; None where the workload's KV bits decide."""
     flash: bool = True
     """Whether attention may be fused (``--flash-attn``)."""
+    unified: bool = False
+    """Whether all sequences share the cells of one cache (``--kv-unified``)."""
+    swa_full: bool = False
+    """Whether a sliding cache has room for the whole context (``--swa-full``)."""
     gpu_layers: int | None = None
     """Layers on the GPU, with the head; None for all."""
     automatic: bool = False
@@ -99,6 +103,8 @@ def _positive(nbytes: int, value: str | int) -> int:
 _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "batch_size": ("batch", _tokens),
     "flash_attn": ("flash", bool),
+    "kv_unified": ("unified", bool),
+    "swa_full": ("swa_full", bool),
     "host_memory": ("host_memory_bytes", _memory),
     "host_bandwidth": ("host_bandwidth_bytes", _rate),
 }
