@@ -223,43 +223,26 @@ def test_the_batch_limits_the_micro_batch(memfit: Memfit, tmp_path: Path) -> Non
     assert "2048 tokens; for a micro-batch of 4096 give -b 4096 too" in note["message"]
 
 
-# Logs of build b11549 for Gemma-3-27B's sizes at -c 32768 with n_seq_max, kv_unified and swa_full:
-# MiB of the caches that slide, per 52 layers of 1024 tokens, and of the 10 others.
-@pytest.mark.parametrize(
-    ("options", "sliding"),
-    [
-        ("-np 1", 624),
-        ("-np 4", 2496),
-        ("-np 4 --kv-unified", 1872),
-        ("-np 1 --swa-full", 13312),
-        ("-np 4 --swa-full", 13312),
-        ("-np 4 -kvu --swa-full", 13312),
-    ],
-)
+@pytest.mark.parametrize("name", ["gemma3", "gpt-oss", "qwen35"])
 def test_sequences_share_a_cache_or_have_their_own(
-    memfit: Memfit, tmp_path: Path, options: str, sliding: int
+    memfit: Memfit, tmp_path: Path, name: str
 ) -> None:
-    keys = dict(
-        block_count=62,
-        embedding_length=5376,
-        context_length=131072,
-        feed_forward_length=21504,
-        attention__head_count=32,
-        attention__head_count_kv=16,
-        attention__key_length=128,
-        attention__value_length=128,
-        attention__sliding_window=1024,
-    )
-    named = {f"gemma3.{key.replace('__', '.')}": value for key, value in keys.items()}
-    tensors = [tensor("token_embd.weight", (262208, 5376), "Q8_0")]
-    path = write(tmp_path / "m.gguf", {"general.architecture": "gemma3", **named}, tensors)
-    run = memfit("estimate", path, "-c", "32768", "--memory", "64GB", "--json", *options.split())
-    assert run.json["components"]["kv"]["bytes"] == (2560 + sliding) * 2**20
-    printed = run.json["actions"][0]["commands"][0]
-    assert [option in printed for option in ("--kv-unified", "--swa-full")] == [
-        "kv" in options,
-        "swa-full" in options,
-    ]
+    entry = MODELS[name]
+    path = write(tmp_path / "m.gguf", entry.metadata, entry.tensors)
+    runs = [run for run in entry.runs if run.unified or run.swa_full]
+    assert len(runs) == 3
+    for run in runs:
+        options = ["--kv-unified"] * run.unified + ["--swa-full"] * run.swa_full
+        where = ("estimate", path, "-np", "4", "-c", str(run.context), "--memory", "64GB")
+        flash = "--flash-attn" if run.flash else "--no-flash-attn"
+        data = memfit(*where, flash, *options, "--json").json
+        expected = sum(keys + values for *_, keys, values in run.kv)
+        assert data["components"]["kv"]["bytes"] == pytest.approx(expected * 2**20, abs=2**15)
+        assert data["components"]["ssm"]["bytes"] == pytest.approx(
+            sum(run.states) * 2**20, abs=2**15
+        )
+        printed = data["actions"][0]["commands"][0].split()
+        assert [option for option in printed if option in ("--kv-unified", "--swa-full")] == options
 
 
 def test_a_draft_model_of_another_runtime_is_rejected(
