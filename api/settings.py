@@ -45,6 +45,7 @@ class OpenSettings(TypedDict, total=False):
     flash_attn: bool | None
     kv_unified: bool | None
     swa_full: bool | None
+    all_logits: bool | None
     gpu_layers: int | str | None
     n_cpu_moe: int | str | None
     batch_size: int | str | None

@@ -114,6 +114,7 @@ class Llama:
         params.n_batch, params.n_ubatch = run.batch, run.microbatch
         params.type_k = params.type_v = TYPES[run.cache]
         params.swa_full, params.kv_unified = run.swa_full, run.unified
+        params.n_outputs_max = run.outputs
         params.flash_attn_type = 1 if run.flash else 0
         self._lines.clear()
         context = self._library.llama_init_from_model(model, params)

@@ -333,6 +333,11 @@ _RUNTIME = Options(
             kind=bool,
             help="A sliding cache of llama.cpp has room for the whole context.",
         ),
+        "all_logits": option(
+            "--all-logits",
+            kind=bool,
+            help="Logits of every token, as llama.cpp's library has room for; llama-server of one.",
+        ),
         "gpu_layers": option(
             *("--gpu-layers", "-ngl", "--n-gpu-layers"),
             metavar="N|auto|all",

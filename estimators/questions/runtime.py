@@ -24,7 +24,7 @@ from memfit.estimators.runtimes.source import MethodSetting
 MARGIN_BYTES = 64_000_000
 _OWN = (
     "gpu_memory_utilization capacity cache_type cache_type_k cache_type_v flash_attn gpu_layers"
-    " n_cpu_moe batch_size kv_unified swa_full host_memory host_bandwidth kv_cache_dtype"
+    " n_cpu_moe batch_size kv_unified swa_full all_logits host_memory host_bandwidth kv_cache_dtype"
 ).split()
 """Settings that one runtime has, which reads them itself."""
 
@@ -61,6 +61,7 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
     flash_attn: Annotated[bool, flag] = True
     kv_unified: Annotated[bool, flag] = False
     swa_full: Annotated[bool, flag] = False
+    all_logits: Annotated[bool, flag] = False
     gpu_layers: OwnSetting = None
     n_cpu_moe: OwnSetting = None
     batch_size: OwnSetting = None

@@ -108,6 +108,7 @@ class Allocation(NamedTuple):
     batch: int = 2048
     unified: bool = False
     swa_full: bool = False
+    outputs: int = 0  # n_outputs_max; 0: every token
 
 
 class Recorded(NamedTuple):

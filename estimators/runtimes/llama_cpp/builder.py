@@ -9,6 +9,8 @@ from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes, Cells, cell_
 from memfit.estimators.runtimes.llama_cpp.ggml import Graph, Place, Stored, Tensor
 from memfit.estimators.runtimes.llama_cpp.placement import Weights
 
+# ggml-cuda.cu and ggml-metal-device.m, GGML_OP_OFFLOAD_MIN_BATCH: of each operation.
+_LEAST_OFFLOADED_ROWS = 32
 FLOAT = 4  # activations are float32
 _INDEX = 8  # of a row that is written to a cache
 _METAL_QUERIES, _METAL_GROUPS = 32, 32  # ggml_metal_op_flash_attn_ext_extra_tmp
@@ -62,7 +64,13 @@ class Builder:
         """Add the product with a matrix of the layer."""
         elements = tensor.nbytes // (FLOAT * self.rows) * width
         weight = self.weight(name, elements, self.place)
-        return self.graph.matrix(FLOAT * width * self.rows, weight, tensor)
+        return self.placed(self.graph.matrix(FLOAT * width * self.rows, weight, tensor), self.place)
+
+    def placed(self, tensor: Tensor, place: Place) -> Tensor:
+        """Return an operation with a weight, which no GPU takes over for a few rows."""
+        if self.rows < _LEAST_OFFLOADED_ROWS:
+            tensor.place = place
+        return tensor
 
     def weight(self, name: str, elements: int, place: Place) -> Stored:
         """Return a matrix of the layer."""
@@ -70,7 +78,8 @@ class Builder:
 
     def norm(self, tensor: Tensor) -> Tensor:
         """Add a norm and its weight, which is too small to count."""
-        return self.over(self.over(tensor), Stored(0, self.place, is_weight=True))
+        normed = self.over(self.over(tensor), Stored(0, self.place, is_weight=True))
+        return self.placed(normed, self.place)
 
     def convolved(self, tensor: Tensor, channels: int, kernel: int) -> Tensor:
         """Add a convolution: over the kept rows and the new ones together."""

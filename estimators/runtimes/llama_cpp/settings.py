@@ -29,6 +29,8 @@ class LlamaCppRuntime(Runtime, frozen=True, kw_only=True):
     """Whether all sequences share the cells of one cache (``--kv-unified``)."""
     swa_full: bool = False
     """Whether a sliding cache has room for the whole context (``--swa-full``)."""
+    all_logits: bool = False
+    """Whether a context has logits of every token, as a library's has unless it is limited."""
     gpu_layers: int | None = None
     """Layers on the GPU, with the head; None for all."""
     automatic: bool = False
@@ -101,6 +103,7 @@ def _positive(nbytes: int, value: str | int) -> int:
 
 
 _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "all_logits": ("all_logits", bool),
     "batch_size": ("batch", _tokens),
     "flash_attn": ("flash", bool),
     "kv_unified": ("unified", bool),
