@@ -70,7 +70,22 @@ def test_prediction_layers_are_not_loaded(memfit: Memfit, tmp_path: Path) -> Non
     weights = data["components"]["weights"]
     assert ahead > 0
     assert weights["bytes"] - weights["loaded_bytes"] == ahead
-    assert "llama.cpp" in next(n["message"] for n in data["notes"] if n["code"] == "not-loaded")
+    notes = {note["code"]: note["message"] for note in data["notes"]}
+    assert "llama.cpp" in notes["not-loaded"]
+    assert "draft-mtp" in notes["prediction-layers"]
+    assert "recurrent states" not in notes["prediction-layers"]
+
+
+def test_a_note_says_what_states_drafting_adds(memfit: Memfit, tmp_path: Path) -> None:
+    entry = MODELS["qwen35"]
+    ahead = {"qwen35.nextn_predict_layers": 1, "qwen35.block_count": 9}
+    block = [tensor("blk.8.nextn.eh_proj.weight", (4096, 2048))]
+    path = write(tmp_path / "m.gguf", {**entry.metadata, **ahead}, [*entry.tensors, *block])
+    data = memfit("estimate", path, "-c", "8k", "--json").json
+    (text,) = (n["message"] for n in data["notes"] if n["code"] == "prediction-layers")
+    # Build b11549 with n_rs_seq 2: R and S are 1.69 and 36.00 MiB, with 0 0.56 and 12.00.
+    assert data["components"]["ssm"]["bytes"] == pytest.approx(12.56 * 2**20, abs=2**14)
+    assert "for each token of --spec-draft-n-max the recurrent states again, 13.2 MB" in text
 
 
 def test_kv_bits_select_llama_cpps_block_types(memfit: Memfit, qwen: Path) -> None:

@@ -44,7 +44,12 @@ from memfit.estimators.runtimes.llama_cpp.placement import (
     layer_lines,
 )
 from memfit.estimators.runtimes.llama_cpp.projector import projector_bytes
-from memfit.estimators.runtimes.llama_cpp.reserved import Compute, explained, projector_note
+from memfit.estimators.runtimes.llama_cpp.reserved import (
+    Compute,
+    explained,
+    prediction_note,
+    projector_note,
+)
 from memfit.estimators.runtimes.llama_cpp.settings import LlamaCppRuntime
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
@@ -304,6 +309,8 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         yield from super()._notes(workload, figures)
         if note := projector_note(self._projector_bytes):
             yield note
+        if self.is_gguf and self.weights.blocks > len(self.subject.model.layers):
+            yield prediction_note(recurrent_bytes(self.subject.model, workload.batch))
         wanted = min(workload.prefill_step, workload.batch * workload.total_tokens)
         if wanted > self.settings.batch:
             text = (
