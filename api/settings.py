@@ -45,8 +45,12 @@ class OpenSettings(TypedDict, total=False):
     cache_type_k: str | None
     cache_type_v: str | None
     flash_attn: bool | None
+    kv_unified: bool | None
+    swa_full: bool | None
+    all_logits: bool | None
     gpu_layers: int | str | None
     n_cpu_moe: int | str | None
+    batch_size: int | str | None
     host_memory: int | str | None
     host_bandwidth: int | str | None
     capacity: int | str | None

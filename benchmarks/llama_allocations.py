@@ -32,7 +32,6 @@ from tests.gguf.writing import Allocation, Recorded, recorded, write  # noqa: E4
 
 FILE = ROOT / "tests" / "gguf" / "allocations.json"
 TYPES = {"f16": 1, "q8_0": 8}  # ggml_type
-BATCH = 2048
 
 
 def _fields(names: str, kind: Any) -> list[tuple[str, Any]]:
@@ -112,9 +111,10 @@ class Llama:
         model = self._model(path, run.gpu_layers, run.host_experts)
         params = self._library.llama_context_default_params()
         params.n_ctx, params.n_seq_max = run.context, run.sequences
-        params.n_batch, params.n_ubatch = BATCH, run.microbatch
+        params.n_batch, params.n_ubatch = run.batch, run.microbatch
         params.type_k = params.type_v = TYPES[run.cache]
-        params.swa_full = params.kv_unified = False
+        params.swa_full, params.kv_unified = run.swa_full, run.unified
+        params.n_outputs_max = run.outputs
         params.flash_attn_type = 1 if run.flash else 0
         self._lines.clear()
         context = self._library.llama_init_from_model(model, params)

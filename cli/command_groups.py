@@ -28,7 +28,6 @@ FOREIGN = {
     **dict.fromkeys(("-fa",), "flash attention is on; --no-flash-attn turns it off"),
     **dict.fromkeys(("--dtype", "--quantization"), "the config says it: leave it out"),
     "--as": "an architecture is assumed by memfit estimate, compare, plan context, plan server",
-    "--kv-unified": "sequences have caches of their own; write the context of each as --context",
     "--hf-file": "write it after the name: org/name:file.gguf",
     "--revision": "write it after the name: org/name@revision",
     **dict.fromkeys(("-cmoe", "--cpu-moe"), "write --n-cpu-moe all"),

@@ -57,10 +57,13 @@ def _llama_server() -> argparse.ArgumentParser:
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("-c", "--ctx-size", type=int, default=0)
     parser.add_argument("-np", "--parallel", type=int, default=1)
+    parser.add_argument("-b", "--batch-size", type=int, default=2048)
     parser.add_argument("-ub", "--ubatch-size", type=int, default=512)
     parser.add_argument("-ctk", "--cache-type-k", default="f16")
     parser.add_argument("-ctv", "--cache-type-v", default="f16")
     parser.add_argument("-fa", "--flash-attn", choices=("on", "off", "auto"), default="auto")
+    parser.add_argument("-kvu", "--kv-unified", action="store_true")
+    parser.add_argument("--swa-full", action="store_true")
     parser.add_argument("-ngl", "--gpu-layers", default="all")
     parser.add_argument("-ncmoe", "--n-cpu-moe", type=int, default=0)
     return parser

@@ -325,6 +325,21 @@ _RUNTIME = Options(
             kind=bool,
             help="Whether llama.cpp uses flash attention.",
         ),
+        "kv_unified": option(
+            *("--kv-unified/--no-kv-unified", "-kvu"),
+            kind=bool,
+            help="Whether llama.cpp's sequences share one cache, as without -np in llama-server.",
+        ),
+        "swa_full": option(
+            "--swa-full",
+            kind=bool,
+            help="A sliding cache of llama.cpp has room for the whole context.",
+        ),
+        "all_logits": option(
+            "--all-logits",
+            kind=bool,
+            help="Logits of every token, as llama.cpp's library has room for; llama-server of one.",
+        ),
         "gpu_layers": option(
             *("--gpu-layers", "-ngl", "--n-gpu-layers"),
             metavar="N|auto|all",
@@ -337,6 +352,11 @@ _RUNTIME = Options(
             *("--n-cpu-moe", "-ncmoe"),
             metavar="N|all",
             help="Layers, from the first, with their experts on llama.cpp's host; or all.",
+        ),
+        "batch_size": option(
+            *("--batch-size", "-b"),
+            metavar="TOKENS",
+            help="Tokens of llama.cpp's batch, which its micro-batch is at most. Default: 2048.",
         ),
         "host_memory": option(
             metavar="SIZE",

@@ -137,7 +137,7 @@ class ModelQuestion(Question, frozen=True, kw_only=True):
 MARGIN_BYTES = 64_000_000
 _OWN = (
     "gpu_memory_utilization capacity cache_type cache_type_k cache_type_v flash_attn gpu_layers"
-    " n_cpu_moe host_memory host_bandwidth kv_cache_dtype"
+    " n_cpu_moe batch_size kv_unified swa_full all_logits host_memory host_bandwidth kv_cache_dtype"
 ).split()
 """Settings that one runtime has, which reads them itself."""
 
@@ -172,8 +172,12 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
     cache_type_k: Text = None
     cache_type_v: Text = None
     flash_attn: Annotated[bool, flag] = True
+    kv_unified: Annotated[bool, flag] = False
+    swa_full: Annotated[bool, flag] = False
+    all_logits: Annotated[bool, flag] = False
     gpu_layers: OwnSetting = None
     n_cpu_moe: OwnSetting = None
+    batch_size: OwnSetting = None
     host_memory: OwnSetting = None
     host_bandwidth: OwnSetting = None
     kv_cache_dtype: Text = None
@@ -220,7 +224,8 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
         """
         for name in names:
             value = getattr(self, name)
-            if value is not None and value is not True:
+            # A switch that is as without it says nothing of the runtime.
+            if value is not None and value is not (name == "flash_attn"):
                 runtime = read_setting(name, partial(runtime.with_setting, name), value)
         return runtime
 

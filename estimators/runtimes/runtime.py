@@ -134,6 +134,11 @@ class Runtime(Struct, frozen=True, kw_only=True):
         """
         if name == "gpu_memory_utilization" and self.budget.of == "memory":
             return replace(self, budget=MemoryShare("memory", int(value), None, value))
+        if name == "batch_size":
+            raise InputError(
+                f"sequences at once are {setting('batch')}, tokens computed at once"
+                f" {setting('prefill_step')}"
+            )
         runtime, owner = setting("runtime"), _OWNERS.get(name, "llama.cpp")
         other = f", or {setting('kv_bits')} 8" if name == "kv_cache_dtype" else ""
         raise InputError(

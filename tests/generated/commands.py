@@ -147,6 +147,9 @@ def _llama_verdict(
     runtime = runtime.with_setting("cache_type_v", options["cache_type_v"])
     runtime = runtime.with_setting("gpu_layers", options["gpu_layers"])
     runtime = runtime.with_setting("n_cpu_moe", str(options["n_cpu_moe"]))
+    runtime = runtime.with_setting("batch_size", options["batch_size"])
+    runtime = runtime.with_setting("kv_unified", options["kv_unified"])
+    runtime = runtime.with_setting("swa_full", options["swa_full"])
     if options["flash_attn"] == "off":
         runtime = runtime.with_setting("flash_attn", False)
     prompt, sequences = _prompt(question, action), options["parallel"]

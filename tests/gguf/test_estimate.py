@@ -35,7 +35,9 @@ def test_every_recorded_model_is_estimated(memfit: Memfit, tmp_path: Path, name:
     assert parts["weights"]["basis"] == "exact"
     assert parts["weights"]["bytes"] == sum(t.nbytes for t in entry.tensors)
     assert sum(parts["weights"]["by_part"].values()) == parts["weights"]["bytes"]
-    assert (parts["workspace"]["basis"], parts["workspace"]["error_percent"]) == ("derived", 10)
+    loose = name == "gemma3n" or name.startswith("rwkv")
+    assert parts["workspace"].get("error_percent") == (0 if loose else 20)
+    assert parts["workspace"]["basis"] == ("bound" if loose else "derived")
     assert parts["kv"]["basis"] == parts["ssm"]["basis"] == "exact"
     first = entry.runs[0]
     mebibytes = sum(keys + values for _, _, keys, values in first.kv)
@@ -54,9 +56,9 @@ def test_the_table_states_the_assumptions(memfit: Memfit, qwen: Path) -> None:
     text = " ".join(run.out.split())
     assert "KV cache, 1024 tokens" in text
     assert "Workspace" in text
-    assert "derived ±10 %" in text
+    assert "derived ±20 %" in text
     assert "flash attention is on" in text
-    assert "within 10 % of those of llama.cpp b11549; other builds were not compared" in text
+    assert "within 20 % of those of llama.cpp b11549; other builds were not compared" in text
     assert "MLX" not in text
 
 
@@ -68,7 +70,22 @@ def test_prediction_layers_are_not_loaded(memfit: Memfit, tmp_path: Path) -> Non
     weights = data["components"]["weights"]
     assert ahead > 0
     assert weights["bytes"] - weights["loaded_bytes"] == ahead
-    assert "llama.cpp" in next(n["message"] for n in data["notes"] if n["code"] == "not-loaded")
+    notes = {note["code"]: note["message"] for note in data["notes"]}
+    assert "llama.cpp" in notes["not-loaded"]
+    assert "draft-mtp" in notes["prediction-layers"]
+    assert "recurrent states" not in notes["prediction-layers"]
+
+
+def test_a_note_says_what_states_drafting_adds(memfit: Memfit, tmp_path: Path) -> None:
+    entry = MODELS["qwen35"]
+    ahead = {"qwen35.nextn_predict_layers": 1, "qwen35.block_count": 9}
+    block = [tensor("blk.8.nextn.eh_proj.weight", (4096, 2048))]
+    path = write(tmp_path / "m.gguf", {**entry.metadata, **ahead}, [*entry.tensors, *block])
+    data = memfit("estimate", path, "-c", "8k", "--json").json
+    (text,) = (n["message"] for n in data["notes"] if n["code"] == "prediction-layers")
+    # Build b11549 with n_rs_seq 2: R and S are 1.69 and 36.00 MiB, with 0 0.56 and 12.00.
+    assert data["components"]["ssm"]["bytes"] == pytest.approx(12.56 * 2**20, abs=2**14)
+    assert "for each token of --spec-draft-n-max the recurrent states again, 13.2 MB" in text
 
 
 def test_kv_bits_select_llama_cpps_block_types(memfit: Memfit, qwen: Path) -> None:
@@ -208,6 +225,63 @@ def test_experts_can_be_on_the_host(memfit: Memfit, tmp_path: Path) -> None:
     assert "layers 0 to 1: caches on the GPU, weights of each" in text
 
 
+def test_the_batch_limits_the_micro_batch(memfit: Memfit, tmp_path: Path) -> None:
+    entry = MODELS["qwen3moe"]
+    path = write(tmp_path / "model.gguf", entry.metadata, entry.tensors)
+    where = ("estimate", path, "-c", "16384", "-ub", "4096", "--device", "rtx-4090", "--json")
+    whole = next(run for run in entry.runs if run.batch == 4096)
+    given = memfit(*where, "-b", "4096", "--all-logits").json
+    assert given["memories"][0]["compute_bytes"] == pytest.approx(whole.gpu * 2**20, abs=2**16)
+    assert "-b 4096 -ub 4096" in given["actions"][0]["commands"][0]
+    assert "micro-batch" not in {note["code"] for note in given["notes"]}
+    default = memfit(*where, "--all-logits").json
+    assert default["memories"][0]["compute_bytes"] < whole.gpu * 2**19 + 2**20
+    (note,) = (note for note in default["notes"] if note["code"] == "micro-batch")
+    assert "2048 tokens; for a micro-batch of 4096 give -b 4096 too" in note["message"]
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt-oss", "qwen35"])
+def test_sequences_share_a_cache_or_have_their_own(
+    memfit: Memfit, tmp_path: Path, name: str
+) -> None:
+    entry = MODELS[name]
+    path = write(tmp_path / "m.gguf", entry.metadata, entry.tensors)
+    runs = [run for run in entry.runs if run.unified or run.swa_full]
+    assert len(runs) == 4
+    for run in runs:
+        options = ["--kv-unified"] * run.unified + ["--swa-full"] * run.swa_full
+        where = ("estimate", path, "-np", "4", "-c", str(run.context), "--memory", "64GB")
+        flash = "--flash-attn" if run.flash else "--no-flash-attn"
+        data = memfit(*where, flash, *options, "--json").json
+        expected = sum(keys + values for *_, keys, values in run.kv)
+        assert data["components"]["kv"]["bytes"] == pytest.approx(expected * 2**20, abs=2**15)
+        assert data["components"]["ssm"]["bytes"] == pytest.approx(
+            sum(run.states) * 2**20, abs=2**15
+        )
+        printed = data["actions"][0]["commands"][0].split()
+        assert [option for option in printed if option in ("--kv-unified", "--swa-full")] == options
+
+
+# Build b11549 with n_outputs_max 1, as llama-server sets it; a library leaves it 0.
+@pytest.mark.parametrize(("options", "all_logits"), [((), False), (("--all-logits",), True)])
+def test_the_logits_are_those_of_llama_server_unless_all_are_wanted(
+    memfit: Memfit, tmp_path: Path, options: tuple[str, ...], all_logits: bool
+) -> None:
+    entry = MODELS["qwen35"]
+    path = write(tmp_path / "model.gguf", entry.metadata, entry.tensors)
+    where = ("estimate", path, "-c", "8192", "--device", "rtx-4090", "--json")
+    gpu = memfit(*where, *options).json["memories"][0]
+    (server,) = (
+        run
+        for run in entry.runs
+        if run.outputs and run.flash and (run.context, run.gpu_layers) == (8192, 9)
+    )
+    if all_logits:
+        assert gpu["compute_bytes"] > 512 * 248320 * 4
+    else:
+        assert gpu["compute_bytes"] == pytest.approx(server.gpu * 2**20, rel=0.02)
+
+
 def test_a_draft_model_of_another_runtime_is_rejected(
     memfit: Memfit, qwen: Path, tmp_path: Path
 ) -> None:
@@ -226,9 +300,12 @@ def test_a_draft_model_has_a_context_of_its_own(memfit: Memfit, qwen: Path) -> N
     alone = answer()
     draft = answer("--draft", str(qwen))["components"]["draft"]
     assert draft["basis"] == "derived"
-    # The same without the logits of all tokens but one, which the target alone has room for.
-    logits = 511 * 151936 * 4
-    assert alone["peak_bytes"] - logits <= draft["bytes"] < alone["peak_bytes"]
+    # As the target, which has the logits of three drafted tokens in addition where they count.
+    logits = 3 * 151936 * 4
+    assert alone["peak_bytes"] <= draft["bytes"] <= alone["peak_bytes"] + logits
+    # A draft's context is llama-server's, whatever the target's is.
+    whole = answer("--draft", str(qwen), "--all-logits")["components"]["draft"]
+    assert whole["bytes"] == alone["peak_bytes"]
     # The options of the target are not those of the draft.
     for option in (["--cache-type", "q8_0"], ["--kv-bits", "4"], ["--gpu-layers", "2"]):
         assert answer("--draft", str(qwen), *option)["components"]["draft"] == draft

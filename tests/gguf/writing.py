@@ -105,6 +105,10 @@ class Allocation(NamedTuple):
     gpu_layers: int | None = None  # None: without a GPU
     host_experts: int = 0  # layers, from the first, with their experts on the host
     gpu: float = 0.0  # the GPU's compute buffer
+    batch: int = 2048
+    unified: bool = False
+    swa_full: bool = False
+    outputs: int = 0  # n_outputs_max; 0: every token
 
 
 class Recorded(NamedTuple):

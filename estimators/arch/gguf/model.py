@@ -231,6 +231,9 @@ class _Reader:
         dense = self._shape(index, "ffn_up")
         if len(dense) != 2:
             return None
+        down = self._shape(index, "ffn_down")
+        if down and dense[1] == 2 * down[0]:  # the gate is in the same matrix, as in Phi-3's
+            return DenseMLP(intermediate=down[0])
         return DenseMLP(intermediate=dense[1], gated=bool(self._shape(index, "ffn_gate")))
 
     def _shape(self, index: int, tensor: str) -> tuple[int, ...]:

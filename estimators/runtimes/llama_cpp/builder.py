@@ -9,6 +9,8 @@ from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes, Cells, cell_
 from memfit.estimators.runtimes.llama_cpp.ggml import Graph, Place, Stored, Tensor
 from memfit.estimators.runtimes.llama_cpp.placement import Weights
 
+# ggml-cuda.cu and ggml-metal-device.m, GGML_OP_OFFLOAD_MIN_BATCH: of each operation.
+_LEAST_OFFLOADED_ROWS = 32
 FLOAT = 4  # activations are float32
 _INDEX = 8  # of a row that is written to a cache
 _METAL_QUERIES, _METAL_GROUPS = 32, 32  # ggml_metal_op_flash_attn_ext_extra_tmp
@@ -48,7 +50,7 @@ class Builder:
         self.positions = self.graph.input(4 * room.rows)
         self.place = self.experts_place = Place.HOST
         """Where the layer's weights and cache are, and where its experts are."""
-        self._inputs: dict[tuple[int, int], CacheInputs] = {}
+        self._inputs: dict[tuple[bool, int], CacheInputs] = {}
 
     def op(self, width: int, *sources: Tensor) -> Tensor:
         """Add an operation with ``width`` float32 numbers a row."""
@@ -62,7 +64,13 @@ class Builder:
         """Add the product with a matrix of the layer."""
         elements = tensor.nbytes // (FLOAT * self.rows) * width
         weight = self.weight(name, elements, self.place)
-        return self.graph.matrix(FLOAT * width * self.rows, weight, tensor)
+        return self.placed(self.graph.matrix(FLOAT * width * self.rows, weight, tensor), self.place)
+
+    def placed(self, tensor: Tensor, place: Place) -> Tensor:
+        """Return an operation with a weight, which no GPU takes over for a few rows."""
+        if self.rows < _LEAST_OFFLOADED_ROWS:
+            tensor.place = place
+        return tensor
 
     def weight(self, name: str, elements: int, place: Place) -> Stored:
         """Return a matrix of the layer."""
@@ -70,7 +78,8 @@ class Builder:
 
     def norm(self, tensor: Tensor) -> Tensor:
         """Add a norm and its weight, which is too small to count."""
-        return self.over(self.over(tensor), Stored(0, self.place, is_weight=True))
+        normed = self.over(self.over(tensor), Stored(0, self.place, is_weight=True))
+        return self.placed(normed, self.place)
 
     def convolved(self, tensor: Tensor, channels: int, kernel: int) -> Tensor:
         """Add a convolution: over the kept rows and the new ones together."""
@@ -92,7 +101,7 @@ class Builder:
 
     def caches(self, spec: Attention | LatentAttention) -> tuple[Stored, ...]:
         """Return the cache of keys, and that of values if there is one."""
-        cells = self.room.of(spec.window) * self.room.sequences
+        cells = self.room.of(spec.window) * self.room.streams
         row_bytes = self.types.row_bytes(*next(cell_widths(spec)))
         return tuple(Stored(cells * nbytes, self.place) for nbytes in row_bytes)
 
@@ -101,13 +110,14 @@ class Builder:
         cells = self.room.of(spec.window)
         # Without flash attention values are transposed: each element is a row of the cache.
         spread = 1 if self.flash else next(cell_widths(spec))[1] or 1
-        if (cells, spread) not in self._inputs:
+        slides = spec.window is not None
+        if (slides, spread) not in self._inputs:
             index = _INDEX * self.room.rows
-            self._inputs[cells, spread] = CacheInputs(
+            self._inputs[slides, spread] = CacheInputs(
                 self.graph.input((2 if self.flash else FLOAT) * cells * self.room.rows),
                 (self.graph.input(index), self.graph.input(index * spread)),
             )
-        return self._inputs[cells, spread]
+        return self._inputs[slides, spread]
 
     @cached_property
     def indexer_mask(self) -> Tensor:
@@ -121,12 +131,12 @@ class Builder:
         cache in f16 in any case; ggml-cuda/fattn.cu has it for a cache of another type.
         """
         keys, values = next(cell_widths(spec))
-        cells = self.room.of(spec.window) * self.room.sequences
+        cells = self.room.of(spec.window) * self.room.streams
         if self.place is Place.HOST or self.backend == "cpu":
             return 0
         if self.backend == "cuda":
             pairs = zip((keys, values), self.types, strict=True)
             return sum(2 * cells * width for width, name in pairs if name != "f16")
-        groups = min(self.rows, _METAL_QUERIES) * spec.heads * self.room.sequences
+        groups = min(self.rows, _METAL_QUERIES) * spec.heads * self.room.streams
         partial = FLOAT * groups * _METAL_GROUPS * (value_dim + 2)
         return partial + 2 * cells * (keys + values)

@@ -6,7 +6,7 @@ llama-kv-cache-dsa.cpp and llama-memory-recurrent.cpp (commit 0c1e57098).
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
@@ -24,7 +24,9 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.gguf.ggml_types import BY_NAME, GgmlType
-from memfit.estimators.runtimes.runtime import Runtime
+
+if TYPE_CHECKING:
+    from memfit.estimators.runtimes.llama_cpp.settings import LlamaCppRuntime
 
 # What --cache-type-k and --cache-type-v of llama.cpp take (common/arg.cpp, kv_cache_types).
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -45,12 +47,20 @@ class CacheTypes(NamedTuple):
 
 
 class Cells(Struct, frozen=True):
-    """Room for tokens of one sequence; ``sequences`` have each their own."""
+    """Room for tokens in one cache; ``sequences`` have each their own, unless it is unified."""
 
     full: int
     microbatch: int  # tokens computed at once
     sequences: int
     padding: int
+    unified: bool = False
+    swa_full: bool = False
+    """Whether a sliding cache is as long as the others."""
+
+    @property
+    def streams(self) -> int:
+        """Caches beside each other (llama-kv-cache.cpp, n_stream)."""
+        return 1 if self.unified else self.sequences
 
     @property
     def rows(self) -> int:
@@ -63,11 +73,17 @@ class Cells(Struct, frozen=True):
         >>> Cells(4096, 512, 1, 256).of(128)
         768
         """
-        return self.full if window is None else min(self.full, self.windowed(window))
+        if window is None or self.swa_full:
+            return self.full
+        return min(self.full, self.windowed(window))
 
     def windowed(self, window: int) -> int:
-        """Return the most cells of a sliding cache: the window and what is computed at once."""
-        return round_up(window + self.microbatch, self.padding)
+        """Return the most cells of a sliding cache: its windows and what is computed at once.
+
+        Source: llama-kv-cache-iswa.cpp, size_swa.
+        """
+        windows = window * self.sequences // self.streams
+        return round_up(windows + self.microbatch, self.padding)
 
 
 class Buffer(Struct, frozen=True):
@@ -93,7 +109,7 @@ class Caches(Struct, frozen=True):
     largest_buffer_bytes: int
 
 
-def cells(workload: Workload, runtime: Runtime) -> Cells:
+def cells(workload: Workload, runtime: "LlamaCppRuntime") -> Cells:
     """Return the cells of a context that has room for the workload.
 
     A context is padded to ``kv_step`` cells; the batch is at most the context,
@@ -104,10 +120,12 @@ def cells(workload: Workload, runtime: Runtime) -> Cells:
     padded = round_up(wanted, runtime.kv_step)
     batch = min(wanted, runtime.batch)
     return Cells(
-        full=round_up(padded // sequences, runtime.kv_step),
+        full=padded if runtime.unified else round_up(padded // sequences, runtime.kv_step),
         microbatch=min(batch, workload.prefill_step),
         sequences=sequences,
         padding=runtime.kv_step,
+        unified=runtime.unified,
+        swa_full=runtime.swa_full,
     )
 
 
@@ -133,7 +151,7 @@ def caches(
     """Return the caches of a model for ``tokens`` tokens in each sequence."""
     found = list(buffers(model, room, tokens, flash=flash))
     sizes = [buffer.cell_bytes(types) for buffer in found]
-    totals = [s * b.cells * room.sequences for s, b in zip(sizes, found, strict=True)]
+    totals = [s * b.cells * room.streams for s, b in zip(sizes, found, strict=True)]
     return Caches(
         nbytes=sum(totals),
         held_bytes=sum(s * b.held * room.sequences for s, b in zip(sizes, found, strict=True)),
@@ -154,7 +172,7 @@ def buffers(model: Model, room: Cells, tokens: int, *, flash: bool = True) -> It
     for mixer in model.mixers():
         window = mixer.window
         cells = room.of(window)
-        held = tokens if window is None else min(tokens, window)
+        held = tokens if window is None or room.swa_full else min(tokens, window)
         for keys, values in cell_widths(mixer) if mixer.owns_cache else ():
             padded = widest if values and not flash else values
             yield Buffer(keys, padded, cells, held)
@@ -164,12 +182,13 @@ def cache_lines(
     model: Model, room: Cells, types: CacheTypes, tokens: int, *, flash: bool
 ) -> Iterator[str]:
     """Yield the lines that derive the caches and states."""
+    caches = "unified cache" if room.unified else "sequences"
     for buffer, layers in Counter(buffers(model, room, tokens, flash=flash)).items():
-        total = layers * buffer.cell_bytes(types) * buffer.cells * room.sequences
+        total = layers * buffer.cell_bytes(types) * buffer.cells * room.streams
         yield (
             f"KV of {layers} layers = {layers} x ({buffer.key_width} elements of {types.keys}"
             f" + {buffer.value_width} of {types.values}) = {layers} x {buffer.cell_bytes(types)}"
-            f" bytes x {buffer.cells} cells x {room.sequences} sequences = {total} bytes"
+            f" bytes x {buffer.cells} cells x {room.streams} {caches} = {total} bytes"
         )
     states = filter(None, map(state_elements, model.mixers()))
     for state, layers in Counter(states).items():

@@ -4,14 +4,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from memfit.estimators.arch.model import Layer, Model
+from memfit.estimators.arch.specs import Recurrent
 from memfit.estimators.runtimes.llama_cpp.builder import FLOAT, Builder, Context
 from memfit.estimators.runtimes.llama_cpp.feed_forward import feed
 from memfit.estimators.runtimes.llama_cpp.ggml import Place, Sizes, Stored, Tensor
 from memfit.estimators.runtimes.llama_cpp.mixers import mix
 from memfit.estimators.runtimes.llama_cpp.placement import Placement, Weights
 
-# ggml-cuda.cu and ggml-metal-device.m, GGML_OP_OFFLOAD_MIN_BATCH.
-_LEAST_OFFLOADED_ROWS = 32
 # Equal layers reach a fixed point: the second lies as all that follow.
 _REPEATED = 2
 
@@ -34,8 +33,17 @@ def compute_buffers(
     normed = to.norm(residual)
     normed.kept = True
     to.product("output", normed, model.vocab_size).kept = True
-    few = to.room.rows < _LEAST_OFFLOADED_ROWS
-    return to.graph.reserve("cpu" if few else placement.backend)
+    return to.graph.reserve(placement.backend)
+
+
+def is_described(model: Model) -> bool:
+    """Whether all large operations of the layers are written down.
+
+    Not those of RWKV (rwkv6-base.cpp, rwkv7-base.cpp) and Gemma 3n (four streams, gemma3n.cpp):
+    beside the logits of a micro-batch they do not count, beside those of one token they do.
+    """
+    rwkv = any(isinstance(mixer, Recurrent) and mixer.kind == "rwkv" for mixer in model.mixers())
+    return not rwkv and not model.model_type.startswith("gemma3n")
 
 
 def _representatives(model: Model, placement: Placement) -> Iterator[int]:

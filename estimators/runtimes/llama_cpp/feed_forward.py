@@ -21,7 +21,9 @@ def feed(to: Builder, spec: FeedForward, normed: Tensor) -> Tensor:
 
 
 def _dense(to: Builder, suffix: str, inner: int, normed: Tensor, *, gated: bool) -> Tensor:
-    if gated:
+    if gated and to.weights.joins_gate(suffix):
+        active = to.op(inner, to.product(f"ffn_up{suffix}", normed, 2 * inner))
+    elif gated:
         gate = to.product(f"ffn_gate{suffix}", normed, inner)
         active = to.op(inner, gate, to.product(f"ffn_up{suffix}", normed, inner))
     else:
@@ -38,7 +40,8 @@ def _experts(to: Builder, spec: MixtureOfExperts, normed: Tensor) -> Tensor:
     def product(name: str, tensor: Tensor, inputs: int, outputs: int) -> Tensor:
         elements = spec.experts * inputs * outputs
         weight = to.weight(f"ffn_{name}_exps", elements, to.experts_place)
-        return to.graph.matrix(FLOAT * spec.top_k * outputs * to.rows, weight, tensor, picked)
+        nbytes = FLOAT * spec.top_k * outputs * to.rows
+        return to.placed(to.graph.matrix(nbytes, weight, tensor, picked), to.experts_place)
 
     if spec.gated:
         gate = product("gate", normed, width, inner)

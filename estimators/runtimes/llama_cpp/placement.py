@@ -23,7 +23,7 @@ from memfit.estimators.weights.ggml import part_of
 ALIGNMENT = 32  # general.alignment's default, and ggml's own (ggml-backend)
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+)")
 _HEAD, _TIED = "output.weight", "token_embd.weight"
-_EXPERTS = "_exps."
+_EXPERTS, _JOINED = "_exps.", "ffn_up.weight"
 _INPUTS = re.compile(r"(per_layer_)?token_embd.*|position_embd.*|token_types.*")
 
 
@@ -80,6 +80,11 @@ class Weights(Struct, frozen=True):
             return self.largest[name]
         nbytes, count = self.averages[_EXPERTS in name]
         return ceil_div(elements * nbytes, count)
+
+    def joins_gate(self, suffix: str) -> bool:
+        """Whether one matrix makes a block's gate and what it gates, as Phi-3's does."""
+        names = [f"ffn_{name}{suffix}.weight" in self.largest for name in ("up", "gate")]
+        return names == [True, False]
 
     def by_place(self, placement: Placement) -> Counter[Place]:
         """Return the bytes in each memory."""
@@ -142,20 +147,23 @@ def config_weights(
     blocks = len(model.layers)
     own: Counter[tuple[int | None, bool]] = Counter()
     counts: Counter[bool] = Counter()
-    tied = 0
+    tied = joined = 0
     for layer, path, module in _modules(model):
         format_ = plan.quantization(path, module) if plan else None
         size = sum(tensor_bytes(module, model.dtype, format_))
         is_expert = module.part is Part.EXPERTS
         own[layer, is_expert] += size
         counts[is_expert] += module.elements + module.bias
+        if path.endswith(".mlp.gate_up_proj") and not is_expert:
+            joined = max(joined, size)
         if layer is None and model.tied_head:
             tied = max(tied, size)
     whole = max(1, own.total())
     loaded = whole if nbytes is None else nbytes
     sums = Counter({key: ceil_div(size * loaded, whole) for key, size in own.items()})
-    tied = ceil_div(tied * loaded, whole)
-    return _weights(sums, blocks, tied, {_HEAD: tied} if tied else {}, counts)
+    tied, joined = (ceil_div(size * loaded, whole) for size in (tied, joined))
+    largest = {name: size for name, size in ((_HEAD, tied), (_JOINED, joined)) if size}
+    return _weights(sums, blocks, tied, largest, counts)
 
 
 def _modules(model: Model) -> Iterator[tuple[int | None, str, Module]]:

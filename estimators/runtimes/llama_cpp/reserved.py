@@ -45,6 +45,24 @@ def projector_note(nbytes: int | None) -> Note | None:
     return Note("info", "projector", text)
 
 
+def prediction_note(state_bytes: int) -> Note:
+    """Return what drafting with a file's own prediction layers (MTP) takes in addition.
+
+    Source: src/llama-memory-recurrent.cpp (n_rs_seq) and src/llama-arch.cpp,
+    llm_arch_supports_rs_rollback.
+    """
+    text = (
+        "drafting with the file's prediction layers (--spec-type draft-mtp) is not counted: their"
+        " weights and a context of their own"
+    )
+    if state_bytes:
+        text += (
+            ", and for each token of --spec-draft-n-max the recurrent states again,"
+            f" {open_size(state_bytes)} (Qwen3.5, Nemotron-H and LFM2; others keep one)"
+        )
+    return Note("info", "prediction-layers", text)
+
+
 def explained(compute: Compute, context: Context, rest: int, used: int) -> tuple[str, ...]:
     """Return the lines that derive the compute buffers and the peak."""
     parts = " + ".join(f"{name} {nbytes}" for name, nbytes in compute._asdict().items())

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.setting_names import setting
-from memfit.estimators.base.units import open_size, round_up
+from memfit.estimators.base.units import ceil_div, open_size, round_up
 from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
@@ -29,7 +29,7 @@ from memfit.estimators.runtimes.llama_cpp.caches import (
     recurrent_bytes,
     require_possible,
 )
-from memfit.estimators.runtimes.llama_cpp.compute import compute_buffers
+from memfit.estimators.runtimes.llama_cpp.compute import compute_buffers, is_described
 from memfit.estimators.runtimes.llama_cpp.ggml import Place
 from memfit.estimators.runtimes.llama_cpp.host import Host, host_of, host_text, weights_read
 from memfit.estimators.runtimes.llama_cpp.placement import (
@@ -41,7 +41,12 @@ from memfit.estimators.runtimes.llama_cpp.placement import (
     layer_lines,
 )
 from memfit.estimators.runtimes.llama_cpp.projector import projector_bytes
-from memfit.estimators.runtimes.llama_cpp.reserved import Compute, explained, projector_note
+from memfit.estimators.runtimes.llama_cpp.reserved import (
+    Compute,
+    explained,
+    prediction_note,
+    projector_note,
+)
 from memfit.estimators.runtimes.llama_cpp.settings import LlamaCppRuntime
 from memfit.estimators.runtimes.runtime import Budget, HostNeed, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
@@ -65,6 +70,8 @@ LLAMA_CPP = LlamaCppRuntime(
     source=("https://github.com/ggml-org/llama.cpp, src/llama-context.cpp and llama-kv-cache.cpp"),
 )
 _FLOAT = 4
+# The largest error against build b11549 in percent (docs/gguf.md, How it was checked).
+_LIBRARY_ERROR, _SERVER_ERROR = 10, 20
 _LEFT_FREE = 2**30  # common/common.h, fit_params_target
 
 
@@ -72,7 +79,6 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
     """llama.cpp on a GGUF file, or on the conversion of a checkpoint."""
 
     defaults = LLAMA_CPP
-    _workspace_basis = ("derived", 10)
 
     @property
     def settings(self) -> LlamaCppRuntime:
@@ -93,14 +99,19 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
 
     def token_costs(self, workload: Workload) -> tuple[TokenCost, ...]:
         types = cache_types(workload, self.settings.types)
-        room = cells(workload, self.runtime)
+        room = cells(workload, self.settings)
         kinds = Counter(
-            (sum(types.row_bytes(*widths)), mixer.window)
+            (sum(types.row_bytes(*widths)), None if room.swa_full else mixer.window)
             for mixer in self.subject.model.mixers()
             for widths in (cell_widths(mixer) if mixer.owns_cache else ())
         )
+
+        def share(window: int) -> int:
+            """The part of one sequence in a cache that several may share."""
+            return ceil_div(room.windowed(window) * room.streams, room.sequences)
+
         return tuple(
-            TokenCost(layers, nbytes, window, room.windowed(window) if window else None)
+            TokenCost(layers, nbytes, window, share(window) if window else None)
             for (nbytes, window), layers in kinds.items()
         )
 
@@ -155,7 +166,7 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
     def figures(self, workload: Workload) -> MemoryFigures:
         if workload.max_kv_size is not None:
             raise UnsupportedError("llama.cpp has no rotating cache: leave out max_kv_size")
-        context = self._context(workload, all_outputs=True)
+        context = self._context(workload)
         require_possible(self.subject.model, context.types, flash=context.flash)
         host_of(self.subject.device, self.settings)
         model = self._in(Place.GPU) if self.is_split else self.subject.model
@@ -188,7 +199,7 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
     def memories(self, workload: Workload) -> tuple[MemoryShare, ...]:
         if not self.is_split:
             return ()
-        context = self._context(workload, all_outputs=True)
+        context = self._context(workload)
         compute, tokens = self._compute(context), workload.total_tokens
         return tuple(
             self._share(place, context, tokens, compute) for place in (Place.GPU, Place.HOST)
@@ -225,7 +236,7 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         if host is None or not self.is_split:
             return None
         prompt, model = replace(workload, max_tokens=0), self._in(Place.HOST)
-        context = self._context(prompt, all_outputs=True)
+        context = self._context(prompt)
         tokens = prompt.total_tokens
         kept = caches(model, context.room, context.types, tokens, flash=context.flash)
         states = recurrent_bytes(model, context.room.sequences)
@@ -256,19 +267,29 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         """Return what a draft model adds: a context of its own as long, with a cache in f16.
 
         Source: common/speculative.cpp. All its layers are on the GPU, and it has logits of one
-        token for each sequence.
+        token for each sequence; the target has those of the ``tokens`` that it checks too.
         """
         assert isinstance(draft, LlamaCpp)
-        own = replace(self.settings, types=None, gpu_layers=None, automatic=False, host_experts=0)
+        own = replace(
+            self.settings,
+            types=None,
+            gpu_layers=None,
+            automatic=False,
+            host_experts=0,
+            all_logits=False,
+        )
         alone = replace(draft, runtime=own)
         unquantised = replace(workload, kv_bits=None)
-        context = alone._context(unquantised, all_outputs=True)
-        fewer = alone._context(unquantised, all_outputs=False)
-        less = alone._used(alone._compute(context)) - alone._used(alone._compute(fewer))
         figures = alone.figures(unquantised)
-        nbytes = figures.moment.nbytes - less
-        text = f"a context of {context.room.full} cells in f16 with all its layers on the GPU"
-        line = f"{text} = {nbytes} bytes"
+        checked = self._used(self._compute(self._context(workload, drafted=tokens)))
+        more = max(0, checked - self._used(self._compute(self._context(workload))))
+        nbytes = figures.moment.nbytes + more
+        cells = alone._context(unquantised).room.full
+        line = (
+            f"a context of {cells} cells in f16 with all its layers on the GPU"
+            f" {figures.moment.nbytes} + logits of {tokens} drafted tokens of each sequence {more}"
+            f" = {nbytes} bytes"
+        )
         return DraftFigures(nbytes, "derived", "prefill", line, figures.host_bytes)
 
     def _used(self, compute: Compute) -> int:
@@ -285,6 +306,15 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         yield from super()._notes(workload, figures)
         if note := projector_note(self._projector_bytes):
             yield note
+        if self.is_gguf and self.weights.blocks > len(self.subject.model.layers):
+            yield prediction_note(recurrent_bytes(self.subject.model, workload.batch))
+        wanted = min(workload.prefill_step, workload.batch * workload.total_tokens)
+        if wanted > self.settings.batch:
+            text = (
+                f"llama.cpp computes at most its batch at once, {self.settings.batch} tokens;"
+                f" for a micro-batch of {wanted} give -b {wanted} too"
+            )
+            yield Note("warning", "micro-batch", text)
         device, both = self.subject.device, self.shared_bytes(figures)
         need = self.host_need(figures.host_bytes)
         if need and need.is_undecided:
@@ -333,11 +363,15 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         types, sequences = cache_types(workload, self.settings.types), workload.batch
         context = sequences * workload.total_tokens
         command = ["llama-server", "-m", model, "-c", str(context), "-np", str(sequences)]
+        if self.settings.batch != LLAMA_CPP.batch:
+            command += ["-b", str(self.settings.batch)]
         command += ["-ub", str(workload.prefill_step)]
         if types != cache_types(replace(workload, kv_bits=None), None):
             command += ["-ctk", types.keys, "-ctv", types.values]
         if not self.settings.flash:
             command += ["-fa", "off"]
+        command += ["--kv-unified"] * self.settings.unified
+        command += ["--swa-full"] * self.settings.swa_full
         placement = self.placement
         # Without it, --fit moves layers to the host where less than 1 GiB is left (common/fit.cpp).
         if self.host or self.settings.gpu_layers is not None:
@@ -346,11 +380,24 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
             command += ["-ncmoe", str(placement.host_experts)]
         return (shlex.join(command),)
 
-    def _context(self, workload: Workload, *, all_outputs: bool) -> Context:
-        """The context that llama.cpp makes, with logits of all tokens or of one a sequence."""
-        room = cells(workload, self.runtime)
+    @property
+    def _has_all_logits(self) -> bool:
+        """Whether the compute buffers have the logits of a whole micro-batch.
+
+        They are a bound of llama-server's where other operations are larger than described.
+        """
+        return self.settings.all_logits or not is_described(self.subject.model)
+
+    def _context(self, workload: Workload, *, drafted: int = 0) -> Context:
+        """The context that llama.cpp makes; a draft's tokens have logits too.
+
+        Source: tools/server/server-context.cpp, server_output_limits, and common/speculative.cpp,
+        common_speculative_get_output_limits.
+        """
+        room = cells(workload, self.settings)
         types = cache_types(workload, self.settings.types)
-        outputs = room.microbatch if all_outputs else min(room.sequences, room.microbatch)
+        few = min(room.sequences * (1 + drafted), room.microbatch)
+        outputs = room.microbatch if self._has_all_logits else few
         return Context(room, types, self.flash, outputs)
 
     def _compute(self, context: Context) -> Compute:
@@ -367,9 +414,11 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
         """Return what a figure rests on; a vision projector's buffer is a bound."""
-        if figure == "workspace" and self._projector_bytes != 0:
+        if figure != "workspace":
+            return TokenCacheModel.basis(self, figure, workload)
+        if self._projector_bytes != 0 or self._has_all_logits > self.settings.all_logits:
             return "bound", 0
-        return TokenCacheModel.basis(self, figure, workload)
+        return "derived", _LIBRARY_ERROR if self.settings.all_logits else _SERVER_ERROR
 
     def automatic_context(
         self, device: Device, workload: Workload, *, most: int, longest: int
@@ -381,29 +430,38 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         return AutoContext(self.runtime.budget.of_device(device), most, longest, reason)
 
     def _assumptions(self, workload: Workload) -> Iterator[str]:
-        context = self._context(workload, all_outputs=True)
+        context = self._context(workload)
         if not self.is_gguf:
             yield from super()._assumptions(workload)
         yield (
-            f"llama.cpp's context is as long as the workload: {context.room.full} cells for each of"
-            f" {context.room.sequences} sequences, keys in {context.types.keys} and values in"
-            f" {context.types.values}"
+            f"llama.cpp's context is as long as the workload: {context.room.full} cells for"
+            f" {'all' if context.room.unified else 'each'} of {context.room.sequences} sequences,"
+            f" keys in {context.types.keys} and values in {context.types.values}"
         )
         yield f"flash attention is {'on' if context.flash else 'off'}; {self._placed()}"
         if self.host and self.is_split:
             yield host_text(self.host)
-        least = self._compute(self._context(workload, all_outputs=False)).nbytes
-        less = open_size(self._compute(context).nbytes - least)
-        yield (
-            "the compute buffers have room for the logits of a whole micro-batch, as llama.cpp"
-            f" reserves them for a library; for llama-server of this build {less} less"
-        )
+        yield self._logits(workload)
         basis, percent = self.basis("workspace", workload)
         if basis == "derived":
             yield (
                 f"the compute buffers are within {percent} % of those of llama.cpp"
                 f" {self.runtime.version}; other builds were not compared"
             )
+
+    def _logits(self, workload: Workload) -> str:
+        if self._has_all_logits:
+            return (
+                "the compute buffers have room for the logits of a whole micro-batch, as llama.cpp"
+                " reserves them for a library; llama-server needs less"
+            )
+        own = replace(self, runtime=replace(self.settings, all_logits=True))
+        all_, few = (each._compute(each._context(workload)).nbytes for each in (own, self))
+        return (
+            "the compute buffers have room for the logits of one token of each sequence, as"
+            f" llama-server reserves them; a library's context takes {open_size(all_ - few)} more"
+            f" ({setting('all_logits')})"
+        )
 
     def _placed(self) -> str:
         placement = self.placement
@@ -429,7 +487,7 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
             f" {footprint.sizes.total()} tensors rounded up to 32 bytes, {where}"
             f" = {self.resident_bytes()} bytes"
         )
-        room, types, flash, *_ = self._context(workload, all_outputs=True)
+        room, types, flash, *_ = self._context(workload)
         tokens = workload.total_tokens
         yield from cache_lines(self.subject.model, room, types, tokens, flash=flash)
         if self.is_split:

@@ -1,5 +1,6 @@
 """llama.cpp with its settings."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -7,7 +8,8 @@ from msgspec.structs import replace
 from memfit.estimators.arch.fields import MAX_LAYERS
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.reading.section import memory_value, number_or_text
-from memfit.estimators.base.units import parse_rate
+from memfit.estimators.base.units import parse_count, parse_rate
+from memfit.estimators.base.workload import MAX_TOKENS
 from memfit.estimators.runtimes.llama_cpp.caches import CACHE_TYPES, CacheTypes
 from memfit.estimators.runtimes.runtime import Runtime
 
@@ -23,6 +25,12 @@ class LlamaCppRuntime(Runtime, frozen=True, kw_only=True):
     """The types of the cache; None where the workload's KV bits decide."""
     flash: bool = True
     """Whether attention may be fused (``--flash-attn``)."""
+    unified: bool = False
+    """Whether all sequences share the cells of one cache (``--kv-unified``)."""
+    swa_full: bool = False
+    """Whether a sliding cache has room for the whole context (``--swa-full``)."""
+    all_logits: bool = False
+    """Whether a context has logits of every token, as a library's has unless it is limited."""
     gpu_layers: int | None = None
     """Layers on the GPU, with the head; None for all."""
     automatic: bool = False
@@ -44,18 +52,15 @@ class LlamaCppRuntime(Runtime, frozen=True, kw_only=True):
                     raise InputError(f"{value[:60]!r}: give one type")
                 one = {"keys": given} if name.endswith("k") else {"values": given}
                 return replace(self, types=types._replace(**one))
-            case "flash_attn":
-                return replace(self, flash=value)
             case "gpu_layers" if _word(value) == "auto":
                 return replace(self, automatic=True)
             case "gpu_layers":
                 return replace(self, gpu_layers=_layers(value, of_all=None))
             case "n_cpu_moe":
                 return replace(self, host_experts=_layers(value, of_all=MAX_LAYERS))
-            case "host_memory":
-                return replace(self, host_memory_bytes=_positive(memory_value(value), value))
-            case "host_bandwidth":
-                return replace(self, host_bandwidth_bytes=_positive(_RATE(value), value))
+            case _ if name in _FIELDS:
+                field, read = _FIELDS[name]
+                return replace(self, **{field: read(value)})
             case _:
                 return Runtime.with_setting(self, name, value)
 
@@ -76,10 +81,37 @@ def _layers(value: str | int, *, of_all: Layers) -> int | Layers:
     return value
 
 
+def _tokens(value: str | int) -> int:
+    tokens = parse_count(value) if isinstance(value, str) else value
+    if not 1 <= tokens <= MAX_TOKENS:
+        raise InputError(f"{str(value)[:60]!r}: expected from 1 to {MAX_TOKENS} tokens")
+    return tokens
+
+
+def _memory(value: str | int) -> int:
+    return _positive(memory_value(value), value)
+
+
+def _rate(value: str | int) -> int:
+    return _positive(_RATE(value), value)
+
+
 def _positive(nbytes: int, value: str | int) -> int:
     if not nbytes:
         raise InputError(f"{str(value)[:60]!r}: a host has more than none")
     return nbytes
+
+
+_FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "all_logits": ("all_logits", bool),
+    "batch_size": ("batch", _tokens),
+    "flash_attn": ("flash", bool),
+    "kv_unified": ("unified", bool),
+    "swa_full": ("swa_full", bool),
+    "host_memory": ("host_memory_bytes", _memory),
+    "host_bandwidth": ("host_bandwidth_bytes", _rate),
+}
+"""The field of a setting that is one value, and what reads it."""
 
 
 def parse_cache_types(text: str) -> CacheTypes:
