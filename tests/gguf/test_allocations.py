@@ -21,7 +21,6 @@ from memfit.estimators.runtimes.llama_cpp.caches import (
     Cells,
     buffers,
     caches,
-    cells,
     recurrent_bytes,
     state_elements,
 )
@@ -29,7 +28,7 @@ from memfit.estimators.runtimes.llama_cpp.compute import compute_buffers, is_des
 from memfit.estimators.runtimes.llama_cpp.ggml import Place
 from memfit.estimators.runtimes.llama_cpp.placement import Placement, Weights, file_weights
 from memfit.estimators.runtimes.llama_cpp.runtime import LLAMA_CPP
-from memfit.estimators.runtimes.llama_cpp.settings import LlamaCppRuntime
+from memfit.estimators.runtimes.llama_cpp.settings import LlamaCppRuntime, cells
 from tests.gguf.writing import Allocation, Recorded, recorded, tensor
 
 MIB = 2**20

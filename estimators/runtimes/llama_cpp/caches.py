@@ -6,7 +6,7 @@ llama-kv-cache-dsa.cpp and llama-memory-recurrent.cpp (commit 0c1e57098).
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -24,9 +24,6 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.gguf.ggml_types import BY_NAME, GgmlType
-
-if TYPE_CHECKING:
-    from memfit.estimators.runtimes.llama_cpp.settings import LlamaCppRuntime
 
 # What --cache-type-k and --cache-type-v of llama.cpp take (common/arg.cpp, kv_cache_types).
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -107,26 +104,6 @@ class Caches(Struct, frozen=True):
     held_tokens: int
     cells: int
     largest_buffer_bytes: int
-
-
-def cells(workload: Workload, runtime: "LlamaCppRuntime") -> Cells:
-    """Return the cells of a context that has room for the workload.
-
-    A context is padded to ``kv_step`` cells; the batch is at most the context,
-    and the micro-batch at most the batch (llama-context.cpp).
-    """
-    sequences = workload.batch
-    wanted = sequences * workload.total_tokens
-    padded = round_up(wanted, runtime.kv_step)
-    batch = min(wanted, runtime.batch)
-    return Cells(
-        full=padded if runtime.unified else round_up(padded // sequences, runtime.kv_step),
-        microbatch=min(batch, workload.prefill_step),
-        sequences=sequences,
-        padding=runtime.kv_step,
-        unified=runtime.unified,
-        swa_full=runtime.swa_full,
-    )
 
 
 def cache_types(workload: Workload, given: CacheTypes | None) -> CacheTypes:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 from memfit.estimators.arch.model import Layer, Model
-from memfit.estimators.arch.specs import Recurrent
 from memfit.estimators.runtimes.llama_cpp.builder import FLOAT, Builder, Context
 from memfit.estimators.runtimes.llama_cpp.feed_forward import feed
 from memfit.estimators.runtimes.llama_cpp.ggml import Place, Sizes, Stored, Tensor
@@ -42,7 +41,7 @@ def is_described(model: Model) -> bool:
     Not those of RWKV (rwkv6-base.cpp, rwkv7-base.cpp) and Gemma 3n (four streams, gemma3n.cpp):
     beside the logits of a micro-batch they do not count, beside those of one token they do.
     """
-    rwkv = any(isinstance(mixer, Recurrent) and mixer.kind == "rwkv" for mixer in model.mixers())
+    rwkv = any(mixer.kind == "rwkv" for mixer in model.mixers())
     return not rwkv and not model.model_type.startswith("gemma3n")
 
 

@@ -25,7 +25,6 @@ from memfit.estimators.runtimes.llama_cpp.caches import (
     caches,
     can_be_fused,
     cell_widths,
-    cells,
     recurrent_bytes,
     require_possible,
 )
@@ -47,7 +46,7 @@ from memfit.estimators.runtimes.llama_cpp.reserved import (
     prediction_note,
     projector_note,
 )
-from memfit.estimators.runtimes.llama_cpp.settings import LlamaCppRuntime
+from memfit.estimators.runtimes.llama_cpp.settings import LlamaCppRuntime, cells
 from memfit.estimators.runtimes.runtime import Budget, HostNeed, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
 from memfit.estimators.runtimes.token_cost import TokenCost

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from memfit.estimators.arch.fields import MAX_LAYERS
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.reading.section import memory_value, number_or_text
-from memfit.estimators.base.units import parse_count, parse_rate
-from memfit.estimators.base.workload import MAX_TOKENS
-from memfit.estimators.runtimes.llama_cpp.caches import CACHE_TYPES, CacheTypes
+from memfit.estimators.base.units import parse_count, parse_rate, round_up
+from memfit.estimators.base.workload import MAX_TOKENS, Workload
+from memfit.estimators.runtimes.llama_cpp.caches import CACHE_TYPES, CacheTypes, Cells
 from memfit.estimators.runtimes.runtime import Runtime
 
 Layers = TypeVar("Layers", int, None)
@@ -112,6 +112,26 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "host_bandwidth": ("host_bandwidth_bytes", _rate),
 }
 """The field of a setting that is one value, and what reads it."""
+
+
+def cells(workload: Workload, runtime: LlamaCppRuntime) -> Cells:
+    """Return the cells of a context that has room for the workload.
+
+    A context is padded to ``kv_step`` cells; the batch is at most the context,
+    and the micro-batch at most the batch (llama-context.cpp).
+    """
+    sequences = workload.batch
+    wanted = sequences * workload.total_tokens
+    padded = round_up(wanted, runtime.kv_step)
+    batch = min(wanted, runtime.batch)
+    return Cells(
+        full=padded if runtime.unified else round_up(padded // sequences, runtime.kv_step),
+        microbatch=min(batch, workload.prefill_step),
+        sequences=sequences,
+        padding=runtime.kv_step,
+        unified=runtime.unified,
+        swa_full=runtime.swa_full,
+    )
 
 
 def parse_cache_types(text: str) -> CacheTypes:
