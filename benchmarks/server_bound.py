@@ -3,9 +3,9 @@
     python -m benchmarks.server_bound                  # 10,000 per setting
     python -m benchmarks.server_bound 500 "8b 8/32/5"
 
-Requests are of the lengths that the bound is told: crafted, random, and climbed to from the largest
-of these. Nothing found may pass the bound, and with a prompt cache the bound is at most 1.26 times
-the largest found.
+Requests are within the lengths that the bound is for: crafted, random, and climbed to from the
+largest of these. Nothing found may pass the bound, and with a prompt cache the bound is at most
+1.26 times the largest found, but for convolution states and several prompts together: docs/server.md.
 """
 
 import random

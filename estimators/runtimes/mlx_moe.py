@@ -25,7 +25,7 @@ from memfit.estimators.weights.expert_slots import (
 
 
 class MlxMoeRuntime(Runtime, frozen=True, kw_only=True):
-    """mlx-moe with the experts that it is told to keep."""
+    """mlx-moe with the number of experts that its option gives."""
 
     capacity: Positive | None = None
     """Experts of each layer; None: as many as fit."""

@@ -26,10 +26,10 @@ class Formula(Struct, frozen=True):
     method: ClassVar[Method] = "formula"
 
 
-class TracedWorkload(Protocol):
+class WorkspaceBetweenTraces(Protocol):
     """The workspace of a class between traced prompts (runtimes/by_class.py)."""
 
-    def converted(self, quantize: "Quantization") -> "TracedWorkload":
+    def converted(self, quantize: "Quantization") -> "WorkspaceBetweenTraces":
         """Return the workspace of the class with its weights converted."""
 
     def peak(
@@ -49,7 +49,7 @@ class TracedWorkload(Protocol):
 class Interpolated(Struct, frozen=True, eq=False):
     """No formula describes the model: its workspace is between those of traced prompts."""
 
-    workspace: TracedWorkload
+    workspace: WorkspaceBetweenTraces
 
     method: ClassVar[Method] = "formula"
 

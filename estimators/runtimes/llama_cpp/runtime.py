@@ -415,9 +415,10 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         """Return what a figure rests on; a vision projector's buffer is a bound."""
         if figure != "workspace":
             return TokenCacheModel.basis(self, figure, workload)
-        if self._projector_bytes != 0 or self._has_all_logits > self.settings.all_logits:
+        is_library = self.settings.all_logits
+        if self._projector_bytes != 0 or (self._has_all_logits and not is_library):
             return "bound", 0
-        return "derived", _LIBRARY_ERROR if self.settings.all_logits else _SERVER_ERROR
+        return "derived", _LIBRARY_ERROR if is_library else _SERVER_ERROR
 
     def automatic_context(
         self, device: Device, workload: Workload, *, most: int, longest: int
