@@ -99,13 +99,6 @@ _NARROWEST_NAME = 14
 _JUSTIFY: dict[str, Literal["left", "right"]] = {"l": "left", "r": "right", "b": "left"}
 
 
-def _shown_columns(page: Page, table: Table) -> tuple[list[int], list[int]]:
-    """Return the columns that fit, and those that are dropped for them."""
-    rows = [table.headings, *table.rows]
-    widths = [max(1, *(len(_text(cell)) for cell in column)) for column in zip(*rows, strict=True)]
-    return _kept(table, widths, page.console.width)
-
-
 def draw_table(page: Page, table: Table) -> None:
     """Draw a table.
 

@@ -6,7 +6,7 @@ Sources: mlx/backend/cpu/{matmul,quantized,sort,scan,logsumexp,conv,masked_mm}.c
 from math import prod
 
 from memfit.estimators.trace.layouts import View
-from memfit.estimators.trace.operation import Operation, copied, over_any_or_new, vector
+from memfit.estimators.trace.operation import Operation, copied, fresh, over_any_or_new, vector
 
 _FLOAT32 = 4
 
@@ -114,8 +114,7 @@ def convolution(op: Operation) -> None:
     """
     source, weight = op.inputs[:2]
     out = op.outputs[0]
-    op.allocate(out)
-    op.kernels = 1
+    fresh(op)
     batch, *lengths, channels = source.shape
     taps, group_channels = weight.shape[1:-1], weight.shape[-1]
     _, before, after, dilation, input_dilation = op.arguments[:5]

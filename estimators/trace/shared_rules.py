@@ -90,8 +90,7 @@ def reshape(op: Operation) -> None:
     if layouts.reshape(source, out):
         op.share(out, source)
     else:
-        op.allocate(out)
-        op.kernels = 1
+        fresh(op)
 
 
 def reinterpret(op: Operation) -> None:
@@ -105,8 +104,7 @@ def reinterpret(op: Operation) -> None:
         out.data_size = source.data_size * before // after
         op.share(out, source)
     else:
-        op.allocate(out)
-        op.kernels = 1
+        fresh(op)
 
 
 def contiguous(op: Operation) -> None:
@@ -118,8 +116,7 @@ def contiguous(op: Operation) -> None:
         out.copy_layout(source)
         op.share(out, source)
     else:
-        op.allocate(out)
-        op.kernels = 1
+        fresh(op)
 
 
 def unary(op: Operation) -> None:
