@@ -5,7 +5,8 @@
 
 Requests are within the lengths that the bound is for: crafted, random, and climbed to from the
 largest of these. Nothing found may pass the bound, and with a prompt cache the bound is at most
-1.26 times the largest found, but for convolution states and several prompts together: docs/server.md.
+1.26 times the largest found, but for convolution states and several prompts together
+(docs/server.md).
 """
 
 import random
