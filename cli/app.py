@@ -14,6 +14,7 @@ import typer
 from memfit.cli.command_groups import LazyGroup, advice, option_name
 from memfit.cli.exits import CommandStopped, Exit, exit_of
 from memfit.cli.options.completion import undescribed
+from memfit.cli.options.program_line import with_line
 from memfit.cli.render.output import say
 from memfit.estimators.base.errors import InputError, MemfitError
 from memfit.estimators.base.setting_names import named_by
@@ -47,7 +48,8 @@ class Commands(LazyGroup):
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert ``estimate`` where the arguments are its own."""
+        """Insert ``estimate`` where the arguments are its own, or what answers for a line."""
+        args = with_line(args)
         if args and not self._is_own(ctx, args[0]):
             args = ["estimate", *args]
         return super().parse_args(ctx, args)

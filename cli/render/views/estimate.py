@@ -23,6 +23,7 @@ from memfit.cli.render.view import view
 from memfit.cli.render.views import estimate_text, text
 from memfit.cli.render.views.assumed import marked
 from memfit.cli.render.views.estimate_text import settings_text
+from memfit.cli.render.views.program_line import program_line
 from memfit.cli.render.views.text import at_step, gigabytes, image_lines, size, tenths, tokens
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.machine.device import GIB
@@ -71,6 +72,7 @@ class EstimateView(NamedTuple):
             Heading(result.model.id, only="page"),
             Verdict(estimate_text.headline(result, units), colour),
             Text(("; ".join(facts),), style="dim"),
+            *program_line(result.program),
             Text(tuple(estimate_text.refusal(result)), mark="!"),
             Text(doubts, mark="!", only="terminal"),
             *_files(result, units),

@@ -1,6 +1,7 @@
 """llama.cpp: everything is allocated before the first token, for the whole context."""
 
 import shlex
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +17,13 @@ from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import MemoryShare, Note
 from memfit.estimators.results.terms import Basis, PeakMoment
-from memfit.estimators.runtimes.facets import Commands, Drafting, HostReads, SplitMemory
+from memfit.estimators.runtimes.facets import (
+    Commands,
+    Drafting,
+    HostReads,
+    ProgramContext,
+    SplitMemory,
+)
 from memfit.estimators.runtimes.interface import DraftFigures, Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.llama_cpp.builder import Context
 from memfit.estimators.runtimes.llama_cpp.caches import (
@@ -72,9 +79,10 @@ _FLOAT = 4
 # The largest error against build b11549 in percent (docs/gguf.md, How it was checked).
 _LIBRARY_ERROR, _SERVER_ERROR = 10, 20
 _LEFT_FREE = 2**30  # common/common.h, fit_params_target
+_FIT_CONTEXT = 4096  # common/common.h, fit_params_min_ctx
 
 
-class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
+class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext, frozen=True):
     """llama.cpp on a GGUF file, or on the conversion of a checkpoint."""
 
     defaults = LLAMA_CPP
@@ -138,7 +146,7 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         settings, backend = self.settings, self.subject.backend
         blocks = self.weights.blocks if self.is_gguf else len(self.subject.model.layers)
         asked = blocks + 1 if settings.gpu_layers is None else settings.gpu_layers
-        if backend == "cpu" and (settings.automatic or settings.gpu_layers):
+        if backend == "cpu" and settings.gpu_layers and not settings.automatic:
             raise UnsupportedError(f"{setting('gpu_layers')}: this machine has no GPU")
         layers = 0 if backend == "cpu" else min(asked, blocks + 1)
         return Placement(backend, blocks, layers, min(settings.host_experts, blocks))
@@ -332,22 +340,48 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
     def settled(self, workload: Workload) -> Runtime:
         """Return llama.cpp with the most layers on the GPU that leave what its --fit leaves.
 
-        Raises:
-            UnsupportedError: without a device.
+        Without a device there is nothing to fit, and without a GPU no layer to place.
         """
-        if not self.settings.automatic:
-            return self.runtime
         device = self.subject.device
-        if device is None:
-            name, machine, memory = map(setting, ("gpu_layers", "device", "memory"))
-            raise UnsupportedError(f"{name} auto: give a {machine}, or the {memory} of a Mac")
-        most = self.placement.blocks + 1
-        for layers in range(most, -1, -1):
+        if not self.settings.automatic or device is None or device.backend == "cpu":
+            return self.runtime
+        if self._leaves_enough(workload):
+            return self.runtime
+        for layers in range(self.placement.blocks, 0, -1):
             chosen = replace(self.settings, gpu_layers=layers)
-            figures = replace(self, runtime=chosen).figures(workload)
-            if figures.moment.nbytes + _LEFT_FREE <= device.working_set_bytes:
+            if replace(self, runtime=chosen)._leaves_enough(workload):
                 return chosen
         return replace(self.settings, gpu_layers=0)
+
+    def _leaves_enough(self, workload: Workload) -> bool:
+        device = self.subject.device
+        assert device
+        return self.figures(workload).moment.nbytes + _LEFT_FREE <= device.working_set_bytes
+
+    def program_context(self, workload: Workload, *, fitted: bool) -> int:
+        """Return a sequence's part of the model's context, or of the longest that --fit keeps.
+
+        Source: common/fit.cpp: whole steps of 256 cells, and at least 4096; below that it moves
+        layers. It interpolates where memfit searches.
+        """
+        sequences, device = workload.batch, self.subject.device
+
+        def part(tokens: int) -> int:
+            return ceil_div(tokens, sequences)
+
+        most = workload.total_tokens
+
+        def is_longer(steps: int) -> bool:
+            return not self._leaves_enough(replace(workload, prompt_tokens=part(steps * step)))
+
+        step = self.settings.kv_step
+        if not fitted or device is None or device.backend == "cpu" or most <= _FIT_CONTEXT:
+            return part(most)
+        if self._leaves_enough(replace(workload, prompt_tokens=part(most))):
+            return part(most)
+        least = _FIT_CONTEXT // step
+        steps = range(least + 1, most // step + 1)
+        return part((least + bisect_left(steps, True, key=is_longer)) * step)
 
     def runs_kv_bits(self, workload: Workload) -> bool:
         """Whether the types of its cache were left open."""
