@@ -21,7 +21,7 @@ def table(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", OF_MLX)
 def test_the_flags_of_a_program_of_mlx_are_those_of_its_parser(name: str) -> None:
-    arity = {None: "=", 0: ""}
+    arity: dict[object, object] = {None: "=", 0: ""}
     rows = [
         " ".join(
             [

@@ -40,8 +40,8 @@ def set_parameters(store: Path, parameters: dict[str, Any]) -> None:
 
 
 def run(memfit: Memfit, *options: str, line: str = "ollama run qwen3:4b") -> dict[str, Any]:
-    found: dict[str, Any] = memfit("--from", line, *options, "--json").json
-    return found["workload"]
+    workload: dict[str, Any] = memfit("--from", line, *options, "--json").json["workload"]
+    return workload
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ class _Reader:
 
         if name in self._program.bare and (not rest or rest[0].startswith("-")):
             return [self._program.bare[name]]
-        values = []
+        values: list[str] = []
         most = {"": 0, "=": 1, "?": 1}.get(arity, len(rest))
         if arity.startswith("=") and len(arity) > 1:
             most = int(arity[1:])
