@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import DoesNotLoadError, UnsupportedError
 from memfit.estimators.base.ranks import Rank
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -16,6 +17,7 @@ from memfit.estimators.questions.target import DRAFT_TOKENS, MARGIN_BYTES
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import LimitName, Verdict
 from memfit.estimators.runtimes.facets import (
+    CachedPrompts,
     Drafting,
     ForeignFormats,
     Images,
@@ -158,6 +160,22 @@ def require_images(sized: SizedModel, workload: Workload) -> None:
             f"{sized.runtime}: what it does with images is not described; leave the runtime out,"
             " or take mlx-vlm"
         )
+
+
+def require_cached(sized: SizedModel, workload: Workload) -> None:
+    """Check that the runtime's figures are of prompts with cached tokens, if there are any.
+
+    Raises:
+        UnsupportedError: when they are not.
+    """
+    if not workload.cached_tokens:
+        return
+    if (cached := sized.runtime_model.facet(CachedPrompts)) is None:
+        raise UnsupportedError(
+            f"{sized.runtime}: prompts with a stored cache are described for mlx-lm only; leave out"
+            f" {setting('cached_tokens')}"
+        )
+    cached.require_cached(workload)
 
 
 def verdict_of(sized: SizedModel, workload: Workload) -> tuple[Verdict, tuple[LimitName, ...]]:

@@ -217,6 +217,7 @@ def task(result: Estimate) -> str:
     """The workload and the runtime, in few words."""
     work = result.workload
     text = f"{work.prompt_tokens} tokens"
+    text += f" ({work.cached_tokens} cached)" if work.cached_tokens else ""
     text += f" + {work.max_tokens} generated" if work.max_tokens else ", no reply"
     if work.batch > 1:
         text += f", batch {work.batch}"

@@ -184,7 +184,8 @@ class _ContextPlan(Struct, frozen=True):
         return ContextFit(need, device.working_set_bytes, device.memory_bytes, headroom)
 
     def _matrix(self, ceilings: Ceilings) -> Iterator[MatrixCell]:
-        usual = [tokens for tokens in CONTEXTS if tokens <= ceilings.effective]
+        least = self.workload.least_prompt_tokens
+        usual = [tokens for tokens in CONTEXTS if least <= tokens <= ceilings.effective]
         for tokens in self.question.contexts or usual:
             for requests in self.question.requests:
                 workload = replace(
