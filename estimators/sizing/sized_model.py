@@ -222,6 +222,15 @@ def with_draft(sized: SizedModel, draft: SizedModel, tokens: int) -> SizedModel:
     return replace(sized, draft=draft, draft_tokens=tokens, _drafts={})
 
 
+def peak_of(sized: SizedModel, workload: Workload) -> int:
+    """Return the peak in bytes, with a draft model's.
+
+    Raises:
+        UnsupportedError: when the runtime cannot run the workload.
+    """
+    return sized.figures_for(workload).moment.nbytes + draft_bytes_of(sized, workload)
+
+
 def draft_bytes_of(sized: SizedModel, workload: Workload) -> int:
     """Return what a draft model adds to the peak, 0 without one."""
     added = draft_figures(sized, workload)
