@@ -12,6 +12,7 @@ import os
 import pkgutil
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -166,6 +167,18 @@ def image(name: str) -> Path:
 def test_a_command_of_the_readme_has_an_answer(command: str) -> None:
     _, code = run(command)
     assert code in (None, 0, 1)
+
+
+def test_the_demo_ends_with_commands_that_have_an_answer() -> None:
+    shown = subprocess.run(
+        ["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    commands = re.findall(r'echo "  \S*(memfit .*?) {2,}', shown)
+    assert len(commands) == 3
+    assert any("--device" in command for command in commands)
+    for command in commands:
+        if " fits " not in command:  # it takes seconds, and the README has it too
+            assert run(command)[1] in (None, 0, 1), command
 
 
 @pytest.mark.exhaustive

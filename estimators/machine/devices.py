@@ -147,6 +147,12 @@ def find_device(name: str, *, os_regime: OsRegime = DEFAULT_REGIME) -> Device:
         raise InputError(f"{given!r}: the {chip.name} was sold with {_sizes(chip)}")
     if wanted in chips():
         raise InputError(f"{given!r}: name its memory too, such as {_names(chips()[wanted])}")
+    if maker := _other_maker(wanted):
+        raise InputError(
+            f"{given!r}: {maker} GPUs are not described, and MLX computes on the CPU there (on that"
+            " machine: --device host); for llama.cpp give --working-set and a size below the card's"
+            " memory, of which its driver takes a part"
+        )
     raise InputError(f"unknown machine {given!r}; {_nearest(wanted)}")
 
 
@@ -339,6 +345,21 @@ def _sizes(chip: Chip) -> str:
 
 def _names(chip: Chip) -> str:
     return " or ".join(f"{chip.id}-{gib}" for gib in chip.memory_gib)
+
+
+_OTHER_MAKERS = {
+    "AMD": r"(amd|radeon|instinct|ryzen|strix|epyc|firepro).*|rx-?\d{3,4}.*|mi-?\d{2,3}[a-z]?(-.*)?"
+    r"|w[67]\d00(-.*)?|gfx\d+.*",
+    "Intel": r"(intel|arc|xe2?|lunar|battlemage)(-.*)?|(data-center-gpu|gaudi).*"
+    r"|(a[3-7][158]0|a770|b5[78]0|b[56]0)m?",
+}
+"""How GPUs are named that are neither Apple's nor NVIDIA's."""
+
+
+def _other_maker(wanted: str) -> str | None:
+    """The maker of a GPU that no table has, None where the name is not one of theirs."""
+    found = (maker for maker, names in _OTHER_MAKERS.items() if re.fullmatch(names, wanted))
+    return next(found, None)
 
 
 def _nearest(wanted: str) -> str:
