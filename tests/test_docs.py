@@ -21,6 +21,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import yaml
 from rich.console import Console
 from rich.markdown import Markdown
 
@@ -31,11 +32,13 @@ from tests.selection import quick
 ROOT = Path(__file__).parents[1]
 INDEX = ROOT / "docs" / "index.md"
 AGENTS = ROOT / "docs" / "agents.md"
+SKILL = ROOT / "docs" / "skills" / "memfit" / "SKILL.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUICK_PAGES = {"README", "compare", "gate"}
 """Whose commands `make test` runs; `make check` runs those of all pages."""
 LINKED = [
     *PAGES,
+    SKILL,
     *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "sample_configs/README.md")),
 ]
 _PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -190,6 +193,25 @@ def test_a_command_for_agents_writes_the_schema_of_its_row(command: str, schema:
     output, code = run(command.replace("MODEL", "qwen3-4b-4bit"))
     assert code in (None, 0, 1)
     assert json.loads(output)["schema"].startswith(f"memfit.{schema}/")
+
+
+def test_the_skill_says_when_it_is_used_and_its_commands_write_what_it_names() -> None:
+    _, head, text = SKILL.read_text(encoding="utf-8").split("---\n", 2)
+    fields = yaml.safe_load(head)
+    # The limits of the format of Agent Skills.
+    assert fields["name"] == SKILL.parent.name
+    assert 0 < len(fields["description"]) <= 1024
+    commands = [line for block in _SHELL.findall(text) for line in block.splitlines()]
+    assert len(commands) == 4
+    for command in commands:
+        if " fits " in command:  # it takes seconds; `memfit mcp` is tested with it
+            continue
+        output, code = run(command)
+        assert code in (None, 0, 1), command
+        assert "verdict" in output, command
+    named = {"verdict", "peak_bytes", "needed_bytes", "actions", "notes"}
+    assert named <= json.loads(run(commands[0])[0]).keys()
+    assert all(f"`{name}`" in text for name in named)
 
 
 def test_links_between_pages_are_valid() -> None:
