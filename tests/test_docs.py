@@ -12,6 +12,7 @@ import os
 import pkgutil
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -20,6 +21,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import yaml
 from rich.console import Console
 from rich.markdown import Markdown
 
@@ -30,11 +32,13 @@ from tests.selection import quick
 ROOT = Path(__file__).parents[1]
 INDEX = ROOT / "docs" / "index.md"
 AGENTS = ROOT / "docs" / "agents.md"
+SKILL = ROOT / "docs" / "skills" / "memfit" / "SKILL.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUICK_PAGES = {"README", "compare", "gate"}
 """Whose commands `make test` runs; `make check` runs those of all pages."""
 LINKED = [
     *PAGES,
+    SKILL,
     *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "sample_configs/README.md")),
 ]
 _PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -168,6 +172,18 @@ def test_a_command_of_the_readme_has_an_answer(command: str) -> None:
     assert code in (None, 0, 1)
 
 
+def test_the_demo_ends_with_commands_that_have_an_answer() -> None:
+    shown = subprocess.run(
+        ["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    commands = re.findall(r'echo "  \S*(memfit .*?) {2,}', shown)
+    assert len(commands) == 3
+    assert any("--device" in command for command in commands)
+    for command in commands:
+        if " fits " not in command:  # it takes seconds, and the README has it too
+            assert run(command)[1] in (None, 0, 1), command
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("command", "schema"),
@@ -177,6 +193,25 @@ def test_a_command_for_agents_writes_the_schema_of_its_row(command: str, schema:
     output, code = run(command.replace("MODEL", "qwen3-4b-4bit"))
     assert code in (None, 0, 1)
     assert json.loads(output)["schema"].startswith(f"memfit.{schema}/")
+
+
+def test_the_skill_says_when_it_is_used_and_its_commands_write_what_it_names() -> None:
+    _, head, text = SKILL.read_text(encoding="utf-8").split("---\n", 2)
+    fields = yaml.safe_load(head)
+    # The limits of the format of Agent Skills.
+    assert fields["name"] == SKILL.parent.name
+    assert 0 < len(fields["description"]) <= 1024
+    commands = [line for block in _SHELL.findall(text) for line in block.splitlines()]
+    assert len(commands) == 4
+    for command in commands:
+        if " fits " in command:  # it takes seconds; `memfit mcp` is tested with it
+            continue
+        output, code = run(command)
+        assert code in (None, 0, 1), command
+        assert "verdict" in output, command
+    named = {"verdict", "peak_bytes", "needed_bytes", "actions", "notes"}
+    assert named <= json.loads(run(commands[0])[0]).keys()
+    assert all(f"`{name}`" in text for name in named)
 
 
 def test_links_between_pages_are_valid() -> None:

@@ -90,7 +90,7 @@ def test_every_development_tool_is_pinned_and_what_else_memfit_needs_may_be() ->
     project = tomli.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
     extras = project["optional-dependencies"]
-    wanted = [each for extra in ("dev", "mlx", "vlm") for each in extras[extra]]
+    wanted = [each for extra in ("dev", "mcp", "mlx", "vlm") for each in extras[extra]]
     tools = {re.split(r"[\[><=; ]", line)[0] for line in wanted}
     needed = {re.split(r"[><=]", line)[0] for line in project["dependencies"]}
     assert tools - {"memfit"} == names - needed
