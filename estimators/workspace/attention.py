@@ -182,8 +182,11 @@ def attend(
                 item_bytes=call.width,
             )
         )
+        # The masks of a window and of a batch are boolean, which CUDA's kernels do not take.
+        has_copy = array_mask and call.target.backend == "cuda"
+        mask = (_additive_mask(tape, call.rows * spec.heads * keys),) if has_copy else ()
         output = tape.allocate(
-            (queries, held_keys, held_values),
+            (queries, held_keys, held_values, *mask),
             wide,
             nbytes=wide * call.width,
             temporary=rows * kernel.scratch_row(keys, spec.key_dim) * call.width + partial_bytes,
@@ -216,6 +219,13 @@ def attend(
     if call.tokens == 1:
         return output
     return tape.allocate((output,), wide, nbytes=nbytes, counts=ops.JOINED_HEADS)
+
+
+def _additive_mask(tape: Tape, cells: int) -> int:
+    """Record zeros and lowest numbers for each cell of a boolean mask, and the choice of one."""
+    zeros, lowest = (tape.allocate((), cells, counts=ops.FILLED_MASK) for _ in range(2))
+    tape.inplace(zeros, lowest)
+    return zeros
 
 
 def _masked_scores(
