@@ -23,6 +23,7 @@ from memfit.model import open_model
 class EstimateReport(ProgramLine, frozen=True, kw_only=True):
     """What it answers for, and what is shown in addition to the figures."""
 
+    panel = "Output options"
     explain: bool = option("--explain", help="Show every formula with its numbers.", default=False)
     breakdown: bool = option(
         "--breakdown", help="Show what the peak is made of, on a small screen too.", default=False

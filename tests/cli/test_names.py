@@ -170,7 +170,7 @@ def test_the_type_of_vllms_cache_is_translated(
         ("--dtype bfloat16", "--dtype: the config says it: leave it out"),
         ("--prefil-step 8", "No such option: --prefil-step; nearest: --prefill-step"),
         ("--nothing", "No such option: --nothing; memfit estimate --help shows the options"),
-        ("--runtime llamacpp", "nearest: llama.cpp, vllm (memfit runtimes)"),
+        ("--runtime llamacpp", "nearest: llama.cpp, ollama, vllm (memfit runtimes)"),
         ("--device m4-pro-max-64", "nearest: m4-pro-64, m4-max-64"),
         ("--model other", "MODEL and --model both name the model: give one of them"),
     ],
@@ -234,7 +234,7 @@ def test_the_help_has_every_name_of_an_option_unbroken(
     memfit: Memfit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    text = memfit("estimate", "--help").out
+    text = memfit("estimate", "--help-all").out
     for name in (
         *("--prefill-step-size", "--draft-model", "--adapter-path", "--model", "--q-bits"),
         *("--q-group-size", "--q-mode", "-c", "--ctx-size", "-ub", "-np", "-ctk", "-ctv", "-ngl"),
