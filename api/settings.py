@@ -56,6 +56,7 @@ class OpenSettings(TypedDict, total=False):
     capacity: int | str | None
     kv_cache_dtype: str | None
     max_requests: int | None
+    mtp_tokens: int | None
 
 
 class MachineSettings(TypedDict, total=False):

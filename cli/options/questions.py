@@ -337,6 +337,13 @@ _RUNTIME = Options(
             metavar="N|auto|all",
             help="Layers that llama.cpp has on the GPU, with the head; auto: the most that fit.",
         ),
+        "mtp_tokens": option(
+            *("--mtp-tokens", "--spec-draft-n-max"),
+            kind=int,
+            metavar="N",
+            help="Tokens that a GGUF file's own prediction layers draft, as llama.cpp's --spec-type"
+            " draft-mtp.",
+        ),
         "max_requests": option(
             kind=int, help="Requests that vllm runs at once, its --max-num-seqs."
         ),

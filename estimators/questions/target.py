@@ -138,7 +138,7 @@ MARGIN_BYTES = 64_000_000
 _OWN = (
     "gpu_memory_utilization capacity cache_type cache_type_k cache_type_v flash_attn gpu_layers"
     " n_cpu_moe batch_size kv_unified swa_full all_logits host_memory host_bandwidth kv_cache_dtype"
-    " max_requests"
+    " max_requests mtp_tokens"
 ).split()
 """Settings that one runtime has, which reads them itself."""
 
@@ -183,6 +183,7 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
     host_bandwidth: OwnSetting = None
     kv_cache_dtype: Text = None
     max_requests: Integer = None
+    mtp_tokens: Integer = None
 
     @property
     def names_versions(self) -> bool:

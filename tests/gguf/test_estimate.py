@@ -72,7 +72,7 @@ def test_prediction_layers_are_not_loaded(memfit: Memfit, tmp_path: Path) -> Non
     assert weights["bytes"] - weights["loaded_bytes"] == ahead
     notes = {note["code"]: note["message"] for note in data["notes"]}
     assert "llama.cpp" in notes["not-loaded"]
-    assert "draft-mtp" in notes["prediction-layers"]
+    assert "--mtp-tokens" in notes["prediction-layers"]
     assert "recurrent states" not in notes["prediction-layers"]
 
 
@@ -85,7 +85,7 @@ def test_a_note_says_what_states_drafting_adds(memfit: Memfit, tmp_path: Path) -
     (text,) = (n["message"] for n in data["notes"] if n["code"] == "prediction-layers")
     # Build b11549 with n_rs_seq 2: R and S are 1.69 and 36.00 MiB, with 0 0.56 and 12.00.
     assert data["components"]["ssm"]["bytes"] == pytest.approx(12.56 * 2**20, abs=2**14)
-    assert "for each token of --spec-draft-n-max the recurrent states again, 13.2 MB" in text
+    assert "for each drafted token the recurrent states again, 13.2 MB" in text
 
 
 def test_kv_bits_select_llama_cpps_block_types(memfit: Memfit, qwen: Path) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from memfit.estimators.arch.fields import MAX_LAYERS
-from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.questions.programs.program import (
     Given,
     Program,
@@ -14,6 +14,7 @@ from memfit.estimators.questions.programs.program import (
 )
 
 _SLOTS = 4  # tools/server/server.cpp: without -np the slots share one cache
+_DRAFTED = 3  # common/common.h, --spec-draft-n-max
 _SEVERAL = "several GPUs are not described"
 _HOST = "what it keeps on the host is not described; --n-cpu-moe and -ngl are"
 _DRAFT = "the draft model is sized with all its layers on the GPU and a cache in f16"
@@ -39,7 +40,8 @@ _TAKEN = {
     "-mm": "mmproj",
     "--no-mmproj": "!mmproj_auto",
     "--spec-draft-model": "draft",
-    "--spec-draft-n-max": "num_draft_tokens",
+    "--spec-draft-n-max": "drafted",
+    "--spec-type": "spec_type",
     "-cram": "cache_ram",
 }
 _UNDESCRIBED = {
@@ -68,7 +70,6 @@ _UNDESCRIBED = {
     "--embedding": Undescribed("encoders are not described"),
     "--rerank": Undescribed("encoders are not described"),
     "-bs": Undescribed("samplers on the GPU are not described"),
-    "--spec-type": Undescribed("drafts by it are not described", ("none", "draft-simple")),
     "--spec-default": Undescribed("drafts by it are not described"),
     "--spec-draft-hf": Undescribed("give the draft model's file with -md"),
     "--spec-draft-type-k": Undescribed(_DRAFT, ("f16",)),
@@ -129,11 +130,26 @@ def _settings(given: Given, notes: list[str]) -> Settings:
         "gpu_layers": _gpu_layers(given, is_fitted=is_fitted),
         "n_cpu_moe": "all" if given.get("cpu_moe") else given.get("n_cpu_moe"),
         **present(given, "cache_type_k", "cache_type_v", "swa_full", "mmproj", "draft"),
-        "num_draft_tokens": count_of(given, "num_draft_tokens", "--spec-draft-n-max", least=1),
+        **_drafting(given),
     }
     if "repository" in given and given.get("mmproj_auto", True) and "mmproj" not in given:
         notes.append("not counted: a vision projector that -hf loads where there is one (-mm)")
     return Settings({name: each for name, each in values.items() if each is not None}, notes)
+
+
+def _drafting(given: Given) -> dict[str, Any]:
+    """Tokens that a draft model, or the file's own prediction layers, propose in a step.
+
+    Raises:
+        UnsupportedError: for another way to draft.
+    """
+    tokens = count_of(given, "drafted", "--spec-draft-n-max", least=1)
+    kind = given.get("spec_type", "draft-simple" if "draft" in given else "none")
+    if kind == "draft-mtp" and "draft" not in given:
+        return {"mtp_tokens": tokens or _DRAFTED}
+    if kind not in ("none", "draft-simple"):
+        raise UnsupportedError(f"--spec-type {kind[:60]}: drafts by it are not described")
+    return {"num_draft_tokens": tokens} if "draft" in given else {}
 
 
 def _model(given: Given) -> str:

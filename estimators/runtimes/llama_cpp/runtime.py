@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
+from memfit.estimators.arch.fields import MAX_LAYERS
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.setting_names import setting
@@ -36,7 +37,7 @@ from memfit.estimators.runtimes.llama_cpp.caches import (
     require_possible,
 )
 from memfit.estimators.runtimes.llama_cpp.compute import compute_buffers, is_described
-from memfit.estimators.runtimes.llama_cpp.ggml import Place
+from memfit.estimators.runtimes.llama_cpp.ggml import Place, Sizes
 from memfit.estimators.runtimes.llama_cpp.host import Host, host_of, host_text, weights_read
 from memfit.estimators.runtimes.llama_cpp.placement import (
     ALIGNMENT,
@@ -45,6 +46,11 @@ from memfit.estimators.runtimes.llama_cpp.placement import (
     config_weights,
     file_weights,
     layer_lines,
+)
+from memfit.estimators.runtimes.llama_cpp.prediction import (
+    kept_states,
+    prediction_buffers,
+    prediction_layers,
 )
 from memfit.estimators.runtimes.llama_cpp.projector import projector_bytes
 from memfit.estimators.runtimes.llama_cpp.reserved import (
@@ -109,7 +115,7 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext,
         room = cells(workload, self.settings)
         kinds = Counter(
             (sum(types.row_bytes(*widths)), None if room.swa_full else mixer.window)
-            for mixer in self.subject.model.mixers()
+            for mixer in self._contexts.mixers()
             for widths in (cell_widths(mixer) if mixer.owns_cache else ())
         )
 
@@ -133,7 +139,8 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext,
     def weights(self) -> Weights:
         subject, footprint = self.subject, self.subject.footprint
         if self.is_gguf:
-            return file_weights(subject.checkpoint.tensors or (), len(subject.model.layers))
+            trunk = MAX_LAYERS if self.settings.drafted else len(subject.model.layers)
+            return file_weights(subject.checkpoint.tensors or (), trunk)
         return config_weights(subject.model, footprint.plan, footprint.loaded_bytes)
 
     @property
@@ -144,7 +151,7 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext,
             UnsupportedError: when layers were asked for and there is no GPU.
         """
         settings, backend = self.settings, self.subject.backend
-        blocks = self.weights.blocks if self.is_gguf else len(self.subject.model.layers)
+        blocks = self._blocks
         asked = blocks + 1 if settings.gpu_layers is None else settings.gpu_layers
         if backend == "cpu" and settings.gpu_layers and not settings.automatic:
             raise UnsupportedError(f"{setting('gpu_layers')}: this machine has no GPU")
@@ -168,7 +175,33 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext,
         if self.is_split:
             return self.weights.by_place(self.placement)[Place.GPU]
         sizes = self.subject.footprint.sizes
-        return sum(count * round_up(size, ALIGNMENT) for size, count in sizes.items())
+        trunk = sum(count * round_up(size, ALIGNMENT) for size, count in sizes.items())
+        return trunk + self._prediction_bytes
+
+    @property
+    def _prediction_bytes(self) -> int:
+        """The weights of prediction layers, where the file's own draft."""
+        if not self.settings.drafted:
+            return 0
+        blocks = range(len(self.subject.model.layers), self.weights.blocks)
+        everywhere = (self.weights.of_layer(index, self.placement) for index in blocks)
+        return sum(sum(places.values()) for places in everywhere)
+
+    @property
+    def _contexts(self) -> Model:
+        """The model with the prediction layers that draft, which have a context of their own."""
+        model = self.subject.model
+        if not self.settings.drafted:
+            return model
+        return replace(model, layers=(*model.layers, *prediction_layers(model, self._blocks)))
+
+    @property
+    def _blocks(self) -> int:
+        return self.weights.blocks if self.is_gguf else len(self.subject.model.layers)
+
+    def _states(self, model: Model, sequences: int) -> int:
+        """The bytes of the recurrent states of a part of the model's layers."""
+        return recurrent_bytes(model, sequences) * kept_states(model, self.settings.drafted)
 
     def figures(self, workload: Workload) -> MemoryFigures:
         if workload.max_kv_size is not None:
@@ -176,10 +209,10 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext,
         context = self._context(workload)
         require_possible(self.subject.model, context.types, flash=context.flash)
         host_of(self.subject.device, self.settings)
-        model = self._in(Place.GPU) if self.is_split else self.subject.model
+        model = self._in(Place.GPU) if self.is_split else self._contexts
         room, types, tokens = context.room, context.types, workload.total_tokens
         kept = caches(model, room, types, tokens, flash=context.flash)
-        states = recurrent_bytes(model, room.sequences)
+        states = self._states(model, room.sequences)
         compute = self._compute(context)
         used = self._used(compute)
         rest = self.resident_bytes() + kept.nbytes + states
@@ -246,14 +279,14 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext,
         context = self._context(prompt)
         tokens = prompt.total_tokens
         kept = caches(model, context.room, context.types, tokens, flash=context.flash)
-        states = recurrent_bytes(model, context.room.sequences)
+        states = self._states(model, context.room.sequences)
         read = weights_read(self.subject.model, self.weights, self.placement)
         return HostReads(read + kept.held_bytes + states, host.bandwidth_bytes)
 
     def _share(self, place: Place, context: Context, tokens: int, compute: Compute) -> MemoryShare:
         model, room, device = self._in(place), context.room, self.subject.device
         kept = caches(model, room, context.types, tokens, flash=context.flash).nbytes
-        states = recurrent_bytes(model, room.sequences)
+        states = self._states(model, room.sequences)
         weights = self.weights.by_place(self.placement)[place]
         used = compute.on_gpu if place is Place.GPU else compute.on_host
         memory = device.memory_bytes if device else None
@@ -284,6 +317,7 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext,
             automatic=False,
             host_experts=0,
             all_logits=False,
+            drafted=0,
         )
         alone = replace(draft, runtime=own)
         unquantised = replace(workload, kv_bits=None)
@@ -304,7 +338,7 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext,
         return compute.on_gpu if self.is_split else compute.nbytes
 
     def _in(self, place: Place) -> Model:
-        model, placement = self.subject.model, self.placement
+        model, placement = self._contexts, self.placement
         layers = enumerate(model.layers)
         return replace(model, layers=tuple(x for i, x in layers if placement.of(i) is place))
 
@@ -313,7 +347,8 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext,
         yield from super()._notes(workload, figures)
         if note := projector_note(self._projector_bytes):
             yield note
-        if self.is_gguf and self.weights.blocks > len(self.subject.model.layers):
+        predicts = self.is_gguf and self._blocks > len(self.subject.model.layers)
+        if predicts and not self.settings.drafted:
             yield prediction_note(recurrent_bytes(self.subject.model, workload.batch))
         wanted = min(workload.prefill_step, workload.batch * workload.total_tokens)
         if wanted > self.settings.batch:
@@ -405,6 +440,8 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext,
             command += ["-fa", "off"]
         command += ["--kv-unified"] * self.settings.unified
         command += ["--swa-full"] * self.settings.swa_full
+        if tokens := self.settings.drafted:
+            command += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(tokens)]
         placement = self.placement
         # Without it, --fit moves layers to the host where less than 1 GiB is left (common/fit.cpp).
         if self.host or self.settings.gpu_layers is not None:
@@ -429,7 +466,8 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext,
         """
         room = cells(workload, self.settings)
         types = cache_types(workload, self.settings.types)
-        few = min(room.sequences * (1 + drafted), room.microbatch)
+        checked = drafted or self.settings.drafted
+        few = min(room.sequences * (1 + checked), room.microbatch)
         outputs = room.microbatch if self._has_all_logits else few
         return Context(room, types, self.flash, outputs)
 
@@ -437,6 +475,12 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext,
         model = self.subject.model
         sizes = compute_buffers(model, context, self.weights, self.placement)
         output = _FLOAT * model.vocab_size * context.room.sequences
+        if tokens := self.settings.drafted:
+            # The target computes logits of the drafted tokens too; the prediction layers do not.
+            own = context._replace(outputs=context.room.sequences)
+            more = prediction_buffers(model, tokens, own, self.weights, self.placement)
+            sizes = Sizes(gpu=sizes.gpu + more.gpu, host=sizes.host + more.host)
+            output *= 2 + tokens
         return Compute(sizes.gpu, sizes.host, output, self._projector_bytes or 0)
 
     @property
@@ -450,7 +494,8 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext,
         if figure != "workspace":
             return TokenCacheModel.basis(self, figure, workload)
         is_library = self.settings.all_logits
-        if self._projector_bytes != 0 or (self._has_all_logits and not is_library):
+        is_bound = self._projector_bytes != 0 or bool(self.settings.drafted)
+        if is_bound or (self._has_all_logits and not is_library):
             return "bound", 0
         return "derived", _LIBRARY_ERROR if is_library else _SERVER_ERROR
 
