@@ -5,9 +5,11 @@
 
 import pytest
 
-pytest.importorskip("xllamacpp", reason="llama.cpp is not installed: pip install xllamacpp==2026.10.11549")
+pytest.importorskip(
+    "xllamacpp", reason="llama.cpp is not installed: pip install xllamacpp==2026.10.11549"
+)
 
-from benchmarks.llama_differential import outcomes  # noqa: E402 - it needs xllamacpp
+from benchmarks.llama_differential import outcomes
 
 DRAWS, SEED = 300, 38
 

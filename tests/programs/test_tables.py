@@ -37,7 +37,9 @@ def test_the_flags_of_a_program_of_mlx_are_those_of_its_parser(name: str) -> Non
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", llama_help.EXAMPLES)
 def test_the_flags_of_a_program_of_llama_cpp_are_those_of_its_help(name: str) -> None:
-    pytest.importorskip("xllamacpp", reason="llama.cpp is not installed: pip install xllamacpp==2026.10.11549")
+    pytest.importorskip(
+        "xllamacpp", reason="llama.cpp is not installed: pip install xllamacpp==2026.10.11549"
+    )
     assert table(name) == llama_help.rows(name)
 
 
