@@ -51,7 +51,7 @@ def require_free(directory: Path, nbytes: int) -> None:
     if not os.access(directory, os.W_OK | os.X_OK):
         raise InputError(f"{printable(directory)}: cannot be written: permission denied")
     if nbytes > free - free // _RESERVE:
-        needed, there = format_bytes(nbytes, Units.GB), format_bytes(free, Units.GB)
+        needed, there = format_bytes(nbytes, Units.GB), format_bytes(free, Units.GB, down=True)
         raise MachineError(
             f"{printable(directory)}: needs {needed}, and {there} are free, of which a fifth stays"
         )

@@ -123,7 +123,7 @@ def _require_disk_space(label: str, nbytes: int, directory: Path) -> None:
     if nbytes > free:
         raise MachineError(
             f"{label}: the download takes {format_bytes(nbytes)}, and {printable(directory)} has"
-            f" {format_bytes(free)} free; free some space, or set HF_HOME to another disk"
+            f" {format_bytes(free, down=True)} free; free some, or set HF_HOME to another disk"
         )
 
 

@@ -93,14 +93,14 @@ def memory_obstacle(need: Need, device: Device, units: Units) -> str | None:
     free, budget, largest = free_bytes(device), device.working_set_bytes, device.max_buffer_bytes
     peak = f"estimated to need {format_bytes(need.peak_bytes, units)}"
     if need.peak_bytes > free:
-        whole = format_bytes(device.memory_bytes, units)
-        return f"{peak}, and {format_bytes(free, units)} of {whole} are free"
+        whole = format_bytes(device.memory_bytes, units, down=True)
+        return f"{peak}, and {format_bytes(free, units, down=True)} of {whole} are free"
     if need.peak_bytes > budget:
-        return f"{peak}, above the {device.budget} of {format_bytes(budget, units)}"
+        return f"{peak}, above the {device.budget} of {format_bytes(budget, units, down=True)}"
     if largest is not None and need.largest_buffer_bytes > largest:
         return (
             f"estimated to need one allocation of {format_bytes(need.largest_buffer_bytes, units)},"
-            f" above {format_bytes(largest, units)}, the largest that the device allows"
+            f" above {format_bytes(largest, units, down=True)}, the largest that the device allows"
         )
     return None
 

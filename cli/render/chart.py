@@ -38,4 +38,4 @@ def needed_bar(label: str, parts: tuple[int, int], needed: int, budget: int | No
 
 def working_set(budget: int | None, units: Units) -> str:
     """Return the name of the limit with its size, empty without one."""
-    return f"working set {format_bytes(budget, units)}" if budget else ""
+    return f"working set {format_bytes(budget, units, down=True)}" if budget else ""

@@ -247,7 +247,7 @@ class RunChart(DocumentPart, frozen=True):
         if not self.budget:
             return ""
         above = "" if self.line else ", above all of it"
-        return f"working set {format_bytes(self.budget, self.units)}{above}"
+        return f"working set {format_bytes(self.budget, self.units, down=True)}{above}"
 
 
 def phase_name(call: RunCall) -> str:

@@ -36,7 +36,7 @@ class Units(str, Enum):
 
 
 # RECORD SEPARATOR is in no sentence.
-_OPEN_SIZE = re.compile("\x1e(-?[0-9]+)\x1e")
+_OPEN_SIZE = re.compile("\x1e([0-9]+)(-?)\x1e")
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
@@ -195,24 +195,32 @@ def parse_duration(text: str) -> int:
     return int(value)
 
 
-def format_bytes(value: int, units: Units = Units.GB) -> str:
-    """Return bytes as text with three significant decimals and their unit.
+def format_bytes(
+    value: int, units: Units = Units.GB, *, down: bool = False, digits: int = 1
+) -> str:
+    """Return bytes as text with one decimal and their unit, rounded up: no need looks smaller.
 
-    >>> format_bytes(2262535712), format_bytes(2262535712, Units.GIB)
-    ('2.263 GB', '2.107 GiB')
+    A budget is rounded ``down``. What is compared to the byte has more ``digits`` of a GB.
+
+    >>> format_bytes(2262535712), format_bytes(2262535712, Units.GIB, down=True)
+    ('2.3 GB', '2.1 GiB')
     """
     base, names = (
         (1000, ("B", "kB", "MB", "GB", "TB"))
         if units is Units.GB
         else (1024, ("B", "KiB", "MiB", "GiB", "TiB"))
     )
-    power = 0
-    while power < len(names) - 1 and abs(value) >= base ** (power + 1):
-        power += 1
+    size = abs(value)
+    power = sum(size >= base**exponent for exponent in range(1, len(names)))
     if power == 0:
         return f"{value} B"
-    digits = 3 if names[power][0] in "GT" else 1
-    return f"{Decimal(value) / base**power:.{digits}f} {names[power]}"
+    scale = 10 ** (digits if power > 2 else 1)
+    count = size * scale // base**power if down else ceil_div(size * scale, base**power)
+    if count == base * scale and power < len(names) - 1:
+        count, power = scale, power + 1
+    whole, rest = divmod(count, scale)
+    sign = "-" if value < 0 else ""
+    return f"{sign}{whole}.{rest:0{len(str(scale)) - 1}} {names[power]}"
 
 
 def open_size(nbytes: int) -> str:
@@ -220,13 +228,20 @@ def open_size(nbytes: int) -> str:
     return f"\x1e{nbytes}\x1e"
 
 
+def open_limit(nbytes: int) -> str:
+    """Return the bytes of a limit, as `open_size`: they are rounded down."""
+    return f"\x1e{nbytes}-\x1e"
+
+
 def with_sizes(sentence: str, units: Units) -> str:
     """Return a sentence that was written with `open_size`, with its sizes in units.
 
     >>> with_sizes(f"it takes {open_size(2262535712)}", Units.GIB)
-    'it takes 2.107 GiB'
+    'it takes 2.2 GiB'
     """
-    return _OPEN_SIZE.sub(lambda size: format_bytes(int(size[1]), units), sentence)
+    return _OPEN_SIZE.sub(
+        lambda size: format_bytes(int(size[1]), units, down=bool(size[2])), sentence
+    )
 
 
 def format_duration(milliseconds: int) -> str:

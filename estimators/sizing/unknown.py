@@ -43,4 +43,4 @@ def _known(checkpoint: Checkpoint, device: Device | None) -> str:
     text = f"weights: {nbytes} bytes (exact), so at least {format_bytes(nbytes)} if all are loaded"
     if device is None:
         return text
-    return f"{text}, of {format_bytes(device.working_set_bytes)} on {device.name}"
+    return f"{text}, of {format_bytes(device.working_set_bytes, down=True)} on {device.name}"

@@ -329,7 +329,8 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
         need += self.request.margin_bytes
         room = min(free_bytes(self.device), self.device.working_set_bytes)
         if need > room:
-            needed, free = (format_bytes(each, self.request.units) for each in (need, room))
+            needed = format_bytes(need, self.request.units)
+            free = format_bytes(room, self.request.units, down=True)
             raise MachineError(f"estimated to need {needed}, and {free} are free")
 
     def _texts(self) -> list[str]:

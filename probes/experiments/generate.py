@@ -306,7 +306,7 @@ def _notes(
     if request.has_image:
         yield _image_note(sized, workload, session.versions["mlx_vlm"])
     if sized.device and sized.device.budget == MEMORY_LIMIT:
-        limit = format_bytes(sized.device.working_set_bytes, request.units)
+        limit = format_bytes(sized.device.working_set_bytes, request.units, down=True)
         text = f"the verdict uses the memory limit of {limit}, not the working set"
         yield Note("info", "memory-limit", text)
     for text in found.prompt.notes:

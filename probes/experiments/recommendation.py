@@ -288,7 +288,7 @@ def _without_wired_limit(
     parts = {"weights": sized.resident_bytes, "caches": caches, "workspace": workspace}
     listed = ", ".join(f"{name} {format_bytes(size, units)}" for name, size in parts.items())
     reason = (
-        f"{format_bytes(limit, units)} by policy alone for {workload.total_tokens}"
+        f"{format_bytes(limit, units, down=True)} by policy alone for {workload.total_tokens}"
         f" tokens ({listed}, margin {format_bytes(sized.margin_bytes, units)}); the"
         f" {device.backend} backend has no wired limit, nothing was set"
     )

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from memfit.cli.render.views.text import (
     gigabytes,
     machine_name,
+    memory,
     named,
+    on_macos,
     percent,
     runtime_text,
     size,
@@ -147,11 +149,11 @@ def settings_text(settings: Mapping[str, int]) -> str:
 def _machines(device: DeviceSummary, result: Estimate) -> str:
     """The machine, of several ranks the one with the least room."""
     if not result.ranks:
-        return machine_name(device)
+        return machine_name(device.name)
     ranks = result.ranks.ranks
     if len({rank.device for rank in ranks}) == 1:
-        return f"{len(ranks)} x {machine_name(device)}"
-    return f"{len(ranks)} ranks, least room on {machine_name(device)}"
+        return f"{len(ranks)} x {machine_name(device.name)}"
+    return f"{len(ranks)} ranks, least room on {machine_name(device.name)}"
 
 
 def legend(result: Estimate, units: Units) -> tuple[str, ...]:
@@ -188,7 +190,7 @@ def _marks(result: Estimate, units: Units) -> str:
         parts.append("! tight")
     if result.device:
         if result.device.backend == "metal":
-            parts.append(_of_gpu(result.device, units))
+            parts.append(gpu_budget(result.device, units))
         if result.device.budget == FREE_NOW:
             used = size(result.device.used_by_others_bytes or 0, units)
             parts.append(f"{used} are in use, {size(PROCESS_BYTES, units)} left for the process")
@@ -217,20 +219,19 @@ def recommended(values: Recommended, units: Units, *, clients: int = 0) -> str:
     return ", ".join(parts)
 
 
-def _of_gpu(device: DeviceSummary, units: Units) -> str:
+def gpu_budget(device: DeviceSummary, units: Units) -> str:
     """What the GPU may use, and under which macOS it is another figure."""
     budget = size(device.working_set_bytes, units, down=True)
-    known = device.by_macos or ()
-    own = [each.macos for each in known if each.working_set_bytes == device.working_set_bytes]
-    # Short, so that the first screen keeps its lines: 15 of "macOS 13-15".
-    others = [
-        f"{tenths(each.working_set_bytes, units, down=True)} on {re.split('[ -]', each.macos)[-1]}"
-        for each in known
-        if each.working_set_bytes != device.working_set_bytes
-    ]
-    if own and others:
-        return f"GPU {budget} on {own[0]}, {', '.join(others)}"
-    return f"the GPU may use {budget} of {size(device.memory_bytes, units)}"
+    if macos := on_macos(device):
+        # Short, so that the first screen keeps its lines: 15 of "macOS 13-15".
+        others = (
+            f", {tenths(each.working_set_bytes, units, down=True)} on"
+            f" {re.split('[ -]', each.macos)[-1]}"
+            for each in device.by_macos or ()
+            if each.working_set_bytes != device.working_set_bytes
+        )
+        return f"GPU {budget}{macos}{''.join(others)}"
+    return f"the GPU may use {budget} of {memory(device, units)}"
 
 
 def task(result: Estimate) -> str:

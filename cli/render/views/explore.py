@@ -51,6 +51,6 @@ def _point(point: ExploredPoint, weights: int, budget: int | None, units: Units)
     if budget is None:
         return SliderPoint(point.verdict, f"Needs {needed}", 0, cells)
     share = percent(point.needed_bytes, budget)
-    whole = format_bytes(budget, units)
+    whole = format_bytes(budget, units, down=True)
     sentence = f"{VERDICT_WORDS[point.verdict].capitalize()}: needs {needed} of {whole}, {share}"
     return SliderPoint(point.verdict, sentence, -(-100 * point.needed_bytes // budget), cells)

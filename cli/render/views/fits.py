@@ -17,12 +17,12 @@ from memfit.cli.render.document import (
 )
 from memfit.cli.render.document import section as listed
 from memfit.cli.render.view import view
+from memfit.cli.render.views.estimate_text import gpu_budget
 from memfit.cli.render.views.text import (
     at_step,
     gigabytes,
     machine_name,
     runtime_text,
-    size,
     tenths,
     tokens,
 )
@@ -87,18 +87,17 @@ class FitsView(NamedTuple):
 
 def _verdict(result: Fits) -> str:
     every = len(result.models) + len(result.not_sized)
-    generated = f" + {result.max_tokens} generated" if result.max_tokens else ""
+    generated = f" + {result.max_tokens} generated" if result.max_tokens else ", no reply"
     kind = " that take images" if result.without_images else ""
     kind += " that the adapter was trained on" if result.of_other_adapters else ""
     return (
-        f"{machine_name(result.device)}: {result.fitting} of {every} models{kind} fit with a prompt"
-        f" of {result.prompt_tokens} tokens{generated}."
+        f"{machine_name(result.device.name)}: {result.fitting} of {every} models{kind} fit with a"
+        f" prompt of {result.prompt_tokens} tokens{generated}."
     )
 
 
 def _facts(result: Fits, units: Units) -> Iterator[str]:
-    budget = size(result.device.working_set_bytes, units, down=True)
-    parts = [f"the GPU may use {budget} of {size(result.device.memory_bytes, units)}"]
+    parts = [gpu_budget(result.device, units)]
     steps = {row.prefill_step for row in result.models}
     steps |= {row.context_step for row in result.models if row.context_tokens}
     if other := sorted(steps - {PREFILL_STEPS[0]}, reverse=True):
@@ -117,12 +116,12 @@ def _fitting(rows: list[Fit], units: Units) -> Table:
     speed = ("tokens/s",) if has_speed else ()
     image = ("image",) if any(row.images for row in rows) else ()
     return Table(
-        ("Fits", "weights", f"peak {unit}", "longest", *image, *speed, ""),
+        ("Fits", "weights", f"needs {unit}", "longest", *image, *speed, ""),
         [
             (
                 row.name,
                 row.weights,
-                tenths(row.peak_bytes, units) + at_step(row.prefill_step, PREFILL_STEPS[0]),
+                tenths(row.needed_bytes, units) + at_step(row.prefill_step, PREFILL_STEPS[0]),
                 _longest(row),
                 *((_largest_image(row),) if image else ()),
                 *((_speed(row.decode_speed),) if has_speed else ()),
@@ -138,7 +137,7 @@ def _chart(rows: list[Fit], result: Fits, units: Units) -> BarChart:
     budget = result.device.working_set_bytes
     return BarChart(
         title="Memory of the models that fit",
-        kinds=("peak and margin",),
+        kinds=("needs",),
         bars=[Bar(row.name, (row.needed_bytes,), budget, row.weights) for row in rows],
         units=units,
         limit=working_set(budget, units),
@@ -148,13 +147,13 @@ def _chart(rows: list[Fit], result: Fits, units: Units) -> BarChart:
 def _exceeding(rows: list[Fit], units: Units) -> Table:
     unit = "GB" if units is Units.GB else "GiB"
     return Table(
-        ("Does not fit", "smallest Mac", "weights", f"peak {unit}"),
+        ("Does not fit", "smallest Mac", "weights", f"needs {unit}"),
         [
             (
                 row.name,
                 gigabytes(row.smallest_memory_bytes) if row.smallest_memory_bytes else "-",
                 row.weights,
-                tenths(row.peak_bytes, units) + at_step(row.prefill_step, PREFILL_STEPS[0]),
+                tenths(row.needed_bytes, units) + at_step(row.prefill_step, PREFILL_STEPS[0]),
             )
             for row in rows
         ],

@@ -22,7 +22,7 @@ _MOST_COMMANDS = 2
 def to_document(result: RanksPlan, units: Units) -> Document:
     """Return a row for each number of machines, and the commands of the fewest that fit."""
     named = result.choices[-1].on
-    name = " + ".join(named) if named else machine_name(result.device)
+    name = " + ".join(named) if named else machine_name(result.device.name)
     tokens_text = f"{result.workload.prompt_tokens} tokens"
     headings = ("Machines", "Shared", "Weights", "Needs", "", "Longest prompt")
     rows = tuple(_row(choice, units) for choice in result.choices)

@@ -16,7 +16,7 @@ from memfit.cli.render.document import (
 )
 from memfit.cli.render.view import view
 from memfit.cli.render.views.assumed import marked
-from memfit.cli.render.views.text import runtime_text
+from memfit.cli.render.views.text import budget_of, runtime_text
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.server import ServerMix, ServerMoment, ServerPlan
 
@@ -66,8 +66,7 @@ def _facts(result: ServerPlan, units: Units) -> Iterator[str]:
     if result.images:
         yield f"{result.server}, each prompt with {result.images}: {result.images.tokens} tokens"
     if result.device:
-        size = format_bytes(result.device.working_set_bytes, units)
-        yield f"{result.device.name}, working set {size}"
+        yield budget_of(result.device, units)
     yield f"{format_bytes(result.idle_bytes, units)} stay in memory when all requests have ended"
 
 
@@ -81,11 +80,11 @@ def _rows(moment: ServerMoment, units: Units) -> Iterator[tuple[str, str]]:
         "Decoding" if moment.images_bytes else "Logits and log-probabilities": moment.logits_bytes,
         f"Prefill of {prompts} prompt{'s' * (prompts != 1)}": moment.prefill_bytes,
         "Margin": moment.margin_bytes,
-        "Peak": moment.peak_bytes,
+        "Needs": moment.peak_bytes,
     }
     for name, nbytes in named.items():
         text = format_bytes(nbytes, units)
-        if name == "Peak" and moment.prefill_error_bytes:
+        if name == "Needs" and moment.prefill_error_bytes:
             text += f" (up to {format_bytes(nbytes + moment.prefill_error_bytes, units)})"
         yield name, text
 
@@ -117,7 +116,7 @@ def _verdict(result: ServerPlan, units: Units) -> Iterator[str]:
 def _of_bytes(result: ServerPlan, units: Units) -> str:
     if not result.device:
         return _NO_DEVICE
-    limit = format_bytes(result.device.working_set_bytes, units)
+    limit = format_bytes(result.device.working_set_bytes, units, down=True)
     most = format_bytes(result.bound.peak_bytes, units)
     if result.usual is None:
         words = {"fits": "Fits", "tight": "Tight", "exceeds": "Does not fit"}

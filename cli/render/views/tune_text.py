@@ -148,7 +148,7 @@ def verdict(result: TuneResult, units: Units) -> str:
     need, budget = point.peak_bytes + result.margin_bytes, result.device.working_set_bytes
     share = (
         f"measured peak and margin take {format_bytes(need, units)} of"
-        f" {format_bytes(budget, units)} ({share_percent(need, budget)})"
+        f" {format_bytes(budget, units, down=True)} ({share_percent(need, budget)})"
     )
     return verdict_sentence(result.verdict, result.exceeded, share)
 
