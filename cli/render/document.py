@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.results.estimate import RunCall
 
 VERDICT_WORDS = {
@@ -247,7 +247,7 @@ class RunChart(DocumentPart, frozen=True):
         if not self.budget:
             return ""
         above = "" if self.line else ", above all of it"
-        return f"working set {format_bytes(self.budget, self.units, down=True)}{above}"
+        return f"working set {format_limit(self.budget, self.units)}{above}"
 
 
 def phase_name(call: RunCall) -> str:

@@ -147,7 +147,7 @@ def _scatter(chart: Scatter, width: int, edge: str) -> Iterator[Line]:
 
 def axis_ends(least: int, most: int, units: Units) -> tuple[str, str]:
     """Return the labels of an axis, in bytes when rounded sizes would be equal."""
-    left, right = format_bytes(least, units), format_bytes(most, units)
+    left, right = (format_bytes(end, units, rounding="nearest") for end in (least, most))
     if least == most:
         return left, ""
     return (left, right) if left != right else (f"{least} B", f"{most} B")

@@ -4,7 +4,7 @@ import re
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta
 
@@ -195,15 +195,19 @@ def parse_duration(text: str) -> int:
     return int(value)
 
 
+Rounding = Literal["up", "down", "nearest"]
+
+
 def format_bytes(
-    value: int, units: Units = Units.GB, *, down: bool = False, digits: int = 1
+    value: int, units: Units = Units.GB, *, rounding: Rounding = "up", digits: int = 1
 ) -> str:
-    """Return bytes as text with one decimal and their unit, rounded up: no need looks smaller.
+    """Return bytes as text with their unit, rounded up: no need looks smaller.
 
-    A budget is rounded ``down``. What is compared to the byte has more ``digits`` of a GB.
+    ``digits`` are the decimals of a GB; anything smaller has one. Figures that are compared are
+    rounded to the nearest, so that equal ones have equal texts.
 
-    >>> format_bytes(2262535712), format_bytes(2262535712, Units.GIB, down=True)
-    ('2.3 GB', '2.1 GiB')
+    >>> format_bytes(2262535712), format_bytes(2262535712, rounding="nearest", digits=3)
+    ('2.3 GB', '2.263 GB')
     """
     base, names = (
         (1000, ("B", "kB", "MB", "GB", "TB"))
@@ -215,12 +219,22 @@ def format_bytes(
     if power == 0:
         return f"{value} B"
     scale = 10 ** (digits if power > 2 else 1)
-    count = size * scale // base**power if down else ceil_div(size * scale, base**power)
+    added = {"up": base**power - 1, "down": 0, "nearest": base**power // 2}[rounding]
+    count = (size * scale + added) // base**power
     if count == base * scale and power < len(names) - 1:
         count, power = scale, power + 1
     whole, rest = divmod(count, scale)
     sign = "-" if value < 0 else ""
     return f"{sign}{whole}.{rest:0{len(str(scale)) - 1}} {names[power]}"
+
+
+def format_limit(value: int, units: Units = Units.GB) -> str:
+    """Return the bytes of a limit, or of what is free, rounded down.
+
+    >>> format_limit(2299999999)
+    '2.2 GB'
+    """
+    return format_bytes(value, units, rounding="down")
 
 
 def open_size(nbytes: int) -> str:
@@ -240,7 +254,7 @@ def with_sizes(sentence: str, units: Units) -> str:
     'it takes 2.2 GiB'
     """
     return _OPEN_SIZE.sub(
-        lambda size: format_bytes(int(size[1]), units, down=bool(size[2])), sentence
+        lambda size: (format_limit if size[2] else format_bytes)(int(size[1]), units), sentence
     )
 
 

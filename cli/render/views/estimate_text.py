@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 from memfit.cli.render.views.text import (
     gigabytes,
-    machine_name,
     memory,
     named,
     on_macos,
@@ -17,7 +16,7 @@ from memfit.cli.render.views.text import (
     tokens,
 )
 from memfit.estimators.base.units import Units
-from memfit.estimators.machine.device import FREE_NOW, PROCESS_BYTES
+from memfit.estimators.machine.device import FREE_NOW, PROCESS_BYTES, name_as_sold
 from memfit.estimators.results.advice import Action, Recommended
 from memfit.estimators.results.estimate import DeviceSummary, Estimate, Limit, RankPlan
 from memfit.estimators.runtimes.runtime import comfortable_bytes
@@ -149,11 +148,11 @@ def settings_text(settings: Mapping[str, int]) -> str:
 def _machines(device: DeviceSummary, result: Estimate) -> str:
     """The machine, of several ranks the one with the least room."""
     if not result.ranks:
-        return machine_name(device.name)
+        return name_as_sold(device.name)
     ranks = result.ranks.ranks
     if len({rank.device for rank in ranks}) == 1:
-        return f"{len(ranks)} x {machine_name(device.name)}"
-    return f"{len(ranks)} ranks, least room on {machine_name(device.name)}"
+        return f"{len(ranks)} x {name_as_sold(device.name)}"
+    return f"{len(ranks)} ranks, least room on {name_as_sold(device.name)}"
 
 
 def legend(result: Estimate, units: Units) -> tuple[str, ...]:
@@ -389,4 +388,4 @@ def alone_text(plan: RankPlan, units: Units) -> str:
     best = max(enough, key=lambda each: each.working_set_bytes - each.needed_bytes)
     of = f"{tenths(best.needed_bytes, units)} of {size(best.working_set_bytes, units, down=True)}"
     word = "fits it" if best.verdict == "fits" else "fits it tightly"
-    return f"{best.device} alone {word} ({of})."
+    return f"{name_as_sold(best.device)} alone {word} ({of})."

@@ -3,7 +3,7 @@
 from memfit.cli.render.chart import NEEDED
 from memfit.cli.render.document import VERDICT_WORDS, Slider, SliderPoint, Sliders
 from memfit.cli.render.views.text import percent
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.sizing.explore import Explored, ExploredPoint
 
 _LABELS = {
@@ -51,6 +51,6 @@ def _point(point: ExploredPoint, weights: int, budget: int | None, units: Units)
     if budget is None:
         return SliderPoint(point.verdict, f"Needs {needed}", 0, cells)
     share = percent(point.needed_bytes, budget)
-    whole = format_bytes(budget, units, down=True)
+    whole = format_limit(budget, units)
     sentence = f"{VERDICT_WORDS[point.verdict].capitalize()}: needs {needed} of {whole}, {share}"
     return SliderPoint(point.verdict, sentence, -(-100 * point.needed_bytes // budget), cells)

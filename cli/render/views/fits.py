@@ -21,12 +21,12 @@ from memfit.cli.render.views.estimate_text import gpu_budget
 from memfit.cli.render.views.text import (
     at_step,
     gigabytes,
-    machine_name,
     runtime_text,
     tenths,
     tokens,
 )
 from memfit.estimators.base.units import Units
+from memfit.estimators.machine.device import name_as_sold
 from memfit.estimators.results.estimate import DecodeSpeed
 from memfit.estimators.results.fits import Fit, Fits, NotSized
 from memfit.estimators.sizing.search import PREFILL_STEPS
@@ -91,7 +91,7 @@ def _verdict(result: Fits) -> str:
     kind = " that take images" if result.without_images else ""
     kind += " that the adapter was trained on" if result.of_other_adapters else ""
     return (
-        f"{machine_name(result.device.name)}: {result.fitting} of {every} models{kind} fit with a"
+        f"{name_as_sold(result.device.name)}: {result.fitting} of {every} models{kind} fit with a"
         f" prompt of {result.prompt_tokens} tokens{generated}."
     )
 

@@ -17,13 +17,13 @@ from memfit.cli.render.document import (
     Verdict,
 )
 from memfit.cli.render.view import view
-from memfit.cli.render.views.text import machine_name
 from memfit.estimators.base.errors import PolicyError
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.gate.figures import COMPARED, FigureChange, SmallerRun
 from memfit.estimators.gate.limits import IMPLIED, LIMITS, LimitCheck
 from memfit.estimators.gate.remedies import SETTINGS
 from memfit.estimators.gate.report import GateReport, TargetReport, TargetStatus
+from memfit.estimators.machine.device import name_as_sold
 
 _STATUSES: dict[TargetStatus, tuple[str, str]] = {
     "passed": ("passed", "green"),
@@ -169,10 +169,10 @@ def _headline(report: GateReport) -> str:
 
 def _subject(target: TargetReport) -> str:
     """The model, the machine and the baseline of a target."""
-    size = format_bytes(target.working_set_bytes, down=True)
+    size = format_bytes(target.working_set_bytes, rounding="nearest", digits=3)
     # A prefix names each other source, and all else is a path.
     source = " (sample)" if target.source == "sample" else ""
-    text = f"{target.model}{source} on {machine_name(target.device)}, {target.budget} {size}"
+    text = f"{target.model}{source} on {name_as_sold(target.device)}, {target.budget} {size}"
     if target.baseline_model and target.baseline_model != target.model:
         text += f"; baseline {target.baseline_model}"
     return text
@@ -265,4 +265,6 @@ def _percent(part: int, whole: int) -> str:
 def _amount(value: int | str, unit: str) -> str:
     if isinstance(value, str):
         return value
-    return format_bytes(value, digits=3) if unit == "bytes" else f"{value} {unit}"
+    return (
+        format_bytes(value, rounding="nearest", digits=3) if unit == "bytes" else f"{value} {unit}"
+    )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from memfit.cli.render.document import Bar, BarChart, Document, Table, report
 from memfit.cli.render.view import view
 from memfit.cli.render.views.text import runtime_text
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.results.growth import GrowthPlan, GrowthRow
 
 _HEADINGS = (
@@ -70,7 +70,7 @@ def _row(rule: GrowthRow, units: Units) -> tuple[str, ...]:
 def _budget(result: GrowthPlan, rule: GrowthRow, units: Units) -> tuple[str, ...]:
     if not result.has_budgets or rule.budget_bytes is None:
         return ()
-    return (format_bytes(rule.budget_bytes, units, down=True),)
+    return (format_limit(rule.budget_bytes, units),)
 
 
 def _turns(result: GrowthPlan, units: Units) -> Table:
@@ -113,7 +113,7 @@ def _notes(result: GrowthPlan) -> Iterator[str]:
 
 def _verdict(result: GrowthPlan, units: Units) -> str:
     if result.budget_bytes is not None:
-        budget = f"the budget of {format_bytes(result.budget_bytes, units, down=True)}"
+        budget = f"the budget of {format_limit(result.budget_bytes, units)}"
     elif result.has_budgets:
         budget = "the runtime's budget"
     else:
@@ -127,7 +127,7 @@ def _verdict(result: GrowthPlan, units: Units) -> str:
 def _plot(result: GrowthPlan, units: Units) -> BarChart:
     """The turns under every rule, all to one scale."""
     budget = result.budget_bytes
-    limit = "budget" if budget is None else f"budget {format_bytes(budget, units, down=True)}"
+    limit = "budget" if budget is None else f"budget {format_limit(budget, units)}"
     return BarChart(
         title="Caches over the turns",
         kinds=("filled", "allocated in addition", "old and new"),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from memfit.cli.render.document import Bar, BarChart, Document, Table, report
 from memfit.cli.render.view import view
 from memfit.cli.render.views.text import budget_of, runtime_text
-from memfit.estimators.base.units import Units, format_bytes, format_duration
+from memfit.estimators.base.units import Units, format_bytes, format_duration, format_limit
 from memfit.estimators.results.offload import (
     MeasuredStorage,
     OffloadPlan,
@@ -132,7 +132,7 @@ def _colour(result: OffloadPlan) -> str:
 def _memory(result: OffloadPlan, units: Units) -> Iterator[str]:
     if result.pool:
         yield (
-            f"budget: {format_bytes(result.pool.budget_bytes, units, down=True)},"
+            f"budget: {format_limit(result.pool.budget_bytes, units)},"
             f" {result.pool.blocks} blocks"
             f" of 256 tokens of one layer, {result.pool.block_bytes} bytes each"
         )
@@ -229,5 +229,5 @@ def _plot(result: OffloadPlan, units: Units) -> BarChart:
         kinds=("4 bits", "up to 8", "up to 16"),
         bars=bars,
         units=units,
-        limit="" if budget is None else f"budget {format_bytes(budget, units, down=True)}",
+        limit="" if budget is None else f"budget {format_limit(budget, units)}",
     )

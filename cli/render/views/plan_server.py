@@ -17,7 +17,7 @@ from memfit.cli.render.document import (
 from memfit.cli.render.view import view
 from memfit.cli.render.views.assumed import marked
 from memfit.cli.render.views.text import budget_of, runtime_text
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.results.server import ServerMix, ServerMoment, ServerPlan
 
 _NO_DEVICE = "No device to compare with: --device m4-max-64 or --memory 32GB names one"
@@ -116,7 +116,7 @@ def _verdict(result: ServerPlan, units: Units) -> Iterator[str]:
 def _of_bytes(result: ServerPlan, units: Units) -> str:
     if not result.device:
         return _NO_DEVICE
-    limit = format_bytes(result.device.working_set_bytes, units, down=True)
+    limit = format_limit(result.device.working_set_bytes, units)
     most = format_bytes(result.bound.peak_bytes, units)
     if result.usual is None:
         words = {"fits": "Fits", "tight": "Tight", "exceeds": "Does not fit"}

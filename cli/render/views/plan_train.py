@@ -18,7 +18,7 @@ from memfit.cli.render.document import (
 )
 from memfit.cli.render.view import view
 from memfit.cli.render.views.text import budget_of
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.results.train import TrainingChange, TrainPlan
 
 _TYPES = {"lora": "LoRA", "dora": "DoRA", "full": "full fine-tuning"}
@@ -68,7 +68,7 @@ def _verdict(result: TrainPlan, units: Units) -> str:
     if result.device is None:
         named = "--device m4-max-64 or --memory 32GB names one"
         return f"{text} without a device ({named}); it needs {needed}."
-    of = f"{needed} of {format_bytes(result.device.working_set_bytes, units, down=True)}"
+    of = f"{needed} of {format_limit(result.device.working_set_bytes, units)}"
     if "max_buffer" in result.exceeded:
         of += f"; its largest buffer is {format_bytes(result.largest_buffer_bytes, units)}"
     return f"{text}, {of}."
@@ -107,7 +107,7 @@ def _facts(result: TrainPlan, units: Units) -> Iterator[str]:
     if result.device:
         device = result.device
         largest = device.max_buffer_bytes
-        buffer = f", largest buffer {format_bytes(largest, units, down=True)}" if largest else ""
+        buffer = f", largest buffer {format_limit(largest, units)}" if largest else ""
         yield budget_of(device, units) + buffer
 
 

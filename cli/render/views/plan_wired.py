@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from memfit.cli.render.document import Bar, BarChart, Document, Table, report
 from memfit.cli.render.view import view
 from memfit.cli.render.views.text import budget_of
-from memfit.estimators.base.units import Units, format_bytes, format_duration
+from memfit.estimators.base.units import Units, format_bytes, format_duration, format_limit
 from memfit.estimators.results.wired import TicketPlan, WiredMoment, WiredPlan
 
 MOST_ROWS = 30
@@ -98,14 +98,14 @@ def _settings(result: WiredPlan, units: Units) -> Iterator[str]:
 
 def _sysctl(result: WiredPlan, working_set: int, units: Units) -> str:
     if result.sysctl_mebibytes is not None:
-        left = format_bytes(result.left_for_system_bytes or 0, units, down=True)
+        left = format_limit(result.left_for_system_bytes or 0, units)
         return (
             f"sudo sysctl iogpu.wired_limit_mb={result.sysctl_mebibytes}, which leaves {left} for"
             " macOS and other processes"
         )
     if result.largest_limit_bytes > working_set:
         return "iogpu.wired_limit_mb: no value is enough; the limit is not below the whole memory"
-    size = format_bytes(working_set, units, down=True)
+    size = format_limit(working_set, units)
     return f"iogpu.wired_limit_mb: the default is enough, {size}"
 
 

@@ -1,12 +1,11 @@
 """Words that the views of several results share: sizes, tokens, machines, workloads."""
 
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import GIB, KnownDevice
+from memfit.estimators.machine.device import GIB, KnownDevice, name_as_sold
 from memfit.estimators.mlx.versions import MLX_VERSION, format_version
 from memfit.estimators.results.estimate import (
     DeviceSummary,
@@ -103,7 +102,7 @@ def machine(result: "Estimate | Comparison | ContextPlan | TuneResult", units: U
         return "no device: add --device m4-max-64 or --memory 32GB for a verdict"
     text = machine_memory(device, units)
     if device.working_set_bytes != device.memory_bytes:
-        size = format_bytes(device.working_set_bytes, units, down=True)
+        size = format_limit(device.working_set_bytes, units)
         text += f", working set {size}{on_macos(device)}"
     if device.used_by_others_bytes is not None:
         text += f", {format_bytes(device.used_by_others_bytes, units)} in use by others now"
@@ -146,27 +145,18 @@ def gigabytes(memory_bytes: int) -> str:
     return f"{memory_bytes // GIB} GB"
 
 
-def machine_name(name: str) -> str:
-    """The machine, a Mac by the memory that it is sold with.
-
-    >>> machine_name("Mac with 32 GiB"), machine_name("m4-max-64")
-    ('Mac with 32 GB', 'm4-max-64')
-    """
-    return re.sub(r"^(Mac with [0-9]+) GiB$", r"\1 GB", name)
-
-
 def memory(device: DeviceSummary | KnownDevice, units: Units) -> str:
     """A machine's memory, of a Mac as it is sold."""
     if device.backend == "metal" and not device.memory_bytes % GIB:
         return gigabytes(device.memory_bytes)
-    return format_bytes(device.memory_bytes, units, down=True)
+    return format_limit(device.memory_bytes, units)
 
 
 def budget_of(device: "DeviceSummary | WiredMachine", units: Units) -> str:
     """A machine with its working set."""
-    size = format_bytes(device.working_set_bytes, units, down=True)
+    size = format_limit(device.working_set_bytes, units)
     macos = on_macos(device) if isinstance(device, DeviceSummary) else ""
-    return f"{machine_name(device.name)}, working set {size}{macos}"
+    return f"{name_as_sold(device.name)}, working set {size}{macos}"
 
 
 def on_macos(device: DeviceSummary) -> str:
@@ -181,7 +171,7 @@ def on_macos(device: DeviceSummary) -> str:
 
 def machine_memory(device: DeviceSummary, units: Units) -> str:
     """The machine with its memory, where its name does not have it."""
-    name = machine_name(device.name)
+    name = name_as_sold(device.name)
     return name if name != device.name else f"{name}, {memory(device, units)} of memory"
 
 
