@@ -46,6 +46,28 @@ class Chip(Struct, frozen=True):
     needs_macos_26: bool
     bandwidth_bytes: int
     """Bytes a second that its memory can deliver."""
+    gpu_cores: tuple[int, int]
+    """The fewest and the most of a GPU that is sold with it."""
+    gpu_cores_by_gib: dict[int, int]
+    """Those that are sold with a memory, where it is one number."""
+    gpu_hertz: int
+    """The highest clock of the GPU."""
+
+    def cores(self, memory_bytes: int) -> tuple[int, int]:
+        """Return the fewest and the most cores of a GPU that is sold with this memory."""
+        known = self.gpu_cores_by_gib.get(memory_bytes // GIB)
+        return (known, known) if known else self.gpu_cores
+
+
+def chip_of(device: Device) -> Chip | None:
+    """Return the chip of a Mac, None where it is not known or no Mac's."""
+    own = (device.gpu_class, device.generation, device.bandwidth_bytes)
+    matches = (
+        chip
+        for chip in chips().values()
+        if own == (chip.gpu_class, chip.generation, chip.bandwidth_bytes)
+    )
+    return next(matches, None) if device.backend == "metal" else None
 
 
 @cache
@@ -59,6 +81,9 @@ def chips() -> dict[str, Chip]:
             tuple(row["memory_gib"]),
             row.get("needs_macos_26", False),
             prod(row["memory_bus"]) * 10**6 // 8,
+            tuple(row["gpu_cores"]),
+            row.get("gpu_cores_by_gib", {}),
+            row["gpu_mhz"] * 10**6,
         )
         for chip_id, row in CHIPS.items()
     }

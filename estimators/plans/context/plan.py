@@ -199,7 +199,8 @@ class _ContextPlan(Struct, frozen=True):
 
     def _lengths(self, ceilings: Ceilings) -> Sequence[int]:
         """The tokens of each row of the matrix."""
-        usual = [tokens for tokens in CONTEXTS if tokens <= ceilings.effective]
+        least = self.workload.least_prompt_tokens
+        usual = [tokens for tokens in CONTEXTS if least <= tokens <= ceilings.effective]
         return self.question.contexts or usual
 
     def _matrix(self, ceilings: Ceilings) -> Iterator[MatrixCell]:
