@@ -90,7 +90,7 @@ def _wrapped(text: str, width: int) -> Iterator[Line]:
 def _labels(chart: BarChart, width: int) -> list[str]:
     """Label, size, note and whether the limit is exceeded, in columns; long labels are cut."""
     columns = [
-        [format_bytes(sum(bar.parts), chart.units) for bar in chart.bars],
+        [bar.size_text(chart.units) for bar in chart.bars],
         [bar.note for bar in chart.bars],
         [OVER if bar.is_over else "" for bar in chart.bars],
     ]

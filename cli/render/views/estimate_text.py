@@ -1,14 +1,13 @@
 """The first screen of an estimate: the verdict, the grid, and what to type."""
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 
+from memfit.cli.render.views.estimate_memories import host_bytes, on_host_text, then_on_host
 from memfit.cli.render.views.text import (
     gigabytes,
-    memory,
+    gpu_budget,
     named,
-    on_macos,
     percent,
     runtime_text,
     size,
@@ -218,21 +217,6 @@ def recommended(values: Recommended, units: Units, *, clients: int = 0) -> str:
     return ", ".join(parts)
 
 
-def gpu_budget(device: DeviceSummary, units: Units) -> str:
-    """What the GPU may use, and under which macOS it is another figure."""
-    budget = size(device.working_set_bytes, units, down=True)
-    if macos := on_macos(device):
-        # Short, so that the first screen keeps its lines: 15 of "macOS 13-15".
-        others = (
-            f", {tenths(each.working_set_bytes, units, down=True)} on"
-            f" {re.split('[ -]', each.macos)[-1]}"
-            for each in device.by_macos or ()
-            if each.working_set_bytes != device.working_set_bytes
-        )
-        return f"GPU {budget}{macos}{''.join(others)}"
-    return f"the GPU may use {budget} of {memory(device, units)}"
-
-
 def task(result: Estimate) -> str:
     """The workload and the runtime, in few words."""
     work = result.workload
@@ -375,35 +359,6 @@ def _served(result: Estimate, chosen: Action | None) -> Iterator[str]:
         return  # an assumed type has figures, and no server to start
     if not chosen.server.settings.prompt_cache_size:
         yield "Without a prompt cache every turn computes its whole prompt again."
-
-
-def host_bytes(result: Estimate) -> int:
-    """What the host of a GPU holds, 0 where it has no memory of its own."""
-    has_host = result.device is not None and result.device.has_host
-    shares = (result.memories or ()) if has_host else ()
-    return sum(share.total_bytes for share in shares if share.name == "host")
-
-
-def on_host_text(result: Estimate, units: Units) -> str:
-    """What is on the host, of how much where that is known; of one memory what is in it."""
-    if not result.memories or result.device is None:
-        return ""
-    if not result.device.has_host:
-        both = size(sum(each.total_bytes for each in result.memories), units)
-        whole = size(result.device.memory_bytes, units, down=True)
-        return f"; with the host {both} of {whole}"
-    (memory,) = (each.memory_bytes for each in result.memories if each.name == "host")
-    of = f" of {size(memory, units, down=True)}" if memory else ""
-    return f"; host {size(host_bytes(result), units)}{of}"
-
-
-def then_on_host(action: Action, units: Units) -> str:
-    """What the host holds after a change, or has to have where its size is not known."""
-    if not (action.host_bytes and action.host_memory_bytes):
-        return ""
-    if action.verdict == "unknown":
-        return f", if that has {size(action.host_memory_bytes, units)}"
-    return f", which then holds {size(action.host_bytes, units)}"
 
 
 def alone_text(plan: RankPlan, units: Units) -> str:

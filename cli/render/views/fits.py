@@ -17,10 +17,10 @@ from memfit.cli.render.document import (
 )
 from memfit.cli.render.document import section as listed
 from memfit.cli.render.view import view
-from memfit.cli.render.views.estimate_text import gpu_budget
 from memfit.cli.render.views.text import (
     at_step,
     gigabytes,
+    gpu_budget,
     runtime_text,
     tenths,
     tokens,

@@ -96,17 +96,26 @@ def _target(target: TargetReport) -> Iterator[Heading | Text | Table]:
 
 
 def _charts(report: GateReport) -> Iterator[BarChart]:
-    """Each figure in bytes with its limit, to one scale."""
+    """Each figure as a share of its limit: bytes of a model and of a token have no common scale."""
     bars = [
-        Bar(f"{target.name}: {_limit_name(check)}", (check.figure,), check.allowed)
+        Bar(
+            f"{target.name}: {_limit_name(check)}",
+            (_SHARES * check.figure // max(1, check.allowed),),
+            _SHARES,
+            size=f"{_figure(check)} of {_amount(check.allowed, check.unit)}",
+        )
         for target in report.targets
         for check in target.checks
         if check.unit == "bytes" and check.sense == "at most"
         if isinstance(check.figure, int) and isinstance(check.allowed, int)
     ]
     if bars:
-        title = "Figures and their limits"
+        title = "Figures as shares of their limits"
         yield BarChart(title=title, kinds=("figure",), bars=bars, units=Units.GB, limit="limit")
+
+
+_SHARES = 10_000
+"""Parts of a limit that a bar is drawn in."""
 
 
 def _check(check: LimitCheck) -> tuple[str | bool, ...]:

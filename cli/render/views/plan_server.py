@@ -1,10 +1,13 @@
 """A plan of mlx_lm.server as a document."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from memfit.cli.render.chart import needed_bar, working_set
+from msgspec.structs import replace
+
+from memfit.cli.render.chart import working_set
 from memfit.cli.render.document import (
     VERDICT_COLOURS,
+    Bar,
     BarChart,
     Commands,
     Document,
@@ -90,21 +93,21 @@ def _rows(moment: ServerMoment, units: Units) -> Iterator[tuple[str, str]]:
 
 
 def _chart(result: ServerPlan, units: Units) -> BarChart:
-    """The bound and the usual, and the bound with the flags that fit."""
+    """The bound and every mix, then both with the flags that fit."""
     budget = result.device.working_set_bytes if result.device else None
-    moments = {
-        "at most": result.bound,
-        "usual": result.usual,
-        "with the flags that fit": result.fitting_bound,
-    }
-    bars = [
-        needed_bar(name, (moment.weights_bytes, moment.cache_bytes), moment.peak_bytes, budget)
-        for name, moment in moments.items()
-        if moment
-    ]
+    bars = list(_bars(result.bound, result.mixes, budget))
+    if result.fitting_bound:
+        first, *others = _bars(result.fitting_bound, result.fitting_mixes, budget)
+        bars += [replace(first, heading="With the flags that fit"), *others]
     limit = working_set(budget, units)
-    kinds = ("weights", "caches", "prefill and margin")
-    return BarChart(title="The server", kinds=kinds, bars=bars, units=units, limit=limit)
+    kinds = ("weights", "caches, prefill and margin")
+    return BarChart(title="What the server needs", kinds=kinds, bars=bars, units=units, limit=limit)
+
+
+def _bars(bound: ServerMoment, mixes: Sequence[ServerMix], budget: int | None) -> Iterator[Bar]:
+    needs = {"at most, in any order": bound.peak_bytes, **{m.name: m.peak_bytes for m in mixes}}
+    for name, needed in needs.items():
+        yield Bar(name, (bound.weights_bytes, needed - bound.weights_bytes), budget)
 
 
 def _verdict(result: ServerPlan, units: Units) -> Iterator[str]:

@@ -154,6 +154,21 @@ def memory(device: DeviceSummary | KnownDevice, units: Units) -> str:
     return format_limit(device.memory_bytes, units)
 
 
+def gpu_budget(device: DeviceSummary, units: Units) -> str:
+    """What the GPU may use, and under which macOS it is another figure."""
+    budget = size(device.working_set_bytes, units, down=True)
+    if macos := on_macos(device):
+        # Short, so that the first screen keeps its lines: 15 of "macOS 13-15".
+        others = (
+            f", {tenths(each.working_set_bytes, units, down=True)} on"
+            f" {each.macos.replace('-', ' ').split()[-1]}"
+            for each in device.by_macos or ()
+            if each.working_set_bytes != device.working_set_bytes
+        )
+        return f"GPU {budget}{macos}{''.join(others)}"
+    return f"the GPU may use {budget} of {memory(device, units)}"
+
+
 def budget_of(device: "DeviceSummary | WiredMachine", units: Units) -> str:
     """A machine with its working set."""
     size = format_limit(device.working_set_bytes, units)
