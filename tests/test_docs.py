@@ -261,7 +261,9 @@ def test_the_index_answers_ten_questions_with_a_command_or_a_sentence() -> None:
     [
         command
         for command in re.findall(r"`(memfit [^`]*)`", INDEX.read_text(encoding="utf-8"))
-        if not re.search(r"model\.gguf|ollama:|memfit (tune|gate|compare|plan wired|plan train)", command)
+        if not re.search(
+            r"model\.gguf|ollama:|memfit (tune|gate|compare|plan wired|plan train)", command
+        )
     ],
 )
 def test_a_command_of_the_index_has_an_answer(command: str) -> None:
