@@ -62,6 +62,7 @@ class EstimateView(NamedTuple):
         facts = [estimate_text.task(result)]
         if not result.refusal:
             facts += [estimate_text.peak(result, units), *estimate_text.speed(result)]
+            facts += estimate_text.first_token(result)
         heading, commands, others = estimate_text.doing(result, units)
         # Why it does not load is said already.
         doubts = [] if result.refusal else [note.message for note in result.doubts]

@@ -280,6 +280,31 @@ def speed(result: Estimate) -> Iterator[str]:
     yield text
 
 
+def first_token(result: Estimate) -> Iterator[str]:
+    """How long the prompt takes, and the longest of the grid that runs."""
+    if not result.first_tokens or result.verdict in ("exceeds", "does_not_load"):
+        return
+    first, *others = result.first_tokens
+    low, high = (_time(each) for each in first.range_seconds)
+    text = f"first token after about {_time(first.seconds)} ({low} to {high})"
+    most = result.recommendation.context_tokens.value or 0
+    longer = [each for each in others if first.prompt_tokens < each.prompt_tokens <= most]
+    if longer:
+        text += f", {_time(longer[-1].seconds)} at {tokens(longer[-1].prompt_tokens)}"
+    yield text
+
+
+def _time(seconds: float) -> str:
+    """Return seconds with two digits, or minutes.
+
+    >>> [_time(each) for each in (0.257, 3.14, 95.2, 412)]
+    ['0.26 s', '3.1 s', '95 s', '7 min']
+    """
+    if seconds >= 180:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.{0 if seconds >= 10 else 1 if seconds >= 1 else 2}f} s"
+
+
 def doing(result: Estimate, units: Units) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     """A heading, the commands to paste, and what else there is to know of them."""
     chosen = result.best
