@@ -213,6 +213,8 @@ class Limit(Struct, frozen=True, kw_only=True):
     limit: Count
     """The largest figure that is known to pass."""
     verdict: Verdict
+    """Of the figure: fits up to the limit, and ``beyond`` above it."""
+    beyond: Verdict
     """Above the limit: exceeds where the run ends, tight where it may, unknown where that depends
     on the program, or on what is not known of the machine."""
     reason: str

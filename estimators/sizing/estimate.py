@@ -54,9 +54,9 @@ from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.search import longest_prompt
 from memfit.estimators.sizing.sized_model import (
     SizedModel,
-    draft_bytes_of,
     draft_figures,
     error_bytes_of,
+    peak_of,
     refusal_of,
     runtimes_that_load,
     verdict_of,
@@ -78,7 +78,7 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
     need = sized.requirement(workload)
     limits = (*largest_buffer(sized.device, figures), *run_limits(runtime_model, workload))
     verdict, exceeded = verdict_of(sized, workload)
-    peak_bytes = figures.moment.nbytes + draft_bytes_of(sized, workload)
+    peak_bytes = peak_of(sized, workload)
     advises = advises and not refusal_of(sized)
     advice = advise(sized, workload) if advises else NO_ADVICE
     drafted = draft_figures(sized, workload)

@@ -85,7 +85,9 @@ class ContextOptions(OptionGroup, frozen=True, kw_only=True):
 def context(
     model: AssumableModel,
     options: ContextOptions,
-    workload: Annotated[WorkloadOptions, Only(*CONTEXT, *BATCH, *RUNTIME_DEFAULTS, *IMAGES)],
+    workload: Annotated[
+        WorkloadOptions, Only(*CONTEXT, *BATCH, *RUNTIME_DEFAULTS, *IMAGES, "cached_tokens")
+    ],
     machine: RankedMachine,
     runtime: ServedRuntime,
     output: PlanOutput,
