@@ -12,6 +12,7 @@ from memfit.estimators.base.files import list_names, printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.checkpoint.checkpoint_files import Directory
 from memfit.estimators.checkpoint.config import CONFIG, read_model_config
+from memfit.estimators.checkpoint.index.records import PREFIX as INDEX_PREFIX
 from memfit.estimators.checkpoint.local.directory import read_directory, read_file
 from memfit.estimators.checkpoint.manifest import Checkpoint
 
@@ -27,8 +28,6 @@ _WORDS = r"(?a)[A-Za-z][\w.+-]*(?:[: ][\w.+-]+)*"
 _OTHERS = 3
 _SAMPLE = "sample:"
 """Before the name of a sample that a path has too."""
-INDEX = "index:"
-"""Before a repository whose config is taken from the index of published models."""
 HUB = "hub:"
 """Before a name on the Hub, which is not looked up in the directory then."""
 _WANTED = (
@@ -87,12 +86,12 @@ def _prefixed(reference: str) -> Checkpoint | None:
     """What is shipped with memfit, where a prefix says so and it is there."""
     if reference.startswith(_SAMPLE):
         return _named_sample(reference[len(_SAMPLE) :])
-    if not reference.startswith(INDEX):
+    if not reference.startswith(INDEX_PREFIX):
         return None
     from memfit.estimators.checkpoint.index.checkpoint import indexed_checkpoint
     from memfit.estimators.checkpoint.index.records import index
 
-    name = reference.removeprefix(INDEX)
+    name = reference.removeprefix(INDEX_PREFIX)
     model = index().model(name) if name in index().names else None
     if model is None or model.config is None:
         raise CheckpointError(f"{printable(reference)!r}: the index has no config of that name")
@@ -112,7 +111,7 @@ def _existing(reference: str, guess_hub: bool) -> Path | None:
 
 def has_prefix(reference: str) -> bool:
     """Return whether a reference says where it is looked up: in a store, or at an address."""
-    prefixes = (HUB, INDEX, _SAMPLE, *_STORES)
+    prefixes = (HUB, INDEX_PREFIX, _SAMPLE, *_STORES)
     return reference.startswith(prefixes) or bool(re.match(_ADDRESS, reference))
 
 

@@ -86,14 +86,17 @@ class FitsView(NamedTuple):
 
 
 def _verdict(result: Fits) -> str:
-    every = len(result.models) + len(result.not_sized)
     generated = f" + {result.max_tokens} generated" if result.max_tokens else ""
     kind = " that take images" if result.without_images else ""
     kind += " that the adapter was trained on" if result.of_other_adapters else ""
-    return (
-        f"{machine_name(result.device)}: {result.fitting} of {every} models{kind} fit with a prompt"
-        f" of {result.prompt_tokens} tokens{generated}."
-    )
+    prompt = f"with a prompt of {result.prompt_tokens} tokens{generated}"
+    if result.least_context > result.prompt_tokens:
+        prompt += f" and have room for {tokens(result.least_context)}"
+    every = len(result.models) + len(result.not_sized)
+    count = f"{result.fitting} of {every} models"
+    if result.left_out:
+        count, prompt = f"{result.fitting} models", f"{prompt}; {result.left_out} others: --all"
+    return f"{machine_name(result.device)}: {count}{kind} fit {prompt}."
 
 
 def _facts(result: Fits, units: Units) -> Iterator[str]:
@@ -120,7 +123,7 @@ def _fitting(rows: list[Fit], units: Units) -> Table:
         ("Fits", "weights", f"peak {unit}", "longest", *image, *speed, ""),
         [
             (
-                row.name,
+                _name(row),
                 row.weights,
                 tenths(row.peak_bytes, units) + at_step(row.prefill_step, PREFILL_STEPS[0]),
                 _longest(row),
@@ -151,7 +154,7 @@ def _exceeding(rows: list[Fit], units: Units) -> Table:
         ("Does not fit", "smallest Mac", "weights", f"peak {unit}"),
         [
             (
-                row.name,
+                _name(row),
                 gigabytes(row.smallest_memory_bytes) if row.smallest_memory_bytes else "-",
                 row.weights,
                 tenths(row.peak_bytes, units) + at_step(row.prefill_step, PREFILL_STEPS[0]),
@@ -160,6 +163,11 @@ def _exceeding(rows: list[Fit], units: Units) -> Table:
         ],
         align="lrlr",
     )
+
+
+def _name(row: Fit) -> str:
+    """What opens it; a repository of the index is found without its owner."""
+    return row.name.rpartition("/")[2] if row.store == "index" else row.name
 
 
 def _longest(row: Fit) -> str:

@@ -20,6 +20,8 @@ from memfit.estimators.base.files import printable, read_whole, write_atomically
 
 FILE = "models.jsonl"
 SCHEMA = "memfit.index/1"
+PREFIX = "index:"
+"""Before a repository whose config is taken from the index."""
 MAX_INDEX_BYTES = 32_000_000
 _NAME = re.compile(rb'^\{"name":"([\w.-]+/[\w.-]+)"', re.MULTILINE)
 
