@@ -19,7 +19,7 @@ from memfit.cli.progress import reporting
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_count
 
-ROWS = 20
+ROWS, BRIEF_ROWS = 20, 6
 
 
 class LookedThrough(OptionGroup, frozen=True, kw_only=True):
@@ -50,6 +50,9 @@ class Choice(OptionGroup, frozen=True, kw_only=True):
         help="Only models with room for a prompt of this length.",
         default=None,
     )
+    brief: bool = option(
+        "--brief", help="One screen, and what to type next.", default=False, hidden=True
+    )
     every: bool = option(
         "--all", help="All that fit, and the models of the index too.", default=False
     )
@@ -74,7 +77,7 @@ def fits(
     """
     from memfit.estimators.checkpoint.local.local_models import local_models, published_models
     from memfit.estimators.sizing.catalog import Catalog
-    from memfit.estimators.sizing.fits import Selection
+    from memfit.estimators.sizing.fits import NEXT_ROWS, Selection
     from memfit.estimators.sizing.fits import fits as answer
 
     device = machine.machine()
@@ -83,7 +86,8 @@ def fits(
     catalog = Catalog(versioned=partial(versions.versioned, strict=False))
     folders = looked_through.folders or []
     selection = Selection(
-        rows=None if choice.every else ROWS,
+        rows=None if choice.every else BRIEF_ROWS if choice.brief else ROWS,
+        next_rows=0 if choice.brief else NEXT_ROWS,
         sort=choice.sort,
         use=choice.use,
         least_context=choice.min_context or 0,
@@ -92,5 +96,5 @@ def fits(
         models = [*local_models(folders), *(published_models() if choice.every else ())]
         progress.begin("sizing models", len(models))
         result = answer(catalog, models, device, workload, progress, model.adapter, selection)
-    output.write(result, units=output.units, plot=output.draws(False))
+    output.write(result, units=output.units, plot=output.draws(False), brief=choice.brief)
     raise typer.Exit(Exit.YES if result.fitting else Exit.NO)

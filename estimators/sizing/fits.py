@@ -36,7 +36,7 @@ CONTEXT_OF_USE: dict[Use, int] = {"chat": 8192, "agents": 32768, "images": 0}
 _SHIPPED = ("sample", "index")
 # Bits of 32 weights at the fewest bits: mxfp4 has a scale of 8 bits for them (mlx, quantize).
 _LEAST_WEIGHT = 4 * 32 + 8
-_NEXT = 5
+NEXT_ROWS = 5
 """How many of the models that do not fit are in a list that is cut."""
 
 
@@ -45,6 +45,8 @@ class Selection(Struct, frozen=True, kw_only=True):
 
     rows: int | None = None
     """How many of those that fit; None: all, and all that do not fit."""
+    next_rows: int = NEXT_ROWS
+    """How many of those that do not fit, where ``rows`` are given."""
     sort: Sort = "size"
     use: Use | None = None
     least_context: int = 0
@@ -127,7 +129,7 @@ class _Listing:
         if most is None or model.store not in _SHIPPED:
             return True
         if _is_too_large(model, self._device):
-            wanted = self._found["exceeds"] < _NEXT
+            wanted = self._found["exceeds"] < self._selection.next_rows
         else:
             # Another order than that of the sizes takes all figures.
             wanted = self._selection.sort != "size" or self._found["fits"] < most
@@ -177,7 +179,7 @@ def _cut(rows: list[Fit], selection: Selection) -> list[Fit]:
         return rows
     fitting = [row for row in rows if row.verdict != "exceeds"]
     others = [row for row in rows if row.verdict == "exceeds"]
-    return [*fitting[: selection.rows], *others[:_NEXT]]
+    return [*fitting[: selection.rows], *others[: selection.next_rows]]
 
 
 def _rank(row: Fit, sort: Sort) -> tuple[int, float, float, int, str]:

@@ -1,5 +1,6 @@
 """The models that fit a machine as a document, and as rows."""
 
+import shlex
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -56,6 +57,8 @@ class FitsView(NamedTuple):
     result: Fits
     units: Units
     plot: bool = False
+    brief: bool = False
+    """One screen: what fits, and what to type next."""
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield a row for each model, those without figures last."""
@@ -78,11 +81,22 @@ class FitsView(NamedTuple):
             Verdict(_verdict(result), "green" if fitting else "red", gap=False),
             Text(tuple(_facts(result, self.units)), style="dim"),
             *([_fitting(fitting, self.units)] if fitting else ()),
-            *([_exceeding(others, self.units)] if others else ()),
-            listed("Notes", tuple(_warnings(result))),
+            *([_exceeding(others, self.units)] if others and not self.brief else ()),
+            *([_next(fitting)] if self.brief else [listed("Notes", tuple(_warnings(result)))]),
             listed("Not sized", [_said(each, each.why.reason) for each in result.not_sized]),
             *([_chart(fitting, result, self.units)] if self.plot and fitting else ()),
         )
+
+
+def _next(fitting: list[Fit]) -> Text:
+    """What to type after the first list."""
+    lines = (
+        f"memfit {shlex.quote(_name(fitting[0]) if fitting else 'MODEL')}: what it needs, and how"
+        " to run it",
+        "memfit fits --for agents: with room for 32k tokens (also chat, images)",
+        "memfit fits --all: all that fit; memfit --help: the other commands",
+    )
+    return listed("Next", lines)
 
 
 def _verdict(result: Fits) -> str:
