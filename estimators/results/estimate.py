@@ -180,7 +180,7 @@ class DeviceSummary(Struct, frozen=True):
     budget: str = "working set"
     """What ``working_set_bytes`` is: of ``--device host`` it can be the memory that is free now."""
     by_macos: tuple[MacosWorkingSet, ...] | UnsetType = UNSET
-    """Of a Mac that is only named: the working set under each macOS, where they differ."""
+    """Of a Mac that is only named: the working set under each macOS that it runs."""
 
 
 WeightDoubt = Literal[
@@ -243,6 +243,16 @@ class DecodeSpeed(Struct, frozen=True, kw_only=True):
     """The part of those bytes that is read from the memory of a GPU's host."""
     host_bandwidth_bytes_per_second: Positive | UnsetType = UNSET
     """Of that memory; ``bandwidth_bytes_per_second`` is then what both come to."""
+
+
+class FirstToken(Struct, frozen=True, kw_only=True):
+    """How long a prompt takes before its first token."""
+
+    prompt_tokens: Positive
+    seconds: Number
+    """With the most GPU cores that the machine is sold with."""
+    range_seconds: Annotated[tuple[Number, ...], Meta(min_length=2, max_length=2)]
+    """The least and the most to expect, with the fewest cores too."""
 
 
 class CurvePoint(Struct, frozen=True):
@@ -389,6 +399,8 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     or where those are not all there, of the weights that the config describes."""
     decode_speed: DecodeSpeed | None = None
     """None where the chip of the device or the layers of the model are not known."""
+    first_tokens: tuple[FirstToken, ...] | UnsetType = UNSET
+    """Seconds to the first token: of the workload, and of other prompts in its place."""
     ranks: RankPlan | UnsetType = UNSET
     """Over several ranks: each of them. The other figures are of the one with the least room."""
     pool: MemoryPool | UnsetType = UNSET

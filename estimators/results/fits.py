@@ -10,6 +10,7 @@ from memfit.estimators.results.comparison import Unavailable
 from memfit.estimators.results.estimate import (
     DecodeSpeed,
     DeviceSummary,
+    FirstToken,
     ModelSummary,
     Note,
     RuntimeSummary,
@@ -58,6 +59,8 @@ class Fit(Struct, frozen=True, kw_only=True):
     """How large images may be, and how many fit, with these weights and this prefill step."""
     decode_speed: DecodeSpeed | None
     """None: the memory bandwidth of the machine is not known."""
+    first_token: FirstToken | None = None
+    """Of the prompt; None: the chip is not known, or what it computes is not described."""
     smallest_memory_bytes: Bytes | None
     """Of the smallest Mac that fits, with the settings of this row; None: it fits this machine,
     no Mac is large enough, or the machine is no Mac."""

@@ -6,7 +6,7 @@ from msgspec import UNSET, convert
 from msgspec.structs import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import open_size
+from memfit.estimators.base.units import open_limit, open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import by_macos
@@ -51,6 +51,7 @@ from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.runtimes.source import Formula, Interpolated
 from memfit.estimators.sizing.advise import NO_ADVICE, advise
 from memfit.estimators.sizing.decode_speed import decode_speed
+from memfit.estimators.sizing.prefill_speed import first_tokens
 from memfit.estimators.sizing.search import longest_prompt
 from memfit.estimators.sizing.sized_model import (
     SizedModel,
@@ -82,6 +83,7 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
     advises = advises and not refusal_of(sized)
     advice = advise(sized, workload) if advises else NO_ADVICE
     drafted = draft_figures(sized, workload)
+    prompts = advice.grid.columns if advice.grid.axis == "context_tokens" else ()
     return Estimate(
         model=model_summary(sized),
         workload=workload,
@@ -102,6 +104,7 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
         if refusal_of(sized)
         else UNSET,
         decode_speed=decode_speed(sized, workload),
+        first_tokens=first_tokens(sized, workload, prompts) or UNSET,
         pool=_pool(sized, workload) or UNSET,
         memories=_memories(sized, workload) or UNSET,
         files=tuple(_files(sized, workload, need)) or UNSET,
@@ -326,7 +329,7 @@ def _device_notes(device: Device, figures: MemoryFigures) -> Iterator[Note]:
         text = (
             f"one allocation, {moment.largest_buffer}, takes"
             f" {open_size(moment.largest_buffer_bytes)}, above"
-            f" {open_size(largest)}, the largest the device gives"
+            f" {open_limit(largest)}, the largest the device gives"
         )
         yield Note("warning", "max-buffer", text)
     if device.note:

@@ -18,8 +18,8 @@ from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.questions.target import MARGIN_BYTES
 from memfit.estimators.results.comparison import Unavailable
 from memfit.estimators.results.fits import Fit, Fits, NotSized, Sort, Use
-from memfit.estimators.runtimes.run_limits import notes_beyond, prompt_verdict
 from memfit.estimators.results.terms import Verdict
+from memfit.estimators.runtimes.run_limits import notes_beyond, prompt_verdict
 from memfit.estimators.sizing.advise import search_of
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, estimate
@@ -228,6 +228,7 @@ def _fit(sized: SizedModel, kept: LocalModel, question: WorkloadQuestion) -> Fit
         context_verdict=prompt_verdict(best.runtime_model, workload, longest.tokens),
         images=image_advice(best, workload),
         decode_speed=result.decode_speed,
+        first_token=result.first_tokens[0] if result.first_tokens else None,
         smallest_memory_bytes=smallest,
         warnings=(
             *(note for note in result.notes if note.level == "warning"),

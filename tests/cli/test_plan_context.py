@@ -53,7 +53,7 @@ def test_zincs_minimum_is_shown_together_with_does_not_fit(memfit: Memfit) -> No
     assert profile["device_local_bytes_per_token"] == 163_840
     table = memfit("plan", "context", HYBRID, "--memory", "32GB", "--runtime", "zinc").out
     assert "does not fit" in table
-    assert "163.8 kB as zinc charges it, 41.0 kB in the layers that attend" in table
+    assert "163.9 kB as zinc charges it, 41.0 kB in the layers that attend" in table
 
 
 def test_foundrys_budget_is_exceeded_by_its_own_context(

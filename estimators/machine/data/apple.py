@@ -21,7 +21,7 @@ CHIPS: dict[str, Any] = {
     # github.com/philipturner/metal-benchmarks; M3: 28 TFLOPS of 80 cores in published tables; M4 Pro and
     # Max: 1578 in published powermetrics; M4: tables of its 4.26 TFLOPS at 1.47; M5: 70 TFLOPS of 40
     # cores with 1024 products a cycle (tzakharko.github.io/apple-neural-accelerators-benchmark) within 5 %.
-    # A wrong clock of a whole generation is in the rates that were fitted to it (mlx/prefill_time.py).
+    # A wrong clock of a whole generation is in the rates that were fitted to it (sizing/prefill_time.py).
     "m1": {
         "name": "M1",
         "architecture": "applegpu_g13g",

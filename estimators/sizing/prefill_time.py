@@ -29,7 +29,7 @@ from memfit.estimators.weights.derived import QuantizationPlan
 
 
 class Rates(Struct, frozen=True):
-    """The shares of the peak that MLX's kernels reach, in percent, and what a run costs to start."""
+    """The shares of the peak that MLX's kernels reach, in percent, and the start of a run."""
 
     quantised: int
     plain: int
