@@ -296,6 +296,8 @@ def _notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
     yield from assumption_notes(sized)
     yield from sized.footprint.notes
     yield from sized.notes
+    if checkpoint.meaning:
+        yield Note("info", "name", checkpoint.meaning)
     for warning in checkpoint.warnings:
         yield Note("warning", "checkpoint", warning)
     for left in checkpoint.skipped_files:

@@ -81,6 +81,7 @@ class EstimateView(NamedTuple):
             Heading(result.model.id, only="page"),
             Verdict(estimate_text.headline(result, units), colour),
             Text(("; ".join(facts),), style="dim"),
+            Text(tuple(estimate_text.named_as(result)), style="dim"),
             Text(tuple(estimate_text.refusal(result)), mark="!"),
             Text(doubts, mark="!", only="terminal"),
             *_files(result, units),

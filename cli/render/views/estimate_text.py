@@ -89,6 +89,11 @@ def _headline(result: Estimate, units: Units) -> str:
     return f"{start} does not fit{at} ({_excess(result, share)}). {' '.join(filter(None, ways))}"
 
 
+def named_as(result: Estimate) -> Iterator[str]:
+    """Which model a word was taken for, and which others it could name."""
+    yield from (note.message for note in result.notes if note.code == "name")
+
+
 def refusal(result: Estimate) -> Iterator[str]:
     """Why the checkpoint does not load, and what loads it."""
     if result.refusal:
