@@ -308,6 +308,18 @@ def compare(path: Path, only: str) -> None:
             predicted = parts[is_prefill] - found.weight_bytes
             ratios = [round(predicted / each, 3) for each in measured]
             print("  ", label, "measured", measured, "trace", predicted, ratios)
+            held = [_held(run, is_prefill=is_prefill) for run in runs]
+            kept = max(n for part, n in found.held.items() if (part in CHUNKS) == is_prefill)
+            kept -= found.weight_bytes
+            print("   held", held, "trace", kept, [round(kept / each, 3) for each in held])
+
+
+def _held(run: dict[str, Any], *, is_prefill: bool) -> int:
+    """Return the most in use and kept in one part of a run, above the weights."""
+    labels = [mark[0] for mark in run["marks"]]
+    first = labels.index("first") + 1
+    marks = run["marks"][:first] if is_prefill else run["marks"][first:]
+    return max(mark[2] + mark[3] for mark in marks) - int(run["loaded"])
 
 
 def _cases(path: Path, only: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -175,4 +175,4 @@ def test_a_runtimes_own_key_needs_its_runtime(memfit: Memfit, folder: Path) -> N
     run = memfit("gate")
     assert run.code == 2
     assert "cache_type: name the runtime that it is of" in run.err
-    assert "targets.other.gpu_layers: mlx-lm has no such setting; give --runtime llama.cpp" in run.err
+    assert "other.gpu_layers: mlx-lm has no such setting; give --runtime llama.cpp" in run.err

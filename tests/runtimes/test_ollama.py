@@ -81,4 +81,4 @@ def test_requests_at_once_and_the_type_of_the_cache_are_variables(
 
 
 def test_a_tag_is_pointed_to_the_store(memfit: Memfit) -> None:
-    assert "of Ollama's store it is ollama:qwen3:8b" in memfit("qwen3:8b").err
+    assert "of Ollama's store it is ollama:my-own:8b" in memfit("my-own:8b").err
