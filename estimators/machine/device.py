@@ -1,5 +1,6 @@
 """Machines a model could run on, and how much of a Mac's memory macOS gives to its GPU."""
 
+import re
 from enum import Enum
 from typing import Any, Literal
 
@@ -58,6 +59,15 @@ class Device(KnownDevice, frozen=True):
 
     budget: str = WORKING_SET
     """What ``working_set_bytes`` is, in words."""
+
+
+def name_as_sold(name: str) -> str:
+    """Return a machine's name for people, of a Mac with the memory that it is sold with.
+
+    >>> name_as_sold("Mac with 32 GiB"), name_as_sold("m4-max-64")
+    ('Mac with 32 GB', 'm4-max-64')
+    """
+    return re.sub(r"^(Mac with [0-9]+) GiB$", r"\1 GB", name)
 
 
 def free_bytes(device: KnownDevice) -> int:

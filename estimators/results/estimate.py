@@ -180,7 +180,7 @@ class DeviceSummary(Struct, frozen=True):
     budget: str = "working set"
     """What ``working_set_bytes`` is: of ``--device host`` it can be the memory that is free now."""
     by_macos: tuple[MacosWorkingSet, ...] | UnsetType = UNSET
-    """Of a Mac that is only named: the working set under each macOS, where they differ."""
+    """Of a Mac that is only named: the working set under each macOS that it runs."""
 
 
 WeightDoubt = Literal[

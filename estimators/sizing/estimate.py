@@ -6,7 +6,7 @@ from msgspec import UNSET, UnsetType, convert
 from msgspec.structs import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import open_size
+from memfit.estimators.base.units import open_limit, open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import by_macos
@@ -304,6 +304,8 @@ def _notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
     yield from assumption_notes(sized)
     yield from sized.footprint.notes
     yield from sized.notes
+    if checkpoint.meaning:
+        yield Note("info", "name", checkpoint.meaning)
     for warning in checkpoint.warnings:
         yield Note("warning", "checkpoint", warning)
     for left in checkpoint.skipped_files:
@@ -337,7 +339,7 @@ def _device_notes(device: Device, figures: MemoryFigures) -> Iterator[Note]:
         text = (
             f"one allocation, {moment.largest_buffer}, takes"
             f" {open_size(moment.largest_buffer_bytes)}, above"
-            f" {open_size(largest)}, the largest the device gives"
+            f" {open_limit(largest)}, the largest the device gives"
         )
         yield Note("warning", "max-buffer", text)
     if device.note:
