@@ -19,6 +19,8 @@ class ServedRequest(Struct, frozen=True):
     """The number of the request whose stored cache it begins with, if that is still there."""
     cached_tokens: int = 0
     """Tokens of the prompt that it takes from there."""
+    text: int | None = None
+    """Prompt and reply are the beginning of this text; None: of one that no other request has."""
 
 
 class Arrivals(Protocol):
