@@ -20,6 +20,11 @@ endif
 
 demo: $(VENV)/.runtime
 	$(BIN)/memfit estimate
+	@echo
+	@echo "That was a sample. What next (after 'source $(BIN)/activate' it is memfit):"
+	@echo "  $(BIN)/memfit fits --memory 32GB                     what a Mac with 32 GB can run"
+	@echo "  $(BIN)/memfit qwen3-8b-4bit --device m4-max-64       one model on a Mac; memfit devices lists the names"
+	@echo "  $(BIN)/memfit server qwen3-8b-4bit --memory 16GB     what mlx_lm.server takes, and its flags"
 
 test: $(VENV)/.dev
 	$(PYTEST) -m 'not exhaustive'

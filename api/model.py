@@ -102,6 +102,26 @@ class OpenModel:
         device, ranks = self._place or place(None, {})
         return self.answer(question, device, ranks, plot=plot, explain=explain)
 
+    def peak(
+        self, context: str | int | Workload | None = None, **settings: "Unpack[WorkloadSettings]"
+    ) -> int:
+        """Return the peak of a run in bytes, without the verdict and advice of `at`.
+
+        A new length takes milliseconds, the same workload again microseconds. It is always
+        computed; `at` takes a measurement of this machine where there is one of the workload.
+
+        Raises:
+            InputError: when a value cannot be read or is out of range.
+            UnsupportedError: when the runtime cannot run the workload, or does not load the model.
+        """
+        from memfit.estimators.sizing.sized_model import peak_of, require_loaded
+        from memfit.settings import place, workload
+
+        device, ranks = self._place or place(None, {})
+        question = workload(context, settings)
+        target = self._resolved(question, device, ranks, measures=False)
+        return peak_of(require_loaded(target.sized), target.workload)
+
     def answer(
         self,
         question: WorkloadQuestion,

@@ -82,6 +82,7 @@ class WorkloadSettings(TypedDict, total=False):
     kv_group_size: int | None
     quantized_kv_start: int | None
     max_kv_size: int | None
+    cached_tokens: int | str | None
     image: "Prompted"
     video: "Prompted"
 

@@ -37,6 +37,7 @@ class Commands(LazyGroup):
         "tune cache": "Store the cache of prompts on the disk, and restore it.",
         "compare": "Compare models side by side, and show what fits where.",
         "fits": "List the models that fit a machine.",
+        "server": "Show the most that mlx_lm.server takes, and the flags that fit.",
         "gate": "Check models against the limits of a policy file.",
         "plan": "Plan memory for requests, contexts and limits.",
         "devices": "List Macs and GPUs with the memory that a model can use.",
@@ -44,6 +45,16 @@ class Commands(LazyGroup):
         "measurements": "Manage measurements of this machine, used by estimates.",
         "schema": "Print the JSON Schema of what a command writes.",
         "cache": "Manage the cached headers of models on the Hub.",
+        "mcp": "Answer fits, estimate and admit as an MCP server over stdio.",
+    }
+    labels: ClassVar = {"estimate": "MODEL"}
+    elsewhere: ClassVar = {"server": "memfit.cli.commands.plan.server"}
+    sections: ClassVar = {
+        "What most people need": ("estimate", "fits", "server", "compare", "tune", "gate"),
+        "Plan": ("plan",),
+        "Measure on this machine": ("tune experts", "tune train", "tune cache", "measurements"),
+        "Look up": ("devices", "runtimes", "schema", "cache"),
+        "For agents": ("mcp",),
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

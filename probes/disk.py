@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from memfit.estimators.base.errors import InputError, MachineError
-from memfit.estimators.base.files import open_regular, printable, read_exactly
+from memfit.estimators.base.files import is_there, open_regular, printable, read_exactly
 from memfit.estimators.base.units import Units, format_bytes
 
 # Of the free space, what stays free.
@@ -22,6 +22,20 @@ def usable_bytes(directory: Path) -> int:
     """
     free = _free_bytes(directory)
     return free - free // _RESERVE
+
+
+def create_directory(directory: Path) -> None:
+    """Create a directory and its parents; one that is there, or a file, stays as it is.
+
+    Raises:
+        InputError: when it cannot be created.
+    """
+    if is_there(directory):
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(directory, error) from None
 
 
 def require_free(directory: Path, nbytes: int) -> None:

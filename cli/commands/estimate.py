@@ -21,6 +21,7 @@ from memfit.model import open_model
 class EstimateReport(OptionGroup, frozen=True, kw_only=True):
     """What is shown in addition to the figures."""
 
+    panel = "Output options"
     explain: bool = option("--explain", help="Show every formula with its numbers.", default=False)
     breakdown: bool = option(
         "--breakdown", help="Show what the peak is made of, on a small screen too.", default=False

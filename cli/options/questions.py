@@ -226,6 +226,9 @@ _WORKLOAD = Options(
         "max_kv_size": option(
             kind=int, help="Size of a rotating KV cache, if the model supports one."
         ),
+        "cached_tokens": option(
+            help="Tokens of the prompt, from its start, that a prompt cache has, such as 18k."
+        ),
         "image": option(
             kind=list[str],
             metavar="WxH[xN]|FILE",

@@ -17,7 +17,7 @@ from memfit.estimators.base.files import path_near, short
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.reading.section import Reading, Section, one_of, read_yaml, to_record
 from memfit.estimators.base.units import parse_share, parse_size
-from memfit.estimators.base.workload import Recipe, Workload
+from memfit.estimators.base.workload import MAX_TOKENS, Recipe, Workload
 from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.limits import (
     LIMITS,
@@ -218,7 +218,11 @@ def _workload(target: Section) -> WorkloadQuestion | None:
     videos = section.take("video", partial(_each, read_video))
     if len(section.reading.mistakes) > known:
         return None
-    return WorkloadQuestion(**settings, image=images or (), video=videos or ())
+    try:
+        return WorkloadQuestion(**settings, image=images or (), video=videos or ())
+    except InputError as error:  # of two settings together
+        section.add_error(str(error), "cached_tokens")
+        return None
 
 
 def _each(read: Callable[[str], Item], value: Any) -> tuple[Item, ...]:
@@ -230,7 +234,7 @@ def _each(read: Callable[[str], Item], value: Any) -> tuple[Item, ...]:
 def _setting(name: str, value: Any) -> int:
     """One number of a workload, checked alone: each mistake has its own line."""
     count = parse_tokens(value)
-    alone: dict[str, Any] = {"prompt_tokens": 1, name: count}
+    alone: dict[str, Any] = {"prompt_tokens": MAX_TOKENS, name: count}
     Workload(**alone)
     return count
 

@@ -59,6 +59,7 @@ class WorkloadKeys(Struct, frozen=True):
     kv_group_size: KvGroupSize | UnsetType = UNSET
     quantized_kv_start: TokenCount | UnsetType = UNSET
     max_kv_size: TokenCount | UnsetType = UNSET
+    cached_tokens: TokenCount | UnsetType = UNSET
     image: list[str] | UnsetType = UNSET
     """Images of the prompt, such as 1024x768, or 640x480x3 for three; their tokens are added."""
     video: list[str] | UnsetType = UNSET

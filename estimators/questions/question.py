@@ -147,6 +147,7 @@ class WorkloadQuestion(Question, frozen=True, kw_only=True):
     kv_group_size: Integer = None
     quantized_kv_start: Integer = None
     max_kv_size: Integer = None
+    cached_tokens: TokenCount = None
     image: Annotated[tuple[ImageSize, ...], each(_image)] = ()
     video: Annotated[tuple[VideoSize, ...], each(_video)] = ()
 
@@ -183,6 +184,7 @@ class WorkloadQuestion(Question, frozen=True, kw_only=True):
             prefill_batch=self.prefill_batch,
             decode_batch=self.decode_batch,
             max_kv_size=self.max_kv_size,
+            cached_tokens=self.cached_tokens or 0,
             images=Images(self.image, self.video) if self.has_images else UNSET,
             **settings,
         )

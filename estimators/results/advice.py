@@ -158,7 +158,9 @@ class Recommended(Struct, frozen=True, kw_only=True):
     """What to set on this machine for the best action; None where there is nothing to set."""
 
     context_tokens: Tokens | None
-    """The longest prompt that its last command runs."""
+    """The longest prompt that its last command runs, by its bytes."""
+    context_verdict: Verdict = "fits"
+    """Of that prompt: tight where something else than its bytes may end it."""
     wired_limit_bytes: Bytes | None
     """MLX's wired limit that keeps all of that prompt resident, at most what MLX accepts."""
     expert_capacity: Count | None
@@ -194,6 +196,8 @@ class GridRow(Struct, frozen=True, kw_only=True):
     flags that are printed."""
     context_step: Positive
     """The prefill step of that prompt."""
+    context_verdict: Verdict = "fits"
+    """Of that prompt: tight where something else than its bytes may end it."""
 
 
 class LeftOut(Struct, frozen=True):

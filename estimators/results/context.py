@@ -7,6 +7,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.advice import ImageAdvice
 from memfit.estimators.results.estimate import (
     DeviceSummary,
+    Limit,
     ModelSummary,
     Note,
     RuntimeSummary,
@@ -133,6 +134,10 @@ class ContextPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-context/1"
     """Nine tenths of the working set, or what the runtime takes of the memory in any case."""
     fit: ContextFit | None
     verdict: Verdict
+    limits: tuple[Limit, ...]
+    """What else may end the workload, with its figure."""
+    longest_verdict: Verdict
+    """Of the longest context: tight where something else than its bytes may end it."""
     matrix: tuple[MatrixCell, ...]
     largest_batch: Count | None
     """The most requests as long as the workload's prompt that fit at once."""

@@ -213,6 +213,8 @@ class Limit(Struct, frozen=True, kw_only=True):
     limit: Count
     """The largest figure that is known to pass."""
     verdict: Verdict
+    """Of the figure: fits up to the limit, and ``beyond`` above it."""
+    beyond: Verdict
     """Above the limit: exceeds where the run ends, tight where it may, unknown where that depends
     on the program, or on what is not known of the machine."""
     reason: str
@@ -241,6 +243,16 @@ class DecodeSpeed(Struct, frozen=True, kw_only=True):
     """The part of those bytes that is read from the memory of a GPU's host."""
     host_bandwidth_bytes_per_second: Positive | UnsetType = UNSET
     """Of that memory; ``bandwidth_bytes_per_second`` is then what both come to."""
+
+
+class FirstToken(Struct, frozen=True, kw_only=True):
+    """How long a prompt takes before its first token."""
+
+    prompt_tokens: Positive
+    seconds: Number
+    """With the most GPU cores that the machine is sold with."""
+    range_seconds: Annotated[tuple[Number, ...], Meta(min_length=2, max_length=2)]
+    """The least and the most to expect, with the fewest cores too."""
 
 
 class CurvePoint(Struct, frozen=True):
@@ -387,6 +399,8 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     or where those are not all there, of the weights that the config describes."""
     decode_speed: DecodeSpeed | None = None
     """None where the chip of the device or the layers of the model are not known."""
+    first_tokens: tuple[FirstToken, ...] | UnsetType = UNSET
+    """Seconds to the first token: of the workload, and of other prompts in its place."""
     ranks: RankPlan | UnsetType = UNSET
     """Over several ranks: each of them. The other figures are of the one with the least room."""
     pool: MemoryPool | UnsetType = UNSET

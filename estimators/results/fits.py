@@ -47,6 +47,8 @@ class Fit(Struct, frozen=True, kw_only=True):
     """The longest prompt that fits with these weights; 0 when none does."""
     context_step: Positive
     """The largest prefill step it fits with."""
+    context_verdict: Verdict
+    """Of that prompt: tight where something else than its bytes may end it."""
     images: ImageAdvice | None = None
     """How large images may be, and how many fit, with these weights and this prefill step."""
     decode_speed: DecodeSpeed | None

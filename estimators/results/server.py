@@ -7,7 +7,7 @@ from msgspec import Struct
 from memfit.estimators.base.images import Images
 from memfit.estimators.base.units import Bytes, Count, Tokens
 from memfit.estimators.base.workload import ServerSettings
-from memfit.estimators.results.estimate import DeviceSummary, Note, RuntimeSummary
+from memfit.estimators.results.estimate import DeviceSummary, Limit, Note, RuntimeSummary
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import Verdict
 
@@ -73,7 +73,10 @@ class ServerPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-server/2"):
     idle_bytes: Bytes
     """What stays in memory when every request has ended: weights and the prompt cache."""
     verdict: Verdict
-    """``fits``: the bound fits; ``tight``: only the mixes do, or less than a tenth stays free."""
+    """``fits``: the bound fits; ``tight``: only the mixes do, less than a tenth stays free, or
+    something else than bytes may end a request."""
+    limits: tuple[Limit, ...]
+    """What else may end the longest request, with its figure."""
     waited: Count
     """Requests that found no room when they arrived."""
     fitting: ServerSettings | None

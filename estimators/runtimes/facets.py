@@ -154,6 +154,18 @@ class Images:
     """Its figures are of prompts with images too."""
 
 
+class CachedPrompts:
+    """Its figures are of prompts too whose beginning is in a stored cache."""
+
+    def require_cached(self, workload: Workload) -> None:
+        """Check that they are of this workload.
+
+        Raises:
+            UnsupportedError: naming why they are not.
+        """
+        raise NotImplementedError
+
+
 class BoundByTrace:
     """Some models under it are run by their own class instead of by formula."""
 

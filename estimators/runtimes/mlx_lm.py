@@ -13,6 +13,7 @@ from memfit.estimators.arch.registry import class_row
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.ranks import Parallel, Rank
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import CallPhase, ServerSettings, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -32,6 +33,7 @@ from memfit.estimators.results.terms import Basis, PeakMoment
 from memfit.estimators.runtimes.facets import (
     Batching,
     Cache,
+    CachedPrompts,
     Drafting,
     MlxLmPrograms,
     Sharding,
@@ -52,7 +54,7 @@ from memfit.estimators.runtimes.mlx_lm_commands import (
 )
 from memfit.estimators.runtimes.mlx_runtime import MlxRuntimeModel
 from memfit.estimators.runtimes.runtime import Budget, Runtime
-from memfit.estimators.runtimes.source import Interpolated
+from memfit.estimators.runtimes.source import Formula, Interpolated
 from memfit.estimators.weights.ranks import rank_footprint
 from memfit.estimators.workspace.peak import (
     ERROR_PERCENT,
@@ -138,8 +140,8 @@ class MlxModel(MlxRuntimeModel, Views, Cache, frozen=True):
 
         There are no KV bits on a rotating cache.
         """
-        model = self.subject.model
-        return kv_cache(model, workload), state_bytes(model, workload.batch)
+        model, states = self.subject.model, state_bytes(self.subject.model, workload.batch)
+        return kv_cache(model, workload), states * (2 if workload.cached_tokens else 1)
 
     def _moment(self, workload: Workload, *, keeps_up: bool = False) -> PeakMoment:
         """Return the largest moment by formula; of a GPU that ``keeps_up``, of CUDA only."""
@@ -240,7 +242,7 @@ class MlxModel(MlxRuntimeModel, Views, Cache, frozen=True):
         yield from state_lines(self.subject.model, workload)
 
 
-class MlxLm(MlxModel, MlxLmPrograms, Batching, Sharding, Drafting, frozen=True):
+class MlxLm(MlxModel, MlxLmPrograms, Batching, CachedPrompts, Sharding, Drafting, frozen=True):
     """mlx-lm by formula, as its own programs run it."""
 
     defaults = MLX_LM
@@ -248,6 +250,8 @@ class MlxLm(MlxModel, MlxLmPrograms, Batching, Sharding, Drafting, frozen=True):
 
     def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes; a batch is prefilled in groups."""
+        if workload.cached_tokens:
+            self.require_cached(workload)
         if not self.is_grouped(workload):
             return self.together(workload)
         from memfit.estimators.runtimes.batch_groups import grouped_figures
@@ -262,6 +266,18 @@ class MlxLm(MlxModel, MlxLmPrograms, Batching, Sharding, Drafting, frozen=True):
         """Whether mlx-lm's batch generator runs the batch, and prefills it in groups."""
         is_larger = workload.batch > workload.prefill_batch
         return is_larger and workload.kv_bits is None and merges_caches(self.subject.model)
+
+    def require_cached(self, workload: Workload) -> None:
+        model = self.subject.model
+        if not isinstance(self.source, Formula):
+            reason = "traced and measured figures are of whole prompts"
+        elif not merges_caches(model):
+            reason = f"mlx-lm makes no stored cache of {model.model_type} as short as its tokens"
+        elif self.is_grouped(workload):
+            reason = "a batch that is prefilled in groups is of whole prompts"
+        else:
+            return
+        raise UnsupportedError(f"{reason}: leave out {setting('cached_tokens')}")
 
     def decoding_rows(self, workload: Workload) -> int:
         if not self.is_grouped(workload):
@@ -298,8 +314,8 @@ class MlxLm(MlxModel, MlxLmPrograms, Batching, Sharding, Drafting, frozen=True):
             return ()  # it splits the layers evenly
         if server:
             return (launched(server_command(model, workload, server), rank),)
-        if rank or workload.batch > 1:
-            return ()  # mlx_lm.generate runs one prompt on one rank
+        if rank or workload.batch > 1 or workload.cached_tokens:
+            return ()  # mlx_lm.generate runs one whole prompt on one rank
         return (generate_command(model, workload, STDIN),)
 
     def require_draft(self, draft: Subject) -> None:
@@ -356,6 +372,14 @@ class MlxLm(MlxModel, MlxLmPrograms, Batching, Sharding, Drafting, frozen=True):
 
     def _allocation(self) -> Iterator[str]:
         return iter(())
+
+    def _assumptions(self, workload: Workload) -> Iterator[str]:
+        yield from super()._assumptions(workload)
+        if workload.cached_tokens:
+            yield (
+                f"the first {workload.cached_tokens} tokens of the prompt are in a stored cache,"
+                " which stays beside the copy that the run makes of it"
+            )
 
     def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         yield from super()._notes(workload, figures)

@@ -26,6 +26,7 @@ from memfit.estimators.results.advice import (
 from memfit.estimators.results.result import both_units
 from memfit.estimators.runtimes.facets import Commands, MlxLmPrograms, NvidiaOnly, OnMlx
 from memfit.estimators.runtimes.mlx_lm_commands import convert_command, draft_flags
+from memfit.estimators.runtimes.run_limits import prompt_verdict
 from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.grid import (
@@ -171,10 +172,10 @@ def recommended(
     if best.server:
         return _of_server(sized, best.server, search.workload)
     if not best.context_tokens or is_divided:
-        return _recommended(sized, best.context_tokens, None)
+        return _recommended(sized, search.workload, best.context_tokens, None)
     chosen = replace(search.requested, **best.settings)
     needed_bytes = search.need(chosen, best.context_tokens).peak_bytes
-    return _recommended(sized, best.context_tokens, needed_bytes)
+    return _recommended(sized, search.workload, best.context_tokens, needed_bytes)
 
 
 def recommended_here(sized: SizedModel, workload: Workload) -> Recommended:
@@ -183,22 +184,25 @@ def recommended_here(sized: SizedModel, workload: Workload) -> Recommended:
         return _of_server(sized, server, workload)
     tokens = longest_context(sized, workload, longest_prompt(sized))
     need = sized.requirement(workload.prompt_only(tokens)) if tokens else None
-    return _recommended(sized, tokens, need.peak_bytes if need else None)
+    return _recommended(sized, workload, tokens, need.peak_bytes if need else None)
 
 
 def _of_server(sized: SizedModel, server: ServerRun, workload: Workload) -> Recommended:
     """What to set for a server: for its longest prompt or, if none was searched, the request's."""
     if server.context_tokens is None:
-        return _recommended(sized, workload.prompt_tokens, server.needed_bytes)
-    return _recommended(sized, server.context_tokens, server.context_needed_bytes)
+        return _recommended(sized, workload, workload.prompt_tokens, server.needed_bytes)
+    return _recommended(sized, workload, server.context_tokens, server.context_needed_bytes)
 
 
-def _recommended(sized: SizedModel, tokens: int | None, needed_bytes: int | None) -> Recommended:
+def _recommended(
+    sized: SizedModel, workload: Workload, tokens: int | None, needed_bytes: int | None
+) -> Recommended:
     """The longest prompt, and what follows from it."""
     device, counts = sized.device, {moe.experts for moe in sized.model.experts().values()}
     is_wired = device and device.backend == "metal" and sized.runtime_model.facet(OnMlx)
     return Recommended(
         context_tokens=tokens,
+        context_verdict=prompt_verdict(sized.runtime_model, workload, tokens or 0),
         wired_limit_bytes=(
             wired_limit(needed_bytes, device).nbytes
             if device and is_wired and needed_bytes

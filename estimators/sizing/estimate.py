@@ -51,12 +51,13 @@ from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.runtimes.source import Formula, Interpolated
 from memfit.estimators.sizing.advise import NO_ADVICE, advise
 from memfit.estimators.sizing.decode_speed import decode_speed
+from memfit.estimators.sizing.prefill_speed import first_tokens
 from memfit.estimators.sizing.search import longest_prompt
 from memfit.estimators.sizing.sized_model import (
     SizedModel,
-    draft_bytes_of,
     draft_figures,
     error_bytes_of,
+    peak_of,
     refusal_of,
     runtimes_that_load,
     verdict_of,
@@ -78,10 +79,11 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
     need = sized.requirement(workload)
     limits = (*largest_buffer(sized.device, figures), *run_limits(runtime_model, workload))
     verdict, exceeded = verdict_of(sized, workload)
-    peak_bytes = figures.moment.nbytes + draft_bytes_of(sized, workload)
+    peak_bytes = peak_of(sized, workload)
     advises = advises and not refusal_of(sized)
     advice = advise(sized, workload) if advises else NO_ADVICE
     drafted = draft_figures(sized, workload)
+    prompts = advice.grid.columns if advice.grid.axis == "context_tokens" else ()
     return Estimate(
         model=model_summary(sized),
         workload=workload,
@@ -102,6 +104,7 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
         if refusal_of(sized)
         else UNSET,
         decode_speed=decode_speed(sized, workload),
+        first_tokens=first_tokens(sized, workload, prompts) or UNSET,
         pool=_pool(sized, workload) or UNSET,
         memories=_memories(sized, workload) or UNSET,
         files=tuple(_files(sized, workload, need)) or UNSET,

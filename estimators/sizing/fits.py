@@ -13,6 +13,7 @@ from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.questions.target import MARGIN_BYTES
 from memfit.estimators.results.comparison import Unavailable
 from memfit.estimators.results.fits import Fit, Fits, NotSized
+from memfit.estimators.runtimes.run_limits import notes_beyond, prompt_verdict
 from memfit.estimators.sizing.advise import search_of
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, estimate
@@ -108,10 +109,14 @@ def _fit(sized: SizedModel, kept: LocalModel, question: WorkloadQuestion) -> Fit
         weights_bytes=result.components.weights.resident_bytes,
         context_tokens=longest.tokens,
         context_step=longest.settings.prefill_step,
+        context_verdict=prompt_verdict(best.runtime_model, workload, longest.tokens),
         images=image_advice(best, workload),
         decode_speed=result.decode_speed,
         smallest_memory_bytes=smallest,
-        warnings=tuple(note for note in result.notes if note.level == "warning"),
+        warnings=(
+            *(note for note in result.notes if note.level == "warning"),
+            *notes_beyond(best.runtime_model, workload, longest.tokens),
+        ),
     )
 
 

@@ -17,6 +17,7 @@ from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.ranks import RankedModel, ranked
 from memfit.estimators.sizing.sized_model import (
     SizedModel,
+    require_cached,
     require_images,
     settled_for,
     with_runtime,
@@ -89,13 +90,14 @@ def resolved(
         sized = with_runtime(sized, runtime_for_images(sized.runtime_model.runtime))
     require_images(sized, requested.under(None))
     workload = requested.under(sized.runtime_model.runtime)
+    require_cached(sized, workload)
     if workload.images:
         # The rules of all image processors, which other prompts need not.
         from memfit.estimators.images.processor import with_image_tokens
 
         workload = with_image_tokens(sized.checkpoint, workload)
     sized = settled_for(sized, workload)
-    if measured:
+    if measured and not workload.cached_tokens:
         sized = measured(sized, workload)
     shared = ranked(sized, ranks)
     part = deciding(shared, workload)

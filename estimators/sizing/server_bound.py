@@ -185,10 +185,7 @@ class ServerBound:
 
 
 class _Limits:
-    """The largest buffers of a server, and the moments in which the most of them exist.
-
-    A client is *away* unless its request decodes: it prompts, waits or is idle.
-    """
+    """The largest buffers of a server, and the moments in which the most of them exist."""
 
     def __init__(
         self, memory: ServerMemory, settings: ServerSettings, clients: int, prompt: int, reply: int

@@ -224,8 +224,8 @@ class RunMoments:
         return result
 
     def _shape(self, planned: PlannedCall, *, decoding: bool) -> CallShape:
-        workload, position = self._workload, planned.position
-        chunk = (position - 1) % workload.prefill_step + 1 if position else 0
+        workload, done = self._workload, planned.position - self._workload.cached_tokens
+        chunk = (done - 1) % workload.prefill_step + 1 if done else 0
         return CallShape(
             tokens=planned.tokens,
             batch=workload.batch,
@@ -249,7 +249,7 @@ class RunMoments:
             f" before {before:,} + after {after:,} + states {parts[3]:,}"
         )
         # A conversion after the first chunk is the end of that call (call_plan.py).
-        is_first = phase == "prefill" and not call.position
+        is_first = phase == "prefill" and call.position == self._workload.cached_tokens
         chunk: CallPhase | None = "first_chunk" if is_first else None
         yield CallMoment(phase, sum(parts), before, 0, "", line, chunk)
 

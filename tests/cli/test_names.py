@@ -233,7 +233,7 @@ def test_the_help_has_every_name_of_an_option_unbroken(
     memfit: Memfit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    text = memfit("estimate", "--help").out
+    text = memfit("estimate", "--help-all").out
     for name in (
         *("--prefill-step-size", "--draft-model", "--adapter-path", "--model", "--q-bits"),
         *("--q-group-size", "--q-mode", "-c", "--ctx-size", "-ub", "-np", "-ctk", "-ctv", "-ngl"),

@@ -5,6 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memfit.cli.render.document import Bar, BarChart, HeatMap, RunChart, Table, Toned
+from memfit.cli.render.page import bar
 from memfit.cli.render.plot import axis_ends, plot, run_lines
 from memfit.estimators.base.units import Units
 from memfit.estimators.results.estimate import RunCall
@@ -107,6 +108,17 @@ def test_the_bars_of_a_chart_have_one_scale(sizes: list[int], limit: int) -> Non
     assert len(places) == 1
     lengths = [line.count("#") for line in lines]
     assert sorted(lengths) == [length for _, length in sorted(zip(sizes, lengths, strict=True))]
+
+
+@given(st.integers(0, 2**50), st.integers(1, 2**50), st.integers(10, 25))
+@example(604, 12_713, 25)  # a twentieth was drawn as two characters of 25
+def test_a_bar_of_a_table_is_in_proportion(part: int, whole: int, width: int) -> None:
+    amount = min(part, whole)
+    drawn = bar(amount, whole, width, ascii_only=False)
+    eighths = sum(8 if each == "█" else " ▏▎▍▌▋▊▉".index(each) for each in drawn)
+    assert abs(eighths * whole - 8 * width * amount) <= whole / 2 or eighths == 1
+    assert (eighths > 0) == (amount > 0)
+    assert len(bar(amount, whole, width, ascii_only=True)) <= width
 
 
 @given(st.text(max_size=200), st.integers(60, 140))

@@ -274,7 +274,9 @@ def _figure_text(figure: ComparedFigure, index: int, result: Comparison, units: 
     value = figure.values[index]
     if value is None and figure.name == "recommended_context":
         return "-" if result.models[index].undecided or result.device is None else "none fits"
-    return _value_text(value, figure.unit, units)
+    text = _value_text(value, figure.unit, units)
+    is_marked = figure.unit == "tokens" and result.models[index].longest_verdict == "tight"
+    return f"{text} !" if is_marked else text
 
 
 def _value_text(value: ComparedValue | None, unit: str, units: Units) -> str:

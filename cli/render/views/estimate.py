@@ -27,7 +27,7 @@ from memfit.cli.render.views.text import at_step, gigabytes, image_lines, size, 
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.machine.device import GIB
 from memfit.estimators.results.advice import Action, Cell, Grid, GridRow
-from memfit.estimators.results.estimate import Estimate
+from memfit.estimators.results.estimate import Estimate, Note
 
 if TYPE_CHECKING:
     from memfit.estimators.sizing.explore import Explored
@@ -62,6 +62,7 @@ class EstimateView(NamedTuple):
         facts = [estimate_text.task(result)]
         if not result.refusal:
             facts += [estimate_text.peak(result, units), *estimate_text.speed(result)]
+            facts += estimate_text.first_token(result)
         heading, commands, others = estimate_text.doing(result, units)
         # Why it does not load is said already.
         doubts = [] if result.refusal else [note.message for note in result.doubts]
@@ -108,10 +109,17 @@ class EstimateView(NamedTuple):
         if text := estimate_text.recommended(self.result.recommended, self.units, clients=clients):
             yield f"Recommended: {text}"
 
+    def _ending(self) -> Iterator[Note]:
+        """The warnings of which the verdict has the reason, and the commands the remedy."""
+        if self.result.best:
+            names = {limit.name.replace("_", "-") for limit in estimate_text.ending(self.result)}
+            yield from (note for note in self.result.notes if note.code in names)
+
     def _notes(self) -> Iterator[Text]:
         """The warnings, with ``verbose`` and on a page everything that there is to know."""
         result = self.result
-        others = (note for note in result.notes if note not in result.doubts)
+        said = {*result.doubts, *self._ending()}
+        others = (note for note in result.notes if note not in said)
         warnings = tuple(note.message for note in others if note.level == "warning")
         everything = (*result.assumptions, *(note.message for note in result.notes))
         left_out = [f"{each.what} is left out: {each.reason}" for each in result.grid.left_out]
@@ -287,6 +295,7 @@ def _grid_rows(grid: Grid, step: int, units: Units) -> Iterator[list[str | Toned
     for row, shown in zip(grid.rows, _padded(cells), strict=True):
         if by_prompt:
             longest = tokens(row.context_tokens) + at_step(row.context_step, step)
+            longest += " !" if row.context_verdict == "tight" else ""
             is_server = row.program == "server"
             yield [
                 "  server" if is_server else row.label,

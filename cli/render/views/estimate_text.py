@@ -17,7 +17,7 @@ from memfit.cli.render.views.text import (
 from memfit.estimators.base.units import Units
 from memfit.estimators.machine.device import FREE_NOW, PROCESS_BYTES
 from memfit.estimators.results.advice import Action, Recommended
-from memfit.estimators.results.estimate import DeviceSummary, Estimate, RankPlan
+from memfit.estimators.results.estimate import DeviceSummary, Estimate, Limit, RankPlan
 from memfit.estimators.runtimes.runtime import comfortable_bytes
 
 SETTINGS = {
@@ -33,7 +33,7 @@ SETTINGS = {
 def _tightness(result: Estimate, units: Units) -> str:
     most = result.needed_bytes + result.peak_range_bytes[1] - result.peak_bytes
     working_set = result.device.working_set_bytes if result.device else 0
-    reasons = [limit.reason for limit in result.limits if limit.verdict == "tight"]
+    reasons = [limit.reason for limit in ending(result)]
     # Within nine tenths it is tight because of its error alone.
     if result.needed_bytes > comfortable_bytes(working_set):
         reasons.append("above nine tenths it can be slow")
@@ -158,14 +158,33 @@ def legend(result: Estimate, units: Units) -> tuple[str, ...]:
     """What the cells of the grid mean, what is left out, and what the device gives."""
     if not result.grid.rows:
         return ()
+    return tuple(filter(None, (_marks(result, units), "; ".join(_beyond(result)))))
+
+
+def ending(result: Estimate) -> list[Limit]:
+    """What may end the request though its bytes fit; the verdict has its reason."""
+    return [limit for limit in result.limits if limit.verdict == "tight"]
+
+
+def _beyond(result: Estimate) -> Iterator[str]:
+    """What may end the longer prompts of the grid, where the request's own verdict has it not."""
+    longest = [row.context_verdict for row in result.grid.rows if row.context_tokens]
+    if "tight" in longest:
+        for limit in result.limits:
+            if limit.verdict == "fits" and limit.beyond == "tight":
+                yield f"! {limit.reason}"
+
+
+def _marks(result: Estimate, units: Units) -> str:
     cells = [cell for row in result.grid.rows for cell in row.cells]
     by_prompt = result.grid.axis == "context_tokens"
+    is_marked = any(row.context_verdict == "tight" for row in result.grid.rows)
     steps = {cell.prefill_step for cell in cells}
     steps |= {row.context_step for row in result.grid.rows if row.context_tokens}
     parts = []
     if other := sorted(steps - {result.workload.prefill_step}, reverse=True):
         parts.append(f"@{other[0]}: with that prefill step")
-    if by_prompt and any(cell.verdict == "tight" for cell in cells):
+    if by_prompt and (is_marked or any(cell.verdict == "tight" for cell in cells)):
         parts.append("! tight")
     if result.device:
         if result.device.backend == "metal":
@@ -177,7 +196,7 @@ def legend(result: Estimate, units: Units) -> tuple[str, ...]:
         parts.append("by formula")
     if result.grid.left_out:
         parts.append(f"without {', '.join(each.what for each in result.grid.left_out)}: -v")
-    return ("; ".join(parts),) if parts else ()
+    return "; ".join(parts)
 
 
 def recommended(values: Recommended, units: Units, *, clients: int = 0) -> str:
@@ -189,7 +208,8 @@ def recommended(values: Recommended, units: Units, *, clients: int = 0) -> str:
     if values.context_tokens:
         count = values.context_tokens
         users = f" for {clients} client{'s' * (clients > 1)}" if clients else ""
-        parts.append(f"context {tokens(count) if count >= 10240 else count}{users}")
+        mark = " !" if values.context_verdict == "tight" else ""
+        parts.append(f"context {tokens(count) if count >= 10240 else count}{mark}{users}")
     if values.wired_limit_bytes:
         parts.append(f"wired limit {size(values.wired_limit_bytes, units)}")
     if values.expert_capacity and parts:
@@ -217,6 +237,7 @@ def task(result: Estimate) -> str:
     """The workload and the runtime, in few words."""
     work = result.workload
     text = f"{work.prompt_tokens} tokens"
+    text += f" ({work.cached_tokens} cached)" if work.cached_tokens else ""
     text += f" + {work.max_tokens} generated" if work.max_tokens else ", no reply"
     if work.batch > 1:
         text += f", batch {work.batch}"
@@ -259,6 +280,31 @@ def speed(result: Estimate) -> Iterator[str]:
     yield text
 
 
+def first_token(result: Estimate) -> Iterator[str]:
+    """How long the prompt takes, and the longest of the grid that runs."""
+    if not result.first_tokens or result.verdict in ("exceeds", "does_not_load"):
+        return
+    first, *others = result.first_tokens
+    low, high = (_time(each) for each in first.range_seconds)
+    text = f"first token after about {_time(first.seconds)} ({low} to {high})"
+    most = result.recommendation.context_tokens.value or 0
+    longer = [each for each in others if first.prompt_tokens < each.prompt_tokens <= most]
+    if longer:
+        text += f", {_time(longer[-1].seconds)} at {tokens(longer[-1].prompt_tokens)}"
+    yield text
+
+
+def _time(seconds: float) -> str:
+    """Return seconds with two digits, or minutes.
+
+    >>> [_time(each) for each in (0.257, 3.14, 95.2, 412)]
+    ['0.26 s', '3.1 s', '95 s', '7 min']
+    """
+    if seconds >= 180:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.{0 if seconds >= 10 else 1 if seconds >= 1 else 2}f} s"
+
+
 def doing(result: Estimate, units: Units) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     """A heading, the commands to paste, and what else there is to know of them."""
     chosen = result.best
@@ -273,6 +319,8 @@ def doing(result: Estimate, units: Units) -> tuple[str, tuple[str, ...], tuple[s
 
 
 def _other_ways(result: Estimate, chosen: Action | None, units: Units) -> Iterator[str]:
+    if chosen:
+        yield from (f"If it ends: {each.remedy}." for each in ending(result) if each.remedy)
     yield from _partial(result, units)
     yield from _served(result, chosen)
     changed = chosen.settings.items() if chosen else ()

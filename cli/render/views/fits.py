@@ -165,7 +165,8 @@ def _exceeding(rows: list[Fit], units: Units) -> Table:
 def _longest(row: Fit) -> str:
     if not row.context_tokens:
         return "-"
-    return tokens(row.context_tokens) + at_step(row.context_step, PREFILL_STEPS[0])
+    mark = " !" if row.context_verdict == "tight" else ""
+    return tokens(row.context_tokens) + at_step(row.context_step, PREFILL_STEPS[0]) + mark
 
 
 def _largest_image(row: Fit) -> str:
@@ -183,9 +184,17 @@ def _speed(speed: DecodeSpeed | None) -> str:
 
 
 def _warnings(result: Fits) -> Iterator[str]:
+    """Each warning once, with the models that it is of."""
+    rows: dict[str, list[Fit]] = {}
     for row in result.models:
         for note in row.warnings:
-            yield _said(row, note.message)
+            rows.setdefault(note.message, []).append(row)
+    for message, (first, *others) in rows.items():
+        if not others:
+            yield _said(first, message)
+            continue
+        more = f" and {len(others)} other{'s' * (len(others) > 1)}"
+        yield f"{first.name}{more}: {message}"
 
 
 def _said(row: Fit | NotSized, text: str) -> str:

@@ -99,7 +99,8 @@ def _contexts(result: ContextPlan, units: Units) -> Table:
             rows.append((name, budget, _fitting(largest.tokens)))
     if result.device:
         budget = format_bytes(result.recommended_bytes or 0, units)
-        rows.append(("Recommended", budget, _fitting(result.longest_context or 0)))
+        mark = " !" if result.longest_verdict == "tight" else ""
+        rows.append(("Recommended", budget, _fitting(result.longest_context or 0) + mark))
     if result.automatic:
         own = result.automatic
         budget = format_bytes(own.budget_bytes, units)
@@ -179,7 +180,8 @@ def _verdict(result: ContextPlan, units: Units) -> str:
     if fit.recommended_bytes != fit.total_bytes:
         memory = f"a working set of {shown(fit.recommended_bytes)} and {memory}"
     verdict = f"{tokens} tokens: {VERDICT_WORDS[result.verdict]}"
-    return f"{verdict}: {shown(fit.required_bytes)} of {memory}; {headroom}."
+    reasons = "".join(f"; {limit.reason}" for limit in result.limits if limit.verdict == "tight")
+    return f"{verdict}: {shown(fit.required_bytes)} of {memory}; {headroom}{reasons}."
 
 
 def _tokens(value: int | None) -> str:

@@ -36,7 +36,7 @@ def to_document(
         Text(tuple(_facts(result, units)), style="dim", mark="-"),
         Table(("At most", "Size"), tuple(_rows(result.bound, units)), align="lr", has_total=True),
         *([_mixes(result, units)] if result.mixes else ()),
-        Verdict(_verdict(result, units), VERDICT_COLOURS[result.verdict]),
+        Verdict("; ".join(_verdict(result, units)), VERDICT_COLOURS[result.verdict]),
         Commands(result.commands, "Do this"),
         Text(tuple(_advice(result, units)), mark="-", gap=not result.commands),
         section("Notes", tuple(note.message for note in result.notes)),
@@ -59,7 +59,7 @@ def _share(mix: ServerMix) -> int:
 
 def _facts(result: ServerPlan, units: Units) -> Iterator[str]:
     yield (
-        f"{result.clients} requests open at a time; prompts of up to"
+        f"{result.clients} request{'s' * (result.clients > 1)} open at a time; prompts of up to"
         f" {result.longest_prompt_tokens} tokens, {result.longest_generation_tokens} generated;"
         f" {runtime_text(result.runtime)}"
     )
@@ -108,7 +108,13 @@ def _chart(result: ServerPlan, units: Units) -> BarChart:
     return BarChart(title="The server", kinds=kinds, bars=bars, units=units, limit=limit)
 
 
-def _verdict(result: ServerPlan, units: Units) -> str:
+def _verdict(result: ServerPlan, units: Units) -> Iterator[str]:
+    """The verdict by bytes, then what else may end a request."""
+    yield _of_bytes(result, units)
+    yield from (limit.reason for limit in result.limits if limit.verdict == "tight")
+
+
+def _of_bytes(result: ServerPlan, units: Units) -> str:
     if not result.device:
         return _NO_DEVICE
     limit = format_bytes(result.device.working_set_bytes, units)
@@ -132,7 +138,8 @@ def _advice(result: ServerPlan, units: Units) -> Iterator[str]:
         bound = format_bytes(result.fitting_bound.peak_bytes, units)
         yield f"With these flags no order of such requests takes more than {bound}."
         yield from _price(result)
-    if result.verdict in ("exceeds", "tight") and not result.fitting:
+    # Flags change nothing about what ends one request, and are printed where their bytes fit.
+    if result.verdict in ("exceeds", "tight") and not (result.fitting or result.commands):
         yield (
             "No flags of the server make every order fit: shorten prompts, quantise, or use more"
             " memory."

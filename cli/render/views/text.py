@@ -87,6 +87,8 @@ def task(result: "Estimate | Comparison | ContextPlan") -> str:
 def prompt(work: Workload) -> str:
     """The tokens and the batch, which are the same for every runtime."""
     text = f"{work.prompt_tokens} prompt tokens"
+    if work.cached_tokens:
+        text += f", {work.cached_tokens} of them cached"
     if work.images:
         # Before a model is known: each has as many tokens as its processor makes of them.
         known = f"{work.images.tokens} of them of" if work.images.tokens else "and"
