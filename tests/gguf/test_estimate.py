@@ -62,6 +62,16 @@ def test_the_table_states_the_assumptions(memfit: Memfit, qwen: Path) -> None:
     assert "MLX" not in text
 
 
+def test_the_error_of_small_micro_batches_is_larger(memfit: Memfit, tmp_path: Path) -> None:
+    entry = MODELS["qwen3"]
+    path = write(tmp_path / "model.gguf", entry.metadata, entry.tensors)
+    errors = {
+        step: memfit(path, "-ub", step, "--json").json["components"]["workspace"]["error_percent"]
+        for step in ("64", "256")
+    }
+    assert errors == {"64": 100, "256": 20}
+
+
 def test_prediction_layers_are_not_loaded(memfit: Memfit, tmp_path: Path) -> None:
     entry = MODELS["glm4moe"]
     path = write(tmp_path / "glm.gguf", entry.metadata, entry.tensors)

@@ -84,6 +84,8 @@ LLAMA_CPP = LlamaCppRuntime(
 _FLOAT = 4
 # The largest error against build b11549 in percent (docs/gguf.md, How it was checked).
 _LIBRARY_ERROR, _SERVER_ERROR = 10, 20
+# Of small micro-batches a few buffers were half of llama.cpp's (benchmarks/llama_differential.py).
+_USUAL_ROWS, _SMALL_ERROR = 256, 100
 _LEFT_FREE = 2**30  # common/common.h, fit_params_target
 _FIT_CONTEXT = 4096  # common/common.h, fit_params_min_ctx
 
@@ -497,6 +499,8 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext,
         is_bound = self._projector_bytes != 0 or bool(self.settings.drafted)
         if is_bound or (self._has_all_logits and not is_library):
             return "bound", 0
+        if min(self.settings.batch, workload.prefill_step) < _USUAL_ROWS:
+            return "derived", _SMALL_ERROR
         return "derived", _LIBRARY_ERROR if is_library else _SERVER_ERROR
 
     def automatic_context(
