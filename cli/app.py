@@ -45,6 +45,7 @@ class Commands(LazyGroup):
         "measurements": "Manage measurements of this machine, used by estimates.",
         "schema": "Print the JSON Schema of what a command writes.",
         "cache": "Manage the cached headers of models on the Hub.",
+        "index": "Manage the index of published models.",
         "mcp": "Answer fits, estimate and admit as an MCP server over stdio.",
     }
     labels: ClassVar = {"estimate": "MODEL"}
@@ -53,7 +54,7 @@ class Commands(LazyGroup):
         "What most people need": ("estimate", "fits", "server", "compare", "tune", "gate"),
         "Plan": ("plan",),
         "Measure on this machine": ("tune experts", "tune train", "tune cache", "measurements"),
-        "Look up": ("devices", "runtimes", "schema", "cache"),
+        "Look up": ("devices", "runtimes", "schema", "cache", "index"),
         "For agents": ("mcp",),
     }
 
