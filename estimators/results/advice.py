@@ -104,6 +104,23 @@ class ServerRun(Struct, frozen=True, kw_only=True):
     """The bound of that prompt."""
 
 
+class Alternative(Struct, frozen=True, kw_only=True):
+    """A sample that fits the machine of a model that does not."""
+
+    name: str
+    """What opens it."""
+    weights: str
+    """What the weights are: their bits, or as they are."""
+    weight_bits: Positive | None
+    """What mlx_lm.convert has to make of the weights; None: they stay as they are."""
+    prefill_step: Positive
+    verdict: Verdict
+    needed_bytes: Bytes
+    """The peak with the margin."""
+    context_tokens: Tokens
+    """The longest prompt that fits comfortably; 0 when none does."""
+
+
 class Action(Struct, frozen=True, kw_only=True):
     """Settings that make the request fit, or allow a longer prompt."""
 

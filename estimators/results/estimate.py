@@ -18,6 +18,7 @@ from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import Backend, DeviceSource
 from memfit.estimators.results.advice import (
     Action,
+    Alternative,
     Grid,
     ImageAdvice,
     PartialExperts,
@@ -426,6 +427,9 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     def fits(self) -> bool:
         """Whether it fits, if only just; False where no machine is known."""
         return self.verdict in ("fits", "tight")
+
+    alternatives: tuple[Alternative, ...] | UnsetType = UNSET
+    """Where no settings fit this Mac: other weights of the model that do, then other models."""
 
     @property
     def best(self) -> Action | None:

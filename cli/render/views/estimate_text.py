@@ -307,7 +307,24 @@ def doing(result: Estimate, units: Units) -> tuple[str, tuple[str, ...], tuple[s
     return heading, chosen.commands, tuple(_other_ways(result, chosen, units))
 
 
+def _alternatives(result: Estimate, units: Units) -> Iterator[str]:
+    """What fits this Mac in place of the model."""
+    if not result.alternatives or result.device is None:
+        return
+    texts = []
+    for each in result.alternatives:
+        bits = f" at {each.weights}" if each.weight_bits else ""
+        parts = [size(each.needed_bytes, units)]
+        if each.prefill_step != result.workload.prefill_step:
+            parts.append(f"step {each.prefill_step}")
+        if each.verdict == "tight":
+            parts.append("tight")
+        texts.append(f"{each.name}{bits} ({', '.join(parts)})")
+    yield f"This Mac runs {', '.join(texts)}: memfit NAME {named(result.device)}"
+
+
 def _other_ways(result: Estimate, chosen: Action | None, units: Units) -> Iterator[str]:
+    yield from _alternatives(result, units)
     if chosen:
         yield from (f"If it ends: {each.remedy}." for each in ending(result) if each.remedy)
     yield from _partial(result, units)
