@@ -36,7 +36,7 @@ def update(
         typer.Argument(metavar="[OWNER...]", help="Owners on the Hub; default: all in the index."),
     ] = None,
 ) -> None:
-    """Make the index again from the Hub; an interrupted update goes on where it was."""
+    """Make the index again from the Hub; resumes what was interrupted."""
     from memfit.cli.progress import reporting
     from memfit.estimators.checkpoint.hub.settings import configured_hub
     from memfit.estimators.checkpoint.index.checkpoint import indexed_checkpoint

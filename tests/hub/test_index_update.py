@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,9 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
         if "Gated" not in name:
             write_config(folder, QWEN3_4B)
         repos[name] = Repo(folder, gated="Gated" in name)
-    listed = [{"id": name, "tags": ["license:apache-2.0"], **LISTED} for name in repos]
+    listed: list[dict[str, Any]] = [
+        {"id": name, "tags": ["license:apache-2.0"], **LISTED} for name in repos
+    ]
     base = ["base_model:Qwen3", "base_model:quantized:org/Qwen3-4B"]
     listed.append({"id": "mlx-community/Qwen3-4B-4bit", "tags": base, "usedStorage": 2_270_000_000})
     with serve(FakeHub(repos, listed=listed)) as served:
