@@ -2,7 +2,7 @@
 
 ``python benchmarks/cuda_memory.py measure ROWS.jsonl`` needs MLX, mlx-lm and PyYAML alone, and a
 folder ``sample_configs`` to run in; each model is built with random weights in a process of its
-own and run three times. ``python -m benchmarks.cuda_memory compare ROWS.jsonl`` traces the same runs
+own and run three times. ``python -m benchmarks.cuda_memory compare ROWS.jsonl`` traces these runs
 for that device. docs/accuracy.md sums up the result.
 """
 

@@ -70,7 +70,8 @@ class EstimateView(NamedTuple):
         colour = VERDICT_COLOURS[result.verdict]
         facts = [estimate_text.task(result)]
         if not result.refusal:
-            facts += [estimate_text.peak(result, units), *estimate_text.speed(result)]
+            facts += [estimate_text.peak(result, units), *estimate_text.held(result, units)]
+            facts += estimate_text.speed(result)
             facts += estimate_text.first_token(result)
         heading, commands, others = estimate_text.doing(result, units)
         # Why it does not load is said already.

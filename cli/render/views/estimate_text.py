@@ -15,7 +15,7 @@ from memfit.cli.render.views.text import (
     tokens,
 )
 from memfit.estimators.base.units import Units
-from memfit.estimators.machine.device import FREE_NOW, PROCESS_BYTES, name_as_sold
+from memfit.estimators.machine.device import FREE_NOW, PROCESS_BYTES, RESERVED, name_as_sold
 from memfit.estimators.results.advice import Action, Recommended
 from memfit.estimators.results.estimate import DeviceSummary, Estimate, Limit, RankPlan
 from memfit.estimators.runtimes.runtime import comfortable_bytes
@@ -28,6 +28,7 @@ SETTINGS = {
     "gpu_layers": "{} layers on the GPU and the others on the host",
 }
 """How an action's settings are called; memory is a machine's."""
+_SHARED = {FREE_NOW: " free now", RESERVED: " beside the reserve"}
 
 
 def _tightness(result: Estimate, units: Units) -> str:
@@ -68,7 +69,7 @@ def _headline(result: Estimate, units: Units) -> str:
         each = f" on each of {len(result.ranks.ranks)} ranks" if result.ranks else ""
         return f"{name}: needs {needed}{each}. {_mac(result)}"
     share = f"{needed} of {size(result.device.working_set_bytes, units, down=True)}"
-    share += " free now" * (result.device.budget == FREE_NOW)
+    share += _SHARED.get(result.device.budget, "")
     start = f"{name}, {_machines(result.device, result)}:"
     part = percent(result.needed_bytes, result.device.working_set_bytes)
     if result.verdict == "unknown":
@@ -246,6 +247,13 @@ def peak(result: Estimate, units: Units) -> str:
         return f"{text}, with {size(pool.graph_bytes, units)} of CUDA graphs" if pool else text
     between = f"{tenths(low, units, down=True)} to {tenths(high, units)}"
     return f"peak {size(result.peak_bytes, units)} ({between})"
+
+
+def held(result: Estimate, units: Units) -> Iterator[str]:
+    """What the process holds, where that is a fifth above the peak or more."""
+    returnable = (result.held_bytes or 0) - result.peak_bytes
+    if result.held_bytes and returnable * 5 >= result.peak_bytes:
+        yield f"holds up to {size(result.held_bytes, units)}, {size(returnable, units)} returnable"
 
 
 def speed(result: Estimate) -> Iterator[str]:

@@ -25,6 +25,8 @@ from memfit.estimators.gate.remedies import SETTINGS
 from memfit.estimators.gate.report import GateReport, TargetReport, TargetStatus
 from memfit.estimators.machine.device import name_as_sold
 
+_NO_FIGURE = {"tokens": "none fits", "experts": "no experts"}
+
 _STATUSES: dict[TargetStatus, tuple[str, str]] = {
     "passed": ("passed", "green"),
     "broken": ("beyond its limits", "red"),
@@ -203,7 +205,7 @@ def _limit_name(check: LimitCheck) -> str:
 def _figure(check: LimitCheck) -> str:
     """The figure of a check with its unit."""
     if check.figure is None:
-        return "none fits" if check.unit == "tokens" else "no experts"
+        return _NO_FIGURE.get(check.unit, "not known")
     return _amount(check.figure, check.unit)
 
 
