@@ -260,6 +260,9 @@ _MACHINE = Options(
         "os_regime": option(
             kind=OsRegime, help="macOS version that sets a Mac's recommended working set."
         ),
+        "gpu_cores": option(
+            kind=int, metavar="N", help="Cores of the Mac's GPU, which decide how fast it prefills."
+        ),
         "ranks": option(
             kind=int, metavar="N", help="Run the model over N ranks of mlx.launch, one a machine."
         ),
@@ -284,7 +287,7 @@ _MACHINE = Options(
     _machine,
 )
 MachineOptions = Annotated[
-    MachineQuestion, _MACHINE, Only("device", "memory", "working_set", "os_regime")
+    MachineQuestion, _MACHINE, Only("device", "memory", "working_set", "os_regime", "gpu_cores")
 ]
 RankedMachine = Annotated[MachineQuestion, _MACHINE]
 """The machine, or the machines of several ranks."""

@@ -18,6 +18,7 @@ from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import Backend, DeviceSource
 from memfit.estimators.results.advice import (
     Action,
+    FirstToken,
     Grid,
     ImageAdvice,
     PartialExperts,
@@ -243,16 +244,6 @@ class DecodeSpeed(Struct, frozen=True, kw_only=True):
     """The part of those bytes that is read from the memory of a GPU's host."""
     host_bandwidth_bytes_per_second: Positive | UnsetType = UNSET
     """Of that memory; ``bandwidth_bytes_per_second`` is then what both come to."""
-
-
-class FirstToken(Struct, frozen=True, kw_only=True):
-    """How long a prompt takes before its first token."""
-
-    prompt_tokens: Positive
-    seconds: Number
-    """With the most GPU cores that the machine is sold with."""
-    range_seconds: Annotated[tuple[Number, ...], Meta(min_length=2, max_length=2)]
-    """The least and the most to expect, with the fewest cores too."""
 
 
 class CurvePoint(Struct, frozen=True):
