@@ -255,6 +255,22 @@ def test_the_index_answers_ten_questions_with_a_command_or_a_sentence() -> None:
     assert all("](" in row[-1] for row in rows)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "command",
+    [
+        command
+        for command in re.findall(r"`(memfit [^`]*)`", INDEX.read_text(encoding="utf-8"))
+        if not re.search(
+            r"model\.gguf|ollama:|memfit (tune|gate|compare|plan wired|plan train)", command
+        )
+    ],
+)
+def test_a_command_of_the_index_has_an_answer(command: str) -> None:
+    output, code = run(command.replace("MODEL", "qwen3-30b-a3b-4bit"))
+    assert code in (None, 0, 1), output
+
+
 def words_of(page: Path) -> int:
     """Count the words of a page, without tables and outputs that programs write."""
     text = page.read_text(encoding="utf-8")

@@ -1,6 +1,8 @@
 """The package map of pyproject.toml and the folders agree."""
 
+import ast
 import re
+from collections.abc import Iterator
 from importlib import metadata
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -66,6 +68,27 @@ def test_every_data_file_is_declared(setuptools_table: Any) -> None:
             assert matched, f"{package}: nothing matches {pattern}"
             declared |= matched
     assert declared == data_files_in_folders()
+
+
+def test_no_text_of_the_code_points_to_a_file_that_a_wheel_lacks() -> None:
+    """Docstrings are for readers of the repository; what else is written, a user may see."""
+    named = re.compile(r"\b(?:docs|tests|benchmarks)/\w|\b(?:README|CONTRIBUTING|SECURITY)\b")
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
+        for top in FOLDERS
+        for path in (ROOT / top).rglob("*.py")
+        for node in texts(ast.parse(path.read_text(encoding="utf-8")))
+        if named.search(node.value)
+    ]
+    assert found == []
+
+
+def texts(tree: ast.AST) -> Iterator[Any]:
+    """Yield the strings of a module that are not docstrings."""
+    alone = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+            yield node
 
 
 def test_the_installed_version_equals_the_code() -> None:
