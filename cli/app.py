@@ -45,6 +45,7 @@ class Commands(LazyGroup):
         "measurements": "Manage measurements of this machine, used by estimates.",
         "schema": "Print the JSON Schema of what a command writes.",
         "cache": "Manage the cached headers of models on the Hub.",
+        "card": "Write the peak of a model as a table that any program can evaluate.",
         "mcp": "Answer fits, estimate and admit as an MCP server over stdio.",
     }
     labels: ClassVar = {"estimate": "MODEL"}
@@ -54,7 +55,7 @@ class Commands(LazyGroup):
         "Plan": ("plan",),
         "Measure on this machine": ("tune experts", "tune train", "tune cache", "measurements"),
         "Look up": ("devices", "runtimes", "schema", "cache"),
-        "For agents": ("mcp",),
+        "For other programs": ("card", "mcp"),
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
