@@ -52,6 +52,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m tests.cli.test_first_screen
 	$(BIN)/python -m tests.trace.test_rules_page
 	$(BIN)/python -m tests.test_docs
+	-$(BIN)/python -m tests.browser.screenshots
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -2,7 +2,7 @@
 
 ``python benchmarks/cuda_memory.py measure ROWS.jsonl`` needs MLX, mlx-lm and PyYAML alone, and a
 folder ``sample_configs`` to run in; each model is built with random weights in a process of its
-own and run three times. ``python -m benchmarks.cuda_memory compare ROWS.jsonl`` traces the same runs
+own and run three times. ``python -m benchmarks.cuda_memory compare ROWS.jsonl`` traces these runs
 for that device. docs/accuracy.md sums up the result.
 """
 
@@ -50,7 +50,9 @@ def main() -> None:
     parser.add_argument("task", choices=("measure", "compare", "child"))
     parser.add_argument("rows", type=Path)
     parser.add_argument("--only", default="", help="cases with this in their name")
-    parser.add_argument("--small", action="store_true", help="four layers and a tenth of the tokens")
+    parser.add_argument(
+        "--small", action="store_true", help="four layers and a tenth of the tokens"
+    )
     parser.add_argument("--seconds", type=float, default=480, help="start no case after this time")
     arguments = parser.parse_args()
     if arguments.task == "child":
@@ -306,6 +308,18 @@ def compare(path: Path, only: str) -> None:
             predicted = parts[is_prefill] - found.weight_bytes
             ratios = [round(predicted / each, 3) for each in measured]
             print("  ", label, "measured", measured, "trace", predicted, ratios)
+            held = [_held(run, is_prefill=is_prefill) for run in runs]
+            kept = max(n for part, n in found.held.items() if (part in CHUNKS) == is_prefill)
+            kept -= found.weight_bytes
+            print("   held", held, "trace", kept, [round(kept / each, 3) for each in held])
+
+
+def _held(run: dict[str, Any], *, is_prefill: bool) -> int:
+    """Return the most in use and kept in one part of a run, above the weights."""
+    labels = [mark[0] for mark in run["marks"]]
+    first = labels.index("first") + 1
+    marks = run["marks"][:first] if is_prefill else run["marks"][first:]
+    return max(mark[2] + mark[3] for mark in marks) - int(run["loaded"])
 
 
 def _cases(path: Path, only: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from memfit.estimators.base.errors import InputError, MachineError
 from memfit.estimators.base.files import is_there, open_regular, printable, read_exactly
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 
 # Of the free space, what stays free.
 _RESERVE = 5  # a fifth
@@ -51,7 +51,7 @@ def require_free(directory: Path, nbytes: int) -> None:
     if not os.access(directory, os.W_OK | os.X_OK):
         raise InputError(f"{printable(directory)}: cannot be written: permission denied")
     if nbytes > free - free // _RESERVE:
-        needed, there = format_bytes(nbytes, Units.GB), format_bytes(free, Units.GB)
+        needed, there = format_bytes(nbytes, Units.GB), format_limit(free, Units.GB)
         raise MachineError(
             f"{printable(directory)}: needs {needed}, and {there} are free, of which a fifth stays"
         )

@@ -257,6 +257,10 @@ _MACHINE = Options(
         ),
         "memory": option(help="A Mac that is sold with this memory, such as 32 or 32GB."),
         "working_set": option(help="A device with this recommended working set, such as 26.8GB."),
+        "reserve": option(
+            help="Memory for the system and other programs, such as 8GB. Default: what a Mac's"
+            " working set leaves them."
+        ),
         "os_regime": option(
             kind=OsRegime, help="macOS version that sets a Mac's recommended working set."
         ),
@@ -287,7 +291,9 @@ _MACHINE = Options(
     _machine,
 )
 MachineOptions = Annotated[
-    MachineQuestion, _MACHINE, Only("device", "memory", "working_set", "os_regime", "gpu_cores")
+    MachineQuestion,
+    _MACHINE,
+    Only("device", "memory", "working_set", "reserve", "os_regime", "gpu_cores"),
 ]
 RankedMachine = Annotated[MachineQuestion, _MACHINE]
 """The machine, or the machines of several ranks."""

@@ -230,8 +230,12 @@ class _Evaluation(Struct, frozen=True, kw_only=True):
                 reason = next((note.message for note in notes), now.model)
                 return f"the weights are a bound ({reason})"
             case "workspace":
-                least = format_bytes(now.figures.peak_bytes - now.figures.workspace_bytes)
-                peak = format_bytes(now.figures.peak_bytes)
+                least = format_bytes(
+                    now.figures.peak_bytes - now.figures.workspace_bytes,
+                    rounding="nearest",
+                    digits=3,
+                )
+                peak = format_bytes(now.figures.peak_bytes, rounding="nearest", digits=3)
                 return f"the workspace is a bound (the peak is from {least} to {peak})"
             case "baseline_weights":
                 return "the baseline's weights are a bound"

@@ -73,7 +73,7 @@ class _Engine:
 
     def __init__(self, sized: SizedModel, card: MemoryCard) -> None:
         subject = sized.runtime_model.subject
-        self._sized = sized
+        self._sized, self._weights_bytes = sized, card.weights_bytes
         self._prepared = prepared_model(
             subject.model,
             subject.footprint.plan,
@@ -101,7 +101,7 @@ class _Engine:
         workload = Workload(prompt_tokens=prompt_tokens, max_tokens=reply, prefill_step=step)
         moment = self._sized.figures_for(workload).moment
         prompt = Prompt(self._known, prompt_tokens, 0, step, reply)
-        return (moment.decode_bytes or 0) - self._known["weights_bytes"] - prompt.decode()
+        return (moment.decode_bytes or 0) - self._weights_bytes - prompt.decode()
 
     def peak(self, new: int, cached: int, step: int, reply: int) -> int:
         """Return the peak of a run."""
@@ -129,7 +129,7 @@ def make_card(sized: SizedModel, *, questions: int = 2000, seed: int = 1) -> Mem
             f"{sized.checkpoint.id}: a memory card is of one model on one machine whose caches"
             " mlx-lm stores as they are"
         )
-    random, card = Random(seed), _without_tables(sized)
+    random, card = Random(seed), _without_tables(sized, runtime_model)
     engine = _Engine(sized, card)
     still, growing = _decode(engine, card, random)
     rows = tuple(_rows(engine, card, random))
@@ -137,7 +137,7 @@ def make_card(sized: SizedModel, *, questions: int = 2000, seed: int = 1) -> Mem
     return _checked(engine, card, random, questions)
 
 
-def _without_tables(sized: SizedModel) -> MemoryCard:
+def _without_tables(sized: SizedModel, runtime_model: MlxLm) -> MemoryCard:
     model, subject = sized.model, sized.runtime_model.subject
     device, runtime = subject.device or ANY_MAC, sized.runtime_model.runtime
     width = dtypes.nbytes(1, model.dtype)
@@ -164,7 +164,7 @@ def _without_tables(sized: SizedModel) -> MemoryCard:
         steps=STEPS,
         unit=UNIT,
         weights_bytes=sized.resident_bytes,
-        load_bytes=sized.runtime_model.load_bytes(),
+        load_bytes=runtime_model.load_bytes(),
         state_bytes=state_bytes(model, 1),
         caches=tuple(sorted(caches.items())),
         view_bytes=next(views),
@@ -187,7 +187,8 @@ def _without_tables(sized: SizedModel) -> MemoryCard:
 def _rows(engine: _Engine, card: MemoryCard, random: Random) -> Iterator[CardRow]:
     for shorter, longest in pairwise((0, *EDGES)):
         scores = _scores(engine, shorter, longest)
-        first, later = [], []
+        first: list[Point] = []
+        later: list[Point] = []
         for tokens in _row_lengths(shorter, longest, random):
             for sample in _samples(engine.max_tokens, tokens, random):
                 keys = sample.cached + sample.done + tokens
@@ -253,7 +254,8 @@ def _decode(
     engine: _Engine, card: MemoryCard, random: Random
 ) -> tuple[tuple[Knot, ...], tuple[Knot, ...]]:
     """Return the last tokens for which there is room, and those for which caches grew."""
-    still, growing = [], []
+    still: list[Point] = []
+    growing: list[Point] = []
     for position in _positions(engine.max_tokens - 2, random, _DECODES_APART):
         step = random.choice(STEPS)
         for prompt in {max(1, position - reply) for reply in (0, 1, 300, random.randint(1, 600))}:

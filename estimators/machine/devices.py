@@ -269,17 +269,16 @@ def runs(chip: Chip, os_regime: OsRegime) -> bool:
 
 
 def by_macos(device: Device) -> dict[str, int]:
-    """Return the working sets of a named Mac by macOS, nothing where they are alike or set."""
+    """Return the working sets of a named Mac by the macOS it runs, nothing where one is set."""
     is_stock = device.working_set_bytes == device.stock_working_set_bytes
     if device.source == "detected" or not is_stock:
         return {}
     chip = chips().get(device.name.rpartition("-")[0])
-    found = {
+    return {
         regime_name(regime): stock_working_set(device.memory_bytes, os_regime=regime).bytes
         for regime in OsRegime
         if chip is None or runs(chip, regime)
     }
-    return found if len(set(found.values())) > 1 else {}
 
 
 def chip_device(

@@ -181,7 +181,7 @@ class DeviceSummary(Struct, frozen=True):
     budget: str = "working set"
     """What ``working_set_bytes`` is: of ``--device host`` it can be the memory that is free now."""
     by_macos: tuple[MacosWorkingSet, ...] | UnsetType = UNSET
-    """Of a Mac that is only named: the working set under each macOS, where they differ."""
+    """Of a Mac that is only named: the working set under each macOS that it runs."""
 
 
 WeightDoubt = Literal[
@@ -207,7 +207,7 @@ class Note(Struct, frozen=True):
 class Limit(Struct, frozen=True, kw_only=True):
     """What ends a run besides the bytes of all its buffers together."""
 
-    name: Annotated[str, one_of("largest_buffer", "gpu_watchdog", "buffer_count")]
+    name: Annotated[str, one_of("largest_buffer", "held_memory", "gpu_watchdog", "buffer_count")]
     unit: Annotated[str, one_of("bytes", "tokens")]
     figure: Count
     """Of the workload, in ``unit``."""
@@ -371,6 +371,8 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     peak_phase: Phase
     needed_bytes: Bytes
     """The peak with the margin."""
+    held_bytes: Bytes | UnsetType = UNSET
+    """The most that MLX holds: in use, or freed and kept for reuse, where that is known."""
     verdict: Verdict
     exceeded: tuple[LimitName, ...]
     recommendation: Recommendation

@@ -49,6 +49,8 @@ class CallMoment(Struct, frozen=True):
     """The sum of its parts, as a line of text."""
     call: CallPhase | None = None
     """The call it is in or follows, None for the load and for conversions after other calls."""
+    replaced_bytes: int = 0
+    """Bytes of the caches that larger ones replace in the call."""
 
 
 class _Followed(NamedTuple):
@@ -130,7 +132,10 @@ class RunMoments:
         text = _explain(phase, planned, parts)
         kept = caches.bytes_during(call.occupancy, Counter()) + caches.state_bytes
         workspace = max(0, sum(parts[1:]) - kept)
-        return CallMoment(phase, sum(parts), workspace, largest, name, text, planned.phase)
+        replaced = caches.replaced_bytes(call.occupancy)
+        return CallMoment(
+            phase, sum(parts), workspace, largest, name, text, planned.phase, replaced
+        )
 
     def _followed(self, call: CallShape, *, decoding: bool, has_head: bool) -> _Followed:
         """Return what a call holds; the same for every workload that makes it."""

@@ -152,6 +152,14 @@ class RunCaches:
             total += token * (own * growing + held.after * (layers - growing))
         return total
 
+    def replaced_bytes(self, occupancy: dict[KVBuffer, Occupancy]) -> int:
+        """Return the caches that larger ones replace in a call; stored ones stay in use."""
+        return sum(
+            layers * held.before * held.kv.nbytes(buffer.elements_per_token * self._workload.batch)
+            for buffer, layers in self._layers.items()
+            if (held := occupancy[buffer]).after > held.before and not held.is_stored
+        )
+
     def packed_bytes(self, call: CallShape, simulated: Counter[int], *, decoding: bool) -> int:
         """Return what values that view one packed product keep alive in addition to their own.
 

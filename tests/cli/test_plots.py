@@ -25,7 +25,7 @@ def lines(run: tuple[RunCall, ...], budget: int | None = None, width: int = WIDT
 
 def test_the_peak_is_marked_in_its_call_and_in_the_highest_row() -> None:
     drawn = lines(RUN)
-    assert "peak 4.000 GB in first chunk" in drawn[0]
+    assert "peak 4.0 GB in first chunk" in drawn[0]
     marked = [row for row, line in enumerate(drawn) if "^" in line and row]
     assert marked == [1]
     assert drawn[1].split("|")[2].strip() == ""
@@ -127,7 +127,7 @@ def test_a_long_label_gives_way_to_the_bar(label: str, width: int) -> None:
     drawn = ["".join(map(str, line)) for line in plot(chart, width, ascii_only=False)]
     assert max(map(len, drawn)) <= width
     assert drawn[-1].count("█") >= 20
-    assert "1.000 GB" in drawn[-1]
+    assert "1.0 GB" in drawn[-1]
 
 
 def test_a_heat_map_says_with_marks_what_its_colours_say() -> None:

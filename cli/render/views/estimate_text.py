@@ -1,12 +1,12 @@
 """The first screen of an estimate: the verdict, the grid, and what to type."""
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 
+from memfit.cli.render.views.estimate_memories import host_bytes, on_host_text, then_on_host
 from memfit.cli.render.views.text import (
     gigabytes,
-    machine_name,
+    gpu_budget,
     named,
     percent,
     runtime_text,
@@ -15,7 +15,7 @@ from memfit.cli.render.views.text import (
     tokens,
 )
 from memfit.estimators.base.units import Units
-from memfit.estimators.machine.device import FREE_NOW, PROCESS_BYTES
+from memfit.estimators.machine.device import FREE_NOW, PROCESS_BYTES, RESERVED, name_as_sold
 from memfit.estimators.results.advice import Action, Recommended
 from memfit.estimators.results.estimate import DeviceSummary, Estimate, Limit, RankPlan
 from memfit.estimators.runtimes.runtime import comfortable_bytes
@@ -28,6 +28,7 @@ SETTINGS = {
     "gpu_layers": "{} layers on the GPU and the others on the host",
 }
 """How an action's settings are called; memory is a machine's."""
+_SHARED = {FREE_NOW: " free now", RESERVED: " beside the reserve"}
 
 
 def _tightness(result: Estimate, units: Units) -> str:
@@ -68,7 +69,7 @@ def _headline(result: Estimate, units: Units) -> str:
         each = f" on each of {len(result.ranks.ranks)} ranks" if result.ranks else ""
         return f"{name}: needs {needed}{each}. {_mac(result)}"
     share = f"{needed} of {size(result.device.working_set_bytes, units, down=True)}"
-    share += " free now" * (result.device.budget == FREE_NOW)
+    share += _SHARED.get(result.device.budget, "")
     start = f"{name}, {_machines(result.device, result)}:"
     part = percent(result.needed_bytes, result.device.working_set_bytes)
     if result.verdict == "unknown":
@@ -87,6 +88,11 @@ def _headline(result: Estimate, units: Units) -> str:
     at = f" at {label}" if label[:1].isdigit() else ""
     ways = (alone_text(result.ranks, units) if result.ranks else "", _remedy(result, units))
     return f"{start} does not fit{at} ({_excess(result, share)}). {' '.join(filter(None, ways))}"
+
+
+def named_as(result: Estimate) -> Iterator[str]:
+    """Which model a word was taken for, and which others it could name."""
+    yield from (note.message for note in result.notes if note.code == "name")
 
 
 def refusal(result: Estimate) -> Iterator[str]:
@@ -147,11 +153,11 @@ def settings_text(settings: Mapping[str, int]) -> str:
 def _machines(device: DeviceSummary, result: Estimate) -> str:
     """The machine, of several ranks the one with the least room."""
     if not result.ranks:
-        return machine_name(device)
+        return name_as_sold(device.name)
     ranks = result.ranks.ranks
     if len({rank.device for rank in ranks}) == 1:
-        return f"{len(ranks)} x {machine_name(device)}"
-    return f"{len(ranks)} ranks, least room on {machine_name(device)}"
+        return f"{len(ranks)} x {name_as_sold(device.name)}"
+    return f"{len(ranks)} ranks, least room on {name_as_sold(device.name)}"
 
 
 def legend(result: Estimate, units: Units) -> tuple[str, ...]:
@@ -188,7 +194,7 @@ def _marks(result: Estimate, units: Units) -> str:
         parts.append("! tight")
     if result.device:
         if result.device.backend == "metal":
-            parts.append(_of_gpu(result.device, units))
+            parts.append(gpu_budget(result.device, units))
         if result.device.budget == FREE_NOW:
             used = size(result.device.used_by_others_bytes or 0, units)
             parts.append(f"{used} are in use, {size(PROCESS_BYTES, units)} left for the process")
@@ -217,22 +223,6 @@ def recommended(values: Recommended, units: Units, *, clients: int = 0) -> str:
     return ", ".join(parts)
 
 
-def _of_gpu(device: DeviceSummary, units: Units) -> str:
-    """What the GPU may use, and under which macOS it is another figure."""
-    budget = size(device.working_set_bytes, units, down=True)
-    known = device.by_macos or ()
-    own = [each.macos for each in known if each.working_set_bytes == device.working_set_bytes]
-    # Short, so that the first screen keeps its lines: 15 of "macOS 13-15".
-    others = [
-        f"{tenths(each.working_set_bytes, units, down=True)} on {re.split('[ -]', each.macos)[-1]}"
-        for each in known
-        if each.working_set_bytes != device.working_set_bytes
-    ]
-    if own and others:
-        return f"GPU {budget} on {own[0]}, {', '.join(others)}"
-    return f"the GPU may use {budget} of {size(device.memory_bytes, units)}"
-
-
 def task(result: Estimate) -> str:
     """The workload and the runtime, in few words."""
     work = result.workload
@@ -257,6 +247,13 @@ def peak(result: Estimate, units: Units) -> str:
         return f"{text}, with {size(pool.graph_bytes, units)} of CUDA graphs" if pool else text
     between = f"{tenths(low, units, down=True)} to {tenths(high, units)}"
     return f"peak {size(result.peak_bytes, units)} ({between})"
+
+
+def held(result: Estimate, units: Units) -> Iterator[str]:
+    """What the process holds, where that is a fifth above the peak or more."""
+    returnable = (result.held_bytes or 0) - result.peak_bytes
+    if result.held_bytes and returnable * 5 >= result.peak_bytes:
+        yield f"holds up to {size(result.held_bytes, units)}, {size(returnable, units)} returnable"
 
 
 def speed(result: Estimate) -> Iterator[str]:
@@ -388,35 +385,6 @@ def _served(result: Estimate, chosen: Action | None) -> Iterator[str]:
         yield "Without a prompt cache every turn computes its whole prompt again."
 
 
-def host_bytes(result: Estimate) -> int:
-    """What the host of a GPU holds, 0 where it has no memory of its own."""
-    has_host = result.device is not None and result.device.has_host
-    shares = (result.memories or ()) if has_host else ()
-    return sum(share.total_bytes for share in shares if share.name == "host")
-
-
-def on_host_text(result: Estimate, units: Units) -> str:
-    """What is on the host, of how much where that is known; of one memory what is in it."""
-    if not result.memories or result.device is None:
-        return ""
-    if not result.device.has_host:
-        both = size(sum(each.total_bytes for each in result.memories), units)
-        whole = size(result.device.memory_bytes, units, down=True)
-        return f"; with the host {both} of {whole}"
-    (memory,) = (each.memory_bytes for each in result.memories if each.name == "host")
-    of = f" of {size(memory, units, down=True)}" if memory else ""
-    return f"; host {size(host_bytes(result), units)}{of}"
-
-
-def then_on_host(action: Action, units: Units) -> str:
-    """What the host holds after a change, or has to have where its size is not known."""
-    if not (action.host_bytes and action.host_memory_bytes):
-        return ""
-    if action.verdict == "unknown":
-        return f", if that has {size(action.host_memory_bytes, units)}"
-    return f", which then holds {size(action.host_bytes, units)}"
-
-
 def alone_text(plan: RankPlan, units: Units) -> str:
     """Which of the machines runs the model without the others, the one with the most room."""
     enough = [each for each in plan.alone if each.verdict == "fits"] or list(plan.alone)
@@ -425,4 +393,4 @@ def alone_text(plan: RankPlan, units: Units) -> str:
     best = max(enough, key=lambda each: each.working_set_bytes - each.needed_bytes)
     of = f"{tenths(best.needed_bytes, units)} of {size(best.working_set_bytes, units, down=True)}"
     word = "fits it" if best.verdict == "fits" else "fits it tightly"
-    return f"{best.device} alone {word} ({of})."
+    return f"{name_as_sold(best.device)} alone {word} ({of})."

@@ -1,10 +1,13 @@
 """A plan of mlx_lm.server as a document."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from memfit.cli.render.chart import needed_bar, working_set
+from msgspec.structs import replace
+
+from memfit.cli.render.chart import working_set
 from memfit.cli.render.document import (
     VERDICT_COLOURS,
+    Bar,
     BarChart,
     Commands,
     Document,
@@ -16,8 +19,8 @@ from memfit.cli.render.document import (
 )
 from memfit.cli.render.view import view
 from memfit.cli.render.views.assumed import marked
-from memfit.cli.render.views.text import runtime_text
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.cli.render.views.text import budget_of, runtime_text
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.results.server import ServerMix, ServerMoment, ServerPlan
 
 _NO_DEVICE = "No device to compare with: --device m4-max-64 or --memory 32GB names one"
@@ -66,8 +69,7 @@ def _facts(result: ServerPlan, units: Units) -> Iterator[str]:
     if result.images:
         yield f"{result.server}, each prompt with {result.images}: {result.images.tokens} tokens"
     if result.device:
-        size = format_bytes(result.device.working_set_bytes, units)
-        yield f"{result.device.name}, working set {size}"
+        yield budget_of(result.device, units)
     yield f"{format_bytes(result.idle_bytes, units)} stay in memory when all requests have ended"
 
 
@@ -81,31 +83,31 @@ def _rows(moment: ServerMoment, units: Units) -> Iterator[tuple[str, str]]:
         "Decoding" if moment.images_bytes else "Logits and log-probabilities": moment.logits_bytes,
         f"Prefill of {prompts} prompt{'s' * (prompts != 1)}": moment.prefill_bytes,
         "Margin": moment.margin_bytes,
-        "Peak": moment.peak_bytes,
+        "Needs": moment.peak_bytes,
     }
     for name, nbytes in named.items():
         text = format_bytes(nbytes, units)
-        if name == "Peak" and moment.prefill_error_bytes:
+        if name == "Needs" and moment.prefill_error_bytes:
             text += f" (up to {format_bytes(nbytes + moment.prefill_error_bytes, units)})"
         yield name, text
 
 
 def _chart(result: ServerPlan, units: Units) -> BarChart:
-    """The bound and the usual, and the bound with the flags that fit."""
+    """The bound and every mix, then both with the flags that fit."""
     budget = result.device.working_set_bytes if result.device else None
-    moments = {
-        "at most": result.bound,
-        "usual": result.usual,
-        "with the flags that fit": result.fitting_bound,
-    }
-    bars = [
-        needed_bar(name, (moment.weights_bytes, moment.cache_bytes), moment.peak_bytes, budget)
-        for name, moment in moments.items()
-        if moment
-    ]
+    bars = list(_bars(result.bound, result.mixes, budget))
+    if result.fitting_bound:
+        first, *others = _bars(result.fitting_bound, result.fitting_mixes, budget)
+        bars += [replace(first, heading="With the flags that fit"), *others]
     limit = working_set(budget, units)
-    kinds = ("weights", "caches", "prefill and margin")
-    return BarChart(title="The server", kinds=kinds, bars=bars, units=units, limit=limit)
+    kinds = ("weights", "caches, prefill and margin")
+    return BarChart(title="What the server needs", kinds=kinds, bars=bars, units=units, limit=limit)
+
+
+def _bars(bound: ServerMoment, mixes: Sequence[ServerMix], budget: int | None) -> Iterator[Bar]:
+    needs = {"at most, in any order": bound.peak_bytes, **{m.name: m.peak_bytes for m in mixes}}
+    for name, needed in needs.items():
+        yield Bar(name, (bound.weights_bytes, needed - bound.weights_bytes), budget)
 
 
 def _verdict(result: ServerPlan, units: Units) -> Iterator[str]:
@@ -117,7 +119,7 @@ def _verdict(result: ServerPlan, units: Units) -> Iterator[str]:
 def _of_bytes(result: ServerPlan, units: Units) -> str:
     if not result.device:
         return _NO_DEVICE
-    limit = format_bytes(result.device.working_set_bytes, units)
+    limit = format_limit(result.device.working_set_bytes, units)
     most = format_bytes(result.bound.peak_bytes, units)
     if result.usual is None:
         words = {"fits": "Fits", "tight": "Tight", "exceeds": "Does not fit"}

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.setting_names import setting
-from memfit.estimators.base.units import ceil_div, open_size, round_up
+from memfit.estimators.base.units import ceil_div, open_limit, open_size, round_up
 from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
@@ -324,7 +324,7 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
             yield Note("warning", "host-memory", text)
         if device and both > device.memory_bytes:
             text = (
-                f"GPU and host share {open_size(device.memory_bytes)} here; together they"
+                f"GPU and host share {open_limit(device.memory_bytes)} here; together they"
                 f" need {open_size(both)}"
             )
             yield Note("warning", "runtime-budget", text)
