@@ -55,6 +55,8 @@ class OpenSettings(TypedDict, total=False):
     host_bandwidth: int | str | None
     capacity: int | str | None
     kv_cache_dtype: str | None
+    max_requests: int | None
+    mtp_tokens: int | None
 
 
 class MachineSettings(TypedDict, total=False):

@@ -25,6 +25,7 @@ from memfit.estimators.results.advice import (
     Recommendation,
     Recommended,
 )
+from memfit.estimators.results.program_line import ProgramLine
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import (
     Basis,
@@ -414,6 +415,8 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     """Given where the curve is not by the method of the estimate."""
     explanation: tuple[str, ...] | UnsetType = UNSET
     """Every formula with its numbers, where it was requested."""
+    program: ProgramLine | UnsetType = UNSET
+    """The command line of another program that it answers for, where one was given."""
 
     @property
     def fits(self) -> bool:
