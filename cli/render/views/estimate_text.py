@@ -278,17 +278,28 @@ def speed(result: Estimate) -> Iterator[str]:
 
 
 def first_token(result: Estimate) -> Iterator[str]:
-    """How long the prompt takes, and the longest of the grid that runs."""
-    if not result.first_tokens or result.verdict in ("exceeds", "does_not_load"):
+    """How long the prompt takes as it is to be run, and the longest of the grid that runs."""
+    chosen = result.best
+    others = result.first_tokens or ()
+    first = chosen.first_token if chosen and chosen.first_token else next(iter(others), None)
+    if first is None or (chosen is None and result.verdict in ("exceeds", "does_not_load")):
         return
-    first, *others = result.first_tokens
-    low, high = (_time(each) for each in first.range_seconds)
-    text = f"first token after about {_time(first.seconds)} ({low} to {high})"
+    then = "then " if chosen and chosen.settings else ""
+    text = f"first token {then}after about {_time(first.seconds)} ({_between(first.range_seconds)})"
     most = result.recommendation.context_tokens.value or 0
     longer = [each for each in others if first.prompt_tokens < each.prompt_tokens <= most]
-    if longer:
+    if longer and not (chosen and chosen.settings):
         text += f", {_time(longer[-1].seconds)} at {tokens(longer[-1].prompt_tokens)}"
+    if first.at_usual_step_seconds:
+        text += f" ({_time(first.at_usual_step_seconds)} by the usual prefill step)"
+    if first.turn_range_seconds:
+        text += f", the whole reply {_between(first.turn_range_seconds)}"
     yield text
+
+
+def _between(seconds: tuple[float, ...]) -> str:
+    low, high = (_time(each) for each in seconds)
+    return f"{low} to {high}"
 
 
 def _time(seconds: float) -> str:
