@@ -66,6 +66,7 @@ class MachineSettings(TypedDict, total=False):
     working_set: int | str | None
     reserve: int | str | None
     os_regime: "OsRegime | str | None"
+    gpu_cores: int | None
     ranks: int | None
     parallel: Literal["tensor", "pipeline"] | None
     split: str | Sequence[int] | None

@@ -46,6 +46,8 @@ class Commands(LazyGroup):
         "measurements": "Manage measurements of this machine, used by estimates.",
         "schema": "Print the JSON Schema of what a command writes.",
         "cache": "Manage the cached headers of models on the Hub.",
+        "index": "Manage the index of published models.",
+        "card": "Write the peak of a model as a table that any program can evaluate.",
         "mcp": "Answer fits, estimate and admit as an MCP server over stdio.",
     }
     labels: ClassVar = {"estimate": "MODEL"}
@@ -54,8 +56,8 @@ class Commands(LazyGroup):
         "What most people need": ("estimate", "fits", "server", "compare", "tune", "gate"),
         "Plan": ("plan",),
         "Measure on this machine": ("tune experts", "tune train", "tune cache", "measurements"),
-        "Look up": ("devices", "runtimes", "schema", "cache"),
-        "For agents": ("mcp",),
+        "Look up": ("devices", "runtimes", "schema", "cache", "index"),
+        "For other programs": ("card", "mcp"),
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

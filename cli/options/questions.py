@@ -253,6 +253,9 @@ _MACHINE = Options(
         "os_regime": option(
             kind=OsRegime, help="macOS version that sets a Mac's recommended working set."
         ),
+        "gpu_cores": option(
+            kind=int, metavar="N", help="Cores of the Mac's GPU, which decide how fast it prefills."
+        ),
         "ranks": option(
             kind=int, metavar="N", help="Run the model over N ranks of mlx.launch, one a machine."
         ),
@@ -277,7 +280,9 @@ _MACHINE = Options(
     _machine,
 )
 MachineOptions = Annotated[
-    MachineQuestion, _MACHINE, Only("device", "memory", "working_set", "reserve", "os_regime")
+    MachineQuestion,
+    _MACHINE,
+    Only("device", "memory", "working_set", "reserve", "os_regime", "gpu_cores"),
 ]
 RankedMachine = Annotated[MachineQuestion, _MACHINE]
 """The machine, or the machines of several ranks."""

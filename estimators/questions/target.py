@@ -305,6 +305,7 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
     parallel: Annotated[Parallel | None, one_of(("tensor", "pipeline"))] = None
     split: Annotated[tuple[int, ...] | None, _layers] = None
     hosts: PathSetting = None
+    gpu_cores: Integer = None
 
     @property
     def is_named(self) -> bool:
@@ -317,6 +318,16 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
         Raises:
             InputError: when the machine is unknown, or more than one is named.
         """
+        device = self._machine()
+        if self.gpu_cores is None:
+            return device
+        from memfit.estimators.machine.devices import with_gpu_cores
+
+        if device is None:
+            raise InputError(f"{setting('gpu_cores')} needs {setting('device')}")
+        return with_gpu_cores(device, self.gpu_cores)
+
+    def _machine(self) -> Device | None:
         from memfit.estimators.machine.devices import working_set_device
 
         self._require_one_name()

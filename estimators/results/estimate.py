@@ -18,6 +18,8 @@ from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import Backend, DeviceSource
 from memfit.estimators.results.advice import (
     Action,
+    Alternative,
+    FirstToken,
     Grid,
     ImageAdvice,
     PartialExperts,
@@ -246,16 +248,6 @@ class DecodeSpeed(Struct, frozen=True, kw_only=True):
     """Of that memory; ``bandwidth_bytes_per_second`` is then what both come to."""
 
 
-class FirstToken(Struct, frozen=True, kw_only=True):
-    """How long a prompt takes before its first token."""
-
-    prompt_tokens: Positive
-    seconds: Number
-    """With the most GPU cores that the machine is sold with."""
-    range_seconds: Annotated[tuple[Number, ...], Meta(min_length=2, max_length=2)]
-    """The least and the most to expect, with the fewest cores too."""
-
-
 class CurvePoint(Struct, frozen=True):
     """Memory at one context length, for plots."""
 
@@ -431,6 +423,9 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     def fits(self) -> bool:
         """Whether it fits, if only just; False where no machine is known."""
         return self.verdict in ("fits", "tight")
+
+    alternatives: tuple[Alternative, ...] | UnsetType = UNSET
+    """Where no settings fit this Mac: other weights of the model that do, then other models."""
 
     @property
     def best(self) -> Action | None:
