@@ -62,7 +62,7 @@ class Commands(LazyGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert ``estimate`` where the arguments are its own; without any, answer for here."""
-        args = with_line(args)
+        args = with_line(args, self.commands)
         if not args and not ctx.resilient_parsing:
             args = _for_this_machine()
         elif args[:1] == ["fits"] and _is_model(args[1:2]):
