@@ -79,7 +79,7 @@ class Commands(LazyGroup):
 
     def _is_typo(self, word: str) -> bool:
         """Whether a word is nearly a command, and names no model."""
-        if os.path.lexists(word):
+        if os.path.lexists(word) or not word.isalpha():  # no command has a digit
             return False
         from difflib import get_close_matches  # only a word that does not name a command needs it
 
