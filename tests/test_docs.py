@@ -51,6 +51,7 @@ LINKED = [
 ]
 _PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PRINT = re.compile(r"^(print\(.*\)  # ).*$", re.MULTILINE)
+_PROGRESS = re.compile(r"memfit: .*, \d+ s so far\n")
 _PATH = re.compile(r"(?<![\w/.-])(?:estimators|probes|cli|tests)/[\w./-]*")
 _LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
 _NAME = re.compile(r"\bmemfit\.(?:cli|estimators|probes)(?:\.\w+)*")
@@ -121,7 +122,9 @@ def run(command: str, *, columns: int = 100, folder: Path = ROOT) -> tuple[str, 
     finally:
         os.chdir(here)
     out.seek(0)
-    return "".join(f"{line.rstrip()}\n" for line in out), exit_.value.code
+    # A busy machine makes some commands say how long they have taken.
+    lines = [line.rstrip() for line in out if not _PROGRESS.fullmatch(line)]
+    return "".join(f"{line}\n" for line in lines), exit_.value.code
 
 
 def test_totals_of_published_images_are_those_of_their_page() -> None:

@@ -83,7 +83,7 @@ class Serving(Struct, frozen=True):
         counts = range(SERVER_KEEPS, least - 1, -1) if least else ()
         more = [replace(flags, prompt_cache_size=count) for count in counts]
 
-        # With recurrent states the request may need more than the longest prompt does.
+        # The request may need more than the longest prompt: needs are not monotone.
         def fits(flags: ServerSettings) -> bool:
             return all(self._fits(self._need(settings, flags, each)) for each in (longest, None))
 
