@@ -129,7 +129,9 @@ class RunMoments:
         kept = caches.bytes_during(call.occupancy, Counter()) + caches.state_bytes
         workspace = max(0, sum(parts[1:]) - kept)
         replaced = caches.replaced_bytes(call.occupancy)
-        return CallMoment(phase, sum(parts), workspace, largest, name, text, planned.phase, replaced)
+        return CallMoment(
+            phase, sum(parts), workspace, largest, name, text, planned.phase, replaced
+        )
 
     def _followed(self, call: CallShape, *, decoding: bool, has_head: bool) -> _Followed:
         """Return what a call holds; the same for every workload that makes it."""

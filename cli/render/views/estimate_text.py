@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from memfit.cli.render.views.estimate_memories import host_bytes, on_host_text, then_on_host
 from memfit.cli.render.views.text import (
+    conversion_text,
     gigabytes,
     gpu_budget,
     named,
@@ -325,6 +326,18 @@ def _other_ways(result: Estimate, chosen: Action | None, units: Units) -> Iterat
     is_fitted = chosen and chosen.verdict == "fits" and chosen.cost != "hardware"
     if limit.state == "change" and not is_fitted:
         yield f"Or: {limit.reason}."
+
+
+def conversion(result: Estimate, units: Units) -> Iterator[str]:
+    """What converting takes, and where the machine has no room for it what to do instead."""
+    chosen = result.best
+    if not (chosen and chosen.conversion):
+        return
+    text = f"Converting {conversion_text(chosen.conversion, units)}"
+    if chosen.conversion.verdict == "exceeds" and result.device:
+        where = "this Mac" if result.device.backend == "metal" else "this machine"
+        text += f"; {where} has no room for it: convert on a larger one, or take a converted model"
+    yield f"{text}."
 
 
 def _partial(result: Estimate, units: Units) -> Iterator[str]:
