@@ -1,7 +1,8 @@
 # make demo, make test: each sets itself up. make check: everything CI runs. uv is used if installed.
-# make test leaves out the tests marked exhaustive; make test-all runs them too, and tests of drawn
-# examples again with five times as many (tests/conftest.py reads -m for that); make coverage
-# measures the branches that the others run, which take twice as long with it.
+# make test leaves out the tests marked exhaustive, and draws a fifth of the examples (tests/conftest.py
+# reads -m for that); make check runs a third of every sweep of exhaustive cases, another one each day;
+# make test-all runs everything; make coverage measures the branches that the quick tests run, which
+# take twice as long with it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +17,7 @@ CREATE_VENV := uv venv --quiet --python $(PYTHON) $(VENV)
 INSTALL := uv pip install --quiet --python $(BIN)/python
 endif
 
-.PHONY: demo test test-all coverage test-browser check docs lint format types imports wheel requirements clean
+.PHONY: demo test test-all coverage test-browser check docs lint format tree types imports wheel requirements clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/memfit estimate
@@ -29,8 +30,8 @@ demo: $(VENV)/.runtime
 test: $(VENV)/.dev
 	$(PYTEST) -m 'not exhaustive'
 
-test-all: test
-	$(PYTEST) -m exhaustive
+test-all: $(VENV)/.dev
+	MEMFIT_TESTS=all $(PYTEST)
 
 coverage: $(VENV)/.dev
 	$(PYTEST) -m 'not exhaustive' --cov --cov-report=
@@ -41,7 +42,10 @@ test-browser: $(VENV)/.dev
 	.ci/install-browser
 	$(BIN)/pytest tests/browser
 
-check: lint types imports test-all wheel
+# Each of the first uses one core, so that two run at a time.
+check: $(VENV)/.dev
+	$(MAKE) --jobs 2 types imports wheel lint
+	MEMFIT_TESTS=day $(PYTEST)
 
 # Everything that is generated from the code; a test fails where a file is stale.
 docs: $(VENV)/.dev
@@ -63,12 +67,13 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 # mypy and import-linter know folders only, so they read the link tree.
-types: $(VENV)/.dev
+tree:
 	.ci/link-tree
+
+types: $(VENV)/.dev tree
 	cd .tree && MYPYPATH=. ../$(BIN)/mypy --config-file ../pyproject.toml *
 
-imports: $(VENV)/.dev
-	.ci/link-tree
+imports: $(VENV)/.dev tree
 	cd .tree && PYTHONPATH=. ../$(BIN)/lint-imports --config ../pyproject.toml
 
 wheel: $(VENV)/.dev

@@ -62,6 +62,7 @@ class MachineSettings(TypedDict, total=False):
 
     memory: int | str | None
     working_set: int | str | None
+    reserve: int | str | None
     os_regime: "OsRegime | str | None"
     ranks: int | None
     parallel: Literal["tensor", "pipeline"] | None

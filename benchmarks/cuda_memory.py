@@ -2,7 +2,7 @@
 
 ``python benchmarks/cuda_memory.py measure ROWS.jsonl`` needs MLX, mlx-lm and PyYAML alone, and a
 folder ``sample_configs`` to run in; each model is built with random weights in a process of its
-own and run three times. ``python -m benchmarks.cuda_memory compare ROWS.jsonl`` traces the same runs
+own and run three times. ``python -m benchmarks.cuda_memory compare ROWS.jsonl`` traces these runs
 for that device. docs/accuracy.md sums up the result.
 """
 
@@ -50,7 +50,9 @@ def main() -> None:
     parser.add_argument("task", choices=("measure", "compare", "child"))
     parser.add_argument("rows", type=Path)
     parser.add_argument("--only", default="", help="cases with this in their name")
-    parser.add_argument("--small", action="store_true", help="four layers and a tenth of the tokens")
+    parser.add_argument(
+        "--small", action="store_true", help="four layers and a tenth of the tokens"
+    )
     parser.add_argument("--seconds", type=float, default=480, help="start no case after this time")
     arguments = parser.parse_args()
     if arguments.task == "child":

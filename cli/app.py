@@ -58,8 +58,12 @@ class Commands(LazyGroup):
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert ``estimate`` where the arguments are its own."""
-        if args and not self._is_own(ctx, args[0]):
+        """Insert ``estimate`` where the arguments are its own; without any, answer for here."""
+        if not args and not ctx.resilient_parsing:
+            args = _for_this_machine()
+        elif args[:1] == ["fits"] and _is_model(args[1:2]):
+            args = ["estimate", *args[1:]]
+        elif args and not self._is_own(ctx, args[0]):
             args = ["estimate", *args]
         return super().parse_args(ctx, args)
 
@@ -77,9 +81,11 @@ class Commands(LazyGroup):
 
         if not get_close_matches(word, self.commands):
             return False
+        from memfit.estimators.checkpoint.index.names import find
+        from memfit.estimators.checkpoint.index.records import index
         from memfit.estimators.checkpoint.local.samples import sample_names
 
-        return word.lower() not in sample_names()
+        return word.lower() not in sample_names() and not find(word, index().names).best
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Return the commands and options, and the samples, which need no command."""
@@ -90,6 +96,27 @@ class Commands(LazyGroup):
         return names + undescribed(model.shell_complete(ctx, incomplete))
 
 
+def _for_this_machine() -> list[str]:
+    """The command without arguments: what fits this machine, else a sample on each Mac."""
+    from memfit.cli.render.output import emit
+    from memfit.estimators.machine.host import detect_host
+
+    host = detect_host()
+    if host and host.backend != "cpu":
+        return ["fits", "--brief"]
+    emit(
+        "Here is no Mac and no NVIDIA GPU. Name a machine: memfit fits --device m4-max-64\n"
+        "(memfit devices lists them), or its memory: memfit fits --memory 32GB. A sample:\n\n",
+        None,
+    )
+    return ["estimate"]
+
+
+def _is_model(words: list[str]) -> bool:
+    """Whether the first word after ``fits`` names a model, and no folder."""
+    return bool(words) and not words[0].startswith("-") and not os.path.lexists(words[0])
+
+
 app = typer.Typer(
     cls=Commands,
     help="Size language models before you load them: weights, caches, workspace, and what fits.\n\n"
@@ -97,7 +124,6 @@ app = typer.Typer(
     " ./NAME.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    no_args_is_help=True,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 

@@ -41,6 +41,7 @@ GENERATED = {
 """Pages whose tables a program writes; on other pages such a table has a mark."""
 QUICK_PAGES = {"README", "compare", "gate"}
 """Whose commands `make test` runs; `make check` runs those of all pages."""
+EVERY_DAY = pytest.mark.exhaustive(daily=True)
 LINKED = [
     *PAGES,
     SKILL,
@@ -135,7 +136,7 @@ def test_totals_of_published_images_are_those_of_their_page() -> None:
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
-        pytest.param(*block, marks=() if page.stem in QUICK_PAGES else pytest.mark.exhaustive)
+        pytest.param(*block, marks=() if page.stem in QUICK_PAGES else EVERY_DAY)
         for page in PAGES
         for block in blocks(page)
     ],

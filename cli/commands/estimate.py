@@ -55,10 +55,12 @@ def estimate(
     load = partial(_load_library, output.form)
     with reporting(verbose=output.verbose, while_waiting=load) as progress:
         opened = open_model(model, runtime, progress=progress)
-    plot = output.draws(report.plot)
-    result = opened.answer(workload, device, ranks, plot=plot, explain=report.explain)
-    # The page of one machine has sliders; what ranks take is in its table.
-    explored = opened.explored(workload, device) if output.form == "html" and not ranks else None
+        progress.begin("estimating", 0)
+        plot = output.draws(report.plot)
+        result = opened.answer(workload, device, ranks, plot=plot, explain=report.explain)
+        # The page of one machine has sliders; what ranks take is in its table.
+        is_page = output.form == "html" and not ranks
+        explored = opened.explored(workload, device) if is_page else None
     output.write(
         result,
         units=output.units,

@@ -257,6 +257,10 @@ _MACHINE = Options(
         ),
         "memory": option(help="A Mac that is sold with this memory, such as 32 or 32GB."),
         "working_set": option(help="A device with this recommended working set, such as 26.8GB."),
+        "reserve": option(
+            help="Memory for the system and other programs, such as 8GB. Default: what a Mac's"
+            " working set leaves them."
+        ),
         "os_regime": option(
             kind=OsRegime, help="macOS version that sets a Mac's recommended working set."
         ),
@@ -284,7 +288,7 @@ _MACHINE = Options(
     _machine,
 )
 MachineOptions = Annotated[
-    MachineQuestion, _MACHINE, Only("device", "memory", "working_set", "os_regime")
+    MachineQuestion, _MACHINE, Only("device", "memory", "working_set", "reserve", "os_regime")
 ]
 RankedMachine = Annotated[MachineQuestion, _MACHINE]
 """The machine, or the machines of several ranks."""

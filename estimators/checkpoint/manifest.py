@@ -75,6 +75,8 @@ class Checkpoint(Struct, frozen=True):
     """Whether its weight files are not named model*.safetensors, as mlx-lm wants them."""
     skipped_files: tuple[SkippedFile, ...] = ()
     warnings: tuple[str, ...] = ()
+    meaning: str = ""
+    """Which model a word was taken for, and which others it could name."""
     revision: str | None = None
     stale: str | None = None
     """Why the files may not be the ones that the source has now."""

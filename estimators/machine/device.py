@@ -7,6 +7,8 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import Bytes, Count, Positive, ceil_div, round_down
 from memfit.estimators.machine.data.apple import WORKING_SETS
 
@@ -15,6 +17,7 @@ DeviceSource = Literal["detected", "table", "flag"]
 GpuClass = Literal["p", "g", "s", "d"]
 WORKING_SET = "working set"
 FREE_NOW = "memory free now"
+RESERVED = "memory without the reserve"
 PROCESS_BYTES = 2**29
 """What a process takes outside of MLX's allocator: Python, the libraries and a tokenizer, some
 hundred megabytes."""
@@ -78,6 +81,22 @@ def as_it_is_now(device: Device) -> Device:
     if left >= device.working_set_bytes:
         return device
     return replace(device, working_set_bytes=max(1, left), budget=FREE_NOW)
+
+
+def with_reserve(device: Device, reserve_bytes: int) -> Device:
+    """Return a machine of which other programs and the system need a part.
+
+    Raises:
+        InputError: when nothing is left.
+    """
+    left = device.memory_bytes - reserve_bytes
+    if left <= 0:
+        raise InputError(
+            f"{setting('reserve')} {reserve_bytes}: nothing is left of {device.memory_bytes} bytes"
+        )
+    if left >= device.working_set_bytes:
+        return device
+    return replace(device, working_set_bytes=left, budget=RESERVED)
 
 
 UNKNOWN_GPU: GpuClass = "s"

@@ -17,7 +17,13 @@ from memfit.estimators.base.ranks import MAX_RANKS, Parallel
 from memfit.estimators.base.reading.section import memory_value, number_or_text, one_of
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import parse_share, parse_size
-from memfit.estimators.machine.device import DEFAULT_REGIME, Device, OsRegime, as_it_is_now
+from memfit.estimators.machine.device import (
+    DEFAULT_REGIME,
+    Device,
+    OsRegime,
+    as_it_is_now,
+    with_reserve,
+)
 from memfit.estimators.mlx.versions import Version, parse_version
 from memfit.estimators.questions.question import (
     Integer,
@@ -284,6 +290,9 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
     """Bytes."""
     working_set: Annotated[int | None, number_or_text(parse_size)] = None
     """Bytes."""
+    reserve: Annotated[int | None, number_or_text(parse_size)] = None
+    """Bytes of the memory that the system and other programs need; None: the working set leaves
+    enough."""
     os_regime: Annotated[OsRegime, _regime] = DEFAULT_REGIME
     ranks: Integer = None
     parallel: Annotated[Parallel | None, one_of(("tensor", "pipeline"))] = None
@@ -310,13 +319,15 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
         if self.memory:
             return self._with_memory(self.memory[0])
         if self.working_set is not None:
+            if self.reserve is not None:
+                raise InputError(f"{setting('reserve')} is of a machine's memory: give that")
             return working_set_device(self.working_set)
         if self.device:
             return self.named(self.device[0])
         from memfit.estimators.machine.host import detect_host
 
         host = detect_host()
-        return host if host and host.backend != "cpu" else None
+        return self._shared(host) if host and host.backend != "cpu" else None
 
     def first_machine(self) -> Device | None:
         """Return the machine, of several ranks that of the first.
@@ -363,7 +374,7 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
         from memfit.estimators.machine.devices import find_device
 
         if name != "host":
-            return find_device(name, os_regime=self.os_regime)
+            return self._shared(find_device(name, os_regime=self.os_regime))
         from memfit.estimators.machine.host import detect_host
 
         host = detect_host()
@@ -371,7 +382,10 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
             raise InputError(
                 "host: this machine's memory could not be read; name a device or a memory size"
             )
-        return as_it_is_now(host)
+        return self._shared(as_it_is_now(host))
+
+    def _shared(self, device: Device) -> Device:
+        return device if self.reserve is None else with_reserve(device, self.reserve)
 
     def _require_one_name(self) -> None:
         if bool(self.device) + bool(self.memory) + (self.working_set is not None) > 1:
@@ -381,7 +395,7 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
     def _with_memory(self, memory_bytes: int) -> Device:
         from memfit.estimators.machine.devices import memory_device
 
-        return memory_device(memory_bytes, os_regime=self.os_regime)
+        return self._shared(memory_device(memory_bytes, os_regime=self.os_regime))
 
     def _of_hosts(self, path: Path) -> tuple[Device | None, ...]:
         from memfit.estimators.machine.hosts import read_hosts

@@ -206,7 +206,7 @@ class Note(Struct, frozen=True):
 class Limit(Struct, frozen=True, kw_only=True):
     """What ends a run besides the bytes of all its buffers together."""
 
-    name: Annotated[str, one_of("largest_buffer", "gpu_watchdog", "buffer_count")]
+    name: Annotated[str, one_of("largest_buffer", "held_memory", "gpu_watchdog", "buffer_count")]
     unit: Annotated[str, one_of("bytes", "tokens")]
     figure: Count
     """Of the workload, in ``unit``."""
@@ -380,6 +380,8 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     peak_phase: Phase
     needed_bytes: Bytes
     """The peak with the margin."""
+    held_bytes: Bytes | UnsetType = UNSET
+    """The most that MLX holds: in use, or freed and kept for reuse, where that is known."""
     verdict: Verdict
     exceeded: tuple[LimitName, ...]
     recommendation: Recommendation

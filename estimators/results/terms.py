@@ -15,7 +15,7 @@ Phase = Literal["load", "vision", "prefill", "decode"]
 Level = Literal["info", "warning"]
 State = Literal["change", "keep", "impossible", "not_applicable"]
 Cost = Literal["none", "speed", "quality", "hardware"]
-Source = Literal["local", "hub", "config", "sample", "gguf"]
+Source = Literal["local", "hub", "config", "sample", "index", "gguf"]
 Method = Literal["formula", "trace", "measure"]
 LimitName = Literal[
     "working_set",

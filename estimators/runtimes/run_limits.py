@@ -13,6 +13,7 @@ from memfit.estimators.mlx.versions import format_version
 from memfit.estimators.results.estimate import Limit, Note
 from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.facets import MlxLmPrograms, OnMlx
+from memfit.estimators.runtimes.held import held_limit, is_shared
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.source import Measured
 
@@ -29,7 +30,10 @@ def run_limits(
     if not is_on_metal or isinstance(runtime_model.source, Measured):
         return ()
     in_batches = serving or workload.batch > 1
+    device = runtime_model.subject.device
+    is_divided = device is not None and is_shared(device)
     return (
+        *(held_limit(runtime_model.figures(workload).moment, device) if is_divided else ()),
         *_gpu_watchdog(runtime_model, workload),
         *_buffer_count(runtime_model, workload, in_batches=in_batches),
     )
@@ -144,14 +148,29 @@ def server_generates(runtime_model: RuntimeModel, workload: Workload) -> int | N
 
     Rounded, and without the buffers of the weights, some hundreds to thousands: "about".
     """
-    subject, row = runtime_model.subject, BUFFER_COUNT
-    leaking = _leaking_layers(subject.model)
+    leaked = _leaked_each_token(runtime_model, workload)
+    return (2 * int(BUFFER_COUNT["buffers"]) + leaked) // (2 * leaked) if leaked else None
+
+
+def server_buffers(runtime_model: RuntimeModel, workload: Workload) -> int | None:
+    """Return the buffers of Metal when mlx_lm.server has generated a batch, None for others.
+
+    Those of the weights, of a run, and what leaks with each token.
+    """
+    if not (runtime_model.facet(MlxLmPrograms) and runtime_model.subject.backend == "metal"):
+        return None
+    leaked = _leaked_each_token(runtime_model, workload) * workload.max_tokens
+    tensors = runtime_model.subject.footprint.sizes.total()
+    return tensors + int(BUFFER_COUNT["of_a_run"]) + leaked
+
+
+def _leaked_each_token(runtime_model: RuntimeModel, workload: Workload) -> int:
+    leaking = _leaking_layers(runtime_model.subject.model)
     # KV bits switch batching off (server.py, _is_batchable), and the server rotates no cache.
     batches = workload.kv_bits is None and workload.max_kv_size is None
-    is_leaking = runtime_model.runtime.versions.mlx_lm <= row["last_mlx_lm"] and leaking > 0
-    if not (is_leaking and batches and runtime_model.facet(MlxLmPrograms)):
-        return None
-    return (2 * int(row["buffers"]) + leaking) // (2 * leaking)
+    is_leaking = runtime_model.runtime.versions.mlx_lm <= BUFFER_COUNT["last_mlx_lm"]
+    is_served = batches and runtime_model.facet(MlxLmPrograms)
+    return leaking if is_leaking and is_served else 0
 
 
 def _leaking_layers(model: Model) -> int:

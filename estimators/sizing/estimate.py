@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from msgspec import UNSET, convert
+from msgspec import UNSET, UnsetType, convert
 from msgspec.structs import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
@@ -39,6 +39,7 @@ from memfit.estimators.runtimes.facets import (
     pool,
     runs_kv_bits,
 )
+from memfit.estimators.runtimes.held import held_note, most_held_bytes
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.run_limits import (
@@ -94,6 +95,7 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
         peak_range_bytes=_peak_range(sized, workload, figures, peak_bytes),
         peak_phase=(drafted.phase if drafted else None) or figures.moment.phase,
         needed_bytes=need.peak_bytes,
+        held_bytes=_held_bytes(sized, figures),
         verdict=tightened(verdict, limits),
         exceeded=exceeded,
         assumptions=both_units(tuple(_assumptions(sized, workload))),
@@ -111,6 +113,12 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
         images=(_image_advice(sized, workload) if advises else None) or UNSET,
         **asdict(advice),
     )
+
+
+def _held_bytes(sized: SizedModel, figures: MemoryFigures) -> int | UnsetType:
+    """Return the most that MLX holds; with a draft model it is not known."""
+    held = None if sized.draft else most_held_bytes(figures.moment, sized.device)
+    return UNSET if held is None else held
 
 
 def _pool(sized: SizedModel, workload: Workload) -> MemoryPool | None:
@@ -296,6 +304,8 @@ def _notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
     yield from assumption_notes(sized)
     yield from sized.footprint.notes
     yield from sized.notes
+    if checkpoint.meaning:
+        yield Note("info", "name", checkpoint.meaning)
     for warning in checkpoint.warnings:
         yield Note("warning", "checkpoint", warning)
     for left in checkpoint.skipped_files:
@@ -317,6 +327,8 @@ def _notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
     figures = sized.figures_for(workload)
     yield from sized.runtime_model.statements(workload, figures).notes
     yield from ending_notes(run_limits(sized.runtime_model, workload))
+    if not sized.draft:
+        yield from held_note(figures.moment, sized.device)
     if sized.device:
         yield from _device_notes(sized.device, figures)
 

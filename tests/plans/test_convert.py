@@ -1,7 +1,7 @@
 """The memory of mlx_lm.convert, compared with the peak of real conversions on the CPU."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from memfit.estimators.base.dtypes import converted
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.devices import find_device, memory_device
+from memfit.estimators.machine.devices import find_device
 from memfit.estimators.plans.convert.plan import plan_convert
 from memfit.estimators.results.advice import ConversionMemory
 from memfit.estimators.sizing.catalog import Catalog
@@ -20,7 +20,6 @@ from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.estimators.trace.conversion_peak import Parameter, conversion_peak
 from memfit.estimators.weights.derived import TensorGroup
 from tests.checkpoints import config_of, save_tokenizer
-from tests.cli.running import Memfit
 from tests.selection import quick
 
 CPU = Device("cpu", "cpu", 0, 0, None, "flag", None, None)
@@ -246,56 +245,3 @@ def test_what_is_not_converted_has_no_plan() -> None:
         plan_convert(_sized("qwen3-4b-4bit", None))
     with pytest.raises(UnsupportedError, match="quantize"):
         plan_convert(Catalog().sized("qwen3-0.6b", device=None))
-
-
-def test_a_conversion_that_does_not_fit_prints_no_command(memfit: Memfit) -> None:
-    run = memfit(*"plan convert qwen3-235b-a22b --quantize 4 --memory 16GB --json".split())
-    assert (run.code, run.json["conversion"]["verdict"], run.json["commands"]) == (
-        1,
-        "exceeds",
-        [],
-    )
-    assert plan_convert(_sized("qwen3-235b-a22b", memory_device(64 << 30))).commands
-
-
-@pytest.mark.parametrize("format_", ["table", "markdown", "html"])
-def test_a_plan_says_what_is_downloaded_written_and_in_memory(memfit: Memfit, format_: str) -> None:
-    run = memfit(*f"plan convert llama-3.1-70b --quantize 4 --format {format_}".split())
-    assert run.code == 0
-    for text in ("141.2 GB", "39.7 GB", "5.3 GB"):
-        assert text in run.stdout
-
-
-def _converting(run: Any) -> Iterator[dict[str, Any]]:
-    for action in run.json["actions"]:
-        if any("mlx_lm.convert" in command for command in action["commands"]):
-            yield action
-
-
-def test_every_advised_conversion_says_what_it_takes(memfit: Memfit) -> None:
-    run = memfit("llama-3.1-70b", "--device", "m4-max-64", "--json")
-    actions = list(_converting(run))
-    assert actions
-    for action in actions:
-        assert action["conversion"]["verdict"] in ("fits", "tight")
-    best = actions[0]["conversion"]
-    text = memfit("llama-3.1-70b", "--device", "m4-max-64").stdout
-    assert f"Converting takes up to {best['peak_bytes'] / 1e9:.1f}" in text
-    assert "to download" in text
-    assert "conversion" not in memfit("qwen3-0.6b", "--memory", "16GB", "--json").json["actions"][0]
-
-
-def test_a_machine_without_room_for_the_conversion_is_told_no_command(
-    memfit: Memfit, tmp_path: Path
-) -> None:
-    # One matrix is most of the model: read and packed it takes far more than the packed one.
-    config = config_of("llama") | MODELS["llama"] | {"vocab_size": 2_500_000}
-    config |= {"torch_dtype": "bfloat16", "tie_word_embeddings": False}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    path = str(tmp_path / "config.json")
-    machine = ("--memory", "8GB", "--working-set", "4GB", "--prompt-tokens", "64")
-    run = memfit(path, "--quantize", "4", *machine, "--json")
-    chosen = run.json["actions"][run.json["best_action"]]
-    assert (chosen["conversion"]["verdict"], chosen["commands"]) == ("exceeds", [])
-    text = " ".join(memfit(path, "--quantize", "4", *machine).stdout.split())
-    assert "this Mac has no room for it" in text

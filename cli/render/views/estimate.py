@@ -70,7 +70,8 @@ class EstimateView(NamedTuple):
         colour = VERDICT_COLOURS[result.verdict]
         facts = [estimate_text.task(result)]
         if not result.refusal:
-            facts += [estimate_text.peak(result, units), *estimate_text.speed(result)]
+            facts += [estimate_text.peak(result, units), *estimate_text.held(result, units)]
+            facts += estimate_text.speed(result)
             facts += estimate_text.first_token(result)
         heading, commands, others = estimate_text.doing(result, units)
         # Why it does not load is said already.
@@ -81,6 +82,7 @@ class EstimateView(NamedTuple):
             Heading(result.model.id, only="page"),
             Verdict(estimate_text.headline(result, units), colour),
             Text(("; ".join(facts),), style="dim"),
+            Text(tuple(estimate_text.named_as(result)), style="dim"),
             Text(tuple(estimate_text.refusal(result)), mark="!"),
             Text(doubts, mark="!", only="terminal"),
             *_files(result, units),

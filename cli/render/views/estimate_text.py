@@ -16,7 +16,7 @@ from memfit.cli.render.views.text import (
     tokens,
 )
 from memfit.estimators.base.units import Units
-from memfit.estimators.machine.device import FREE_NOW, PROCESS_BYTES, name_as_sold
+from memfit.estimators.machine.device import FREE_NOW, PROCESS_BYTES, RESERVED, name_as_sold
 from memfit.estimators.results.advice import Action, Recommended
 from memfit.estimators.results.estimate import DeviceSummary, Estimate, Limit, RankPlan
 from memfit.estimators.runtimes.runtime import comfortable_bytes
@@ -29,6 +29,7 @@ SETTINGS = {
     "gpu_layers": "{} layers on the GPU and the others on the host",
 }
 """How an action's settings are called; memory is a machine's."""
+_SHARED = {FREE_NOW: " free now", RESERVED: " beside the reserve"}
 
 
 def _tightness(result: Estimate, units: Units) -> str:
@@ -69,7 +70,7 @@ def _headline(result: Estimate, units: Units) -> str:
         each = f" on each of {len(result.ranks.ranks)} ranks" if result.ranks else ""
         return f"{name}: needs {needed}{each}. {_mac(result)}"
     share = f"{needed} of {size(result.device.working_set_bytes, units, down=True)}"
-    share += " free now" * (result.device.budget == FREE_NOW)
+    share += _SHARED.get(result.device.budget, "")
     start = f"{name}, {_machines(result.device, result)}:"
     part = percent(result.needed_bytes, result.device.working_set_bytes)
     if result.verdict == "unknown":
@@ -88,6 +89,11 @@ def _headline(result: Estimate, units: Units) -> str:
     at = f" at {label}" if label[:1].isdigit() else ""
     ways = (alone_text(result.ranks, units) if result.ranks else "", _remedy(result, units))
     return f"{start} does not fit{at} ({_excess(result, share)}). {' '.join(filter(None, ways))}"
+
+
+def named_as(result: Estimate) -> Iterator[str]:
+    """Which model a word was taken for, and which others it could name."""
+    yield from (note.message for note in result.notes if note.code == "name")
 
 
 def refusal(result: Estimate) -> Iterator[str]:
@@ -244,6 +250,13 @@ def peak(result: Estimate, units: Units) -> str:
     return f"peak {size(result.peak_bytes, units)} ({between})"
 
 
+def held(result: Estimate, units: Units) -> Iterator[str]:
+    """What the process holds, where that is a fifth above the peak or more."""
+    returnable = (result.held_bytes or 0) - result.peak_bytes
+    if result.held_bytes and returnable * 5 >= result.peak_bytes:
+        yield f"holds up to {size(result.held_bytes, units)}, {size(returnable, units)} returnable"
+
+
 def speed(result: Estimate) -> Iterator[str]:
     """The bound of the decode speed, and what to expect of it."""
     expected = result.decode_speed
@@ -300,6 +313,8 @@ def doing(result: Estimate, units: Units) -> tuple[str, tuple[str, ...], tuple[s
         heading += f" on a Mac with {gigabytes(chosen.settings['memory_bytes'])}"
     if chosen.verdict == "unknown" and chosen.host_memory_bytes:
         heading += f" on a host with {size(chosen.host_memory_bytes, units)}"
+    if chosen.conversion:
+        heading += f" (converting {conversion_text(chosen.conversion, units)})"
     return heading, chosen.commands, tuple(_other_ways(result, chosen, units))
 
 
@@ -329,15 +344,15 @@ def _other_ways(result: Estimate, chosen: Action | None, units: Units) -> Iterat
 
 
 def conversion(result: Estimate, units: Units) -> Iterator[str]:
-    """What converting takes, and where the machine has no room for it what to do instead."""
+    """What converting takes where the machine has no room for it, and what to do instead."""
     chosen = result.best
-    if not (chosen and chosen.conversion):
+    if not (chosen and chosen.conversion and chosen.conversion.verdict == "exceeds"):
         return
-    text = f"Converting {conversion_text(chosen.conversion, units)}"
-    if chosen.conversion.verdict == "exceeds" and result.device:
-        where = "this Mac" if result.device.backend == "metal" else "this machine"
-        text += f"; {where} has no room for it: convert on a larger one, or take a converted model"
-    yield f"{text}."
+    where = "this Mac" if result.device and result.device.backend == "metal" else "this machine"
+    yield (
+        f"Converting {conversion_text(chosen.conversion, units)}; {where} has no room for it:"
+        " convert on a larger one, or take a converted model."
+    )
 
 
 def _partial(result: Estimate, units: Units) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The models that fit a machine as a document, and as rows."""
 
+import shlex
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -44,6 +45,7 @@ _FIELDS = (
     "context_tokens",
     "context_step",
     "most_tokens_per_second",
+    "first_token_seconds",
     "smallest_memory_bytes",
     "reason",
 )
@@ -56,6 +58,8 @@ class FitsView(NamedTuple):
     result: Fits
     units: Units
     plot: bool = False
+    brief: bool = False
+    """One screen: what fits, and what to type next."""
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield a row for each model, those without figures last."""
@@ -63,7 +67,9 @@ class FitsView(NamedTuple):
         for row in self.result.models:
             speed = row.decode_speed.most_tokens_per_second if row.decode_speed else ""
             own = {**{name: getattr(row, name, "") for name in _FIELDS}, "reason": ""}
+            first = row.first_token.seconds if row.first_token else ""
             own |= {"parameters": row.model.parameters, "most_tokens_per_second": speed}
+            own["first_token_seconds"] = first
             yield tuple("" if own[name] is None else own[name] for name in _FIELDS)
         for each in self.result.not_sized:
             fields = {"name": each.name, "store": each.store, "reference": each.reference}
@@ -78,22 +84,36 @@ class FitsView(NamedTuple):
             Verdict(_verdict(result), "green" if fitting else "red", gap=False),
             Text(tuple(_facts(result, self.units)), style="dim"),
             *([_fitting(fitting, self.units)] if fitting else ()),
-            *([_exceeding(others, self.units)] if others else ()),
-            listed("Notes", tuple(_warnings(result))),
+            *([_exceeding(others, self.units)] if others and not self.brief else ()),
+            *([_next(fitting)] if self.brief else [listed("Notes", tuple(_warnings(result)))]),
             listed("Not sized", [_said(each, each.why.reason) for each in result.not_sized]),
             *([_chart(fitting, result, self.units)] if self.plot and fitting else ()),
         )
 
 
+def _next(fitting: list[Fit]) -> Text:
+    """What to type after the first list."""
+    lines = (
+        f"memfit {shlex.quote(_name(fitting[0]) if fitting else 'MODEL')}: what it needs, and how"
+        " to run it",
+        "memfit fits --for agents: with room for 32k tokens (also chat, images)",
+        "memfit fits --all: all that fit; memfit --help: the other commands",
+    )
+    return listed("Next", lines)
+
+
 def _verdict(result: Fits) -> str:
-    every = len(result.models) + len(result.not_sized)
     generated = f" + {result.max_tokens} generated" if result.max_tokens else ", no reply"
     kind = " that take images" if result.without_images else ""
     kind += " that the adapter was trained on" if result.of_other_adapters else ""
-    return (
-        f"{name_as_sold(result.device.name)}: {result.fitting} of {every} models{kind} fit with a"
-        f" prompt of {result.prompt_tokens} tokens{generated}."
-    )
+    prompt = f"with a prompt of {result.prompt_tokens} tokens{generated}"
+    if result.least_context > result.prompt_tokens:
+        prompt += f", and have room for {tokens(result.least_context)}"
+    every = len(result.models) + len(result.not_sized)
+    count = f"{result.fitting} of {every} models"
+    if result.left_out:
+        count, prompt = f"{result.fitting} models", f"{prompt}; {result.left_out} others: --all"
+    return f"{name_as_sold(result.device.name)}: {count}{kind} fit {prompt}."
 
 
 def _facts(result: Fits, units: Units) -> Iterator[str]:
@@ -113,18 +133,20 @@ def _facts(result: Fits, units: Units) -> Iterator[str]:
 def _fitting(rows: list[Fit], units: Units) -> Table:
     unit = "GB" if units is Units.GB else "GiB"
     has_speed = any(row.decode_speed for row in rows)
-    speed = ("tokens/s",) if has_speed else ()
+    has_first = any(row.first_token for row in rows)
+    speed = (*(("tokens/s",) if has_speed else ()), *(("first",) if has_first else ()))
     image = ("image",) if any(row.images for row in rows) else ()
     return Table(
         ("Fits", "weights", f"needs {unit}", "longest", *image, *speed, ""),
         [
             (
-                row.name,
+                _name(row),
                 row.weights,
                 tenths(row.needed_bytes, units) + at_step(row.prefill_step, PREFILL_STEPS[0]),
                 _longest(row),
                 *((_largest_image(row),) if image else ()),
                 *((_speed(row.decode_speed),) if has_speed else ()),
+                *((_first(row),) if has_first else ()),
                 Toned(VERDICT_CELLS[row.verdict], VERDICT_COLOURS[row.verdict]),
             )
             for row in rows
@@ -150,7 +172,7 @@ def _exceeding(rows: list[Fit], units: Units) -> Table:
         ("Does not fit", "smallest Mac", "weights", f"needs {unit}"),
         [
             (
-                row.name,
+                _name(row),
                 gigabytes(row.smallest_memory_bytes) if row.smallest_memory_bytes else "-",
                 row.weights,
                 tenths(row.needed_bytes, units) + at_step(row.prefill_step, PREFILL_STEPS[0]),
@@ -159,6 +181,11 @@ def _exceeding(rows: list[Fit], units: Units) -> Table:
         ],
         align="lrlr",
     )
+
+
+def _name(row: Fit) -> str:
+    """What opens it; a repository of the index is found without its owner."""
+    return row.name.rpartition("/")[2] if row.store == "index" else row.name
 
 
 def _longest(row: Fit) -> str:
@@ -172,6 +199,11 @@ def _largest_image(row: Fit) -> str:
     if row.images is None or row.images.largest is None:
         return "-"
     return "any" if row.images.any_size else str(row.images.largest)
+
+
+def _first(row: Fit) -> str:
+    """The time to the first token of the prompt."""
+    return f"{row.first_token.seconds:.0f} s" if row.first_token else "-"
 
 
 def _speed(speed: DecodeSpeed | None) -> str:

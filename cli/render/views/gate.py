@@ -25,6 +25,8 @@ from memfit.estimators.gate.remedies import SETTINGS
 from memfit.estimators.gate.report import GateReport, TargetReport, TargetStatus
 from memfit.estimators.machine.device import name_as_sold
 
+_NO_FIGURE = {"tokens": "none fits", "experts": "no experts"}
+
 _STATUSES: dict[TargetStatus, tuple[str, str]] = {
     "passed": ("passed", "green"),
     "broken": ("beyond its limits", "red"),
@@ -203,7 +205,7 @@ def _limit_name(check: LimitCheck) -> str:
 def _figure(check: LimitCheck) -> str:
     """The figure of a check with its unit."""
     if check.figure is None:
-        return "none fits" if check.unit == "tokens" else "no experts"
+        return _NO_FIGURE.get(check.unit, "not known")
     return _amount(check.figure, check.unit)
 
 
@@ -235,6 +237,8 @@ def _remedy(check: LimitCheck) -> str:
         return implied[1]
     if check.limit == "expert_capacity" and check.figure is None:
         return "the model has no routed experts, or only a bound is known: remove the limit"
+    if check.limit == "first_token" and check.figure is None:
+        return "times are known of one sequence on a known chip: name it as the device"
     texts = (SETTINGS[each.setting].text.format(each.value) for each in check.remedies)
     text = "passes with " + ", or ".join(texts)
     if not check.remedies:

@@ -19,7 +19,13 @@ from memfit.cli.render.views.assumed import marked
 from memfit.cli.render.views.text import image_lines, memory
 from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.plans.context.plan import PERCENTILES
-from memfit.estimators.results.context import ContextPlan, Distribution, MatrixCell, TrafficPlan
+from memfit.estimators.results.context import (
+    ContextPlan,
+    Distribution,
+    MatrixCell,
+    StepSchedule,
+    TrafficPlan,
+)
 from memfit.estimators.results.estimate import CurvePoint
 
 _MARKS = {"fits": "", "tight": " tight", "exceeds": " no", "unknown": ""}
@@ -150,6 +156,8 @@ def _requests(result: ContextPlan) -> Iterator[str]:
         yield f"largest batch of {work.prompt_tokens} tokens each: {result.largest_batch}"
     if result.automatic and result.automatic.reason:
         yield result.automatic.reason
+    if result.schedule:
+        yield _schedule(result.schedule)
     traffic = result.traffic
     if traffic is None:
         return
@@ -164,6 +172,20 @@ def _requests(result: ContextPlan) -> Iterator[str]:
             f"at once: {traffic.at_once_for_99} requests as long as that,"
             f" {traffic.at_once_of_mean} of the mean length"
         )
+
+
+def _schedule(schedule: StepSchedule) -> str:
+    """The steps of a program of one's own: no command of mlx-lm takes more than one."""
+    steps = ", ".join(f"{step} up to {tokens}" for tokens, step in schedule.steps)
+    text = (
+        f"a program of your own can lower the prefill step on the way: {steps} tokens, in place of"
+        f" {schedule.context_with_first_step} with {schedule.steps[0][1]} alone;"
+        f" {schedule.chunks} chunks in place of {schedule.chunks_with_last_step} with"
+        f" {schedule.steps[-1][1]} alone"
+    )
+    if (schedule.seconds or 0) < (schedule.seconds_with_last_step or 0):
+        text += f", {schedule.seconds:.0f} s in place of {schedule.seconds_with_last_step:.0f}"
+    return text
 
 
 def _verdict(result: ContextPlan, units: Units) -> str:

@@ -16,7 +16,7 @@ def to_document(result: ConvertPlan, units: Units) -> Document:
     least, most = (size(each, units) for each in (found.least_peak_bytes, found.peak_bytes))
     read = "Read from disk" if found.is_local else "Downloaded"
     rows = (
-        ("Memory at most", f"{least} to {most}", "by the order in which a file is evaluated"),
+        ("Memory", most if least == most else f"{least} to {most}", "by the order of evaluation"),
         ("Largest file", size(found.largest_shard_bytes, units), f"of {found.shards}, in memory"),
         (read, size(found.source_bytes, units), "it stays beside what is written"),
         ("Written", size(found.output_bytes, units), result.format),

@@ -148,7 +148,7 @@ def conversion_text(conversion: ConversionMemory, units: Units) -> str:
     read = size(conversion.source_bytes, units)
     files = f"{read} to {'read' if conversion.is_local else 'download'}"
     written = size(conversion.output_bytes, units)
-    return f"takes up to {size(conversion.peak_bytes, units)}: {files}, {written} written"
+    return f"takes {size(conversion.peak_bytes, units)}: {files}, {written} written"
 
 
 def gigabytes(memory_bytes: int) -> str:

@@ -10,6 +10,7 @@ from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.units import ceil_div, format_bytes, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
+from memfit.estimators.plans.context.schedule import step_schedule
 from memfit.estimators.results.context import (
     AutoContext,
     Ceilings,
@@ -137,6 +138,7 @@ class _ContextPlan(Struct, frozen=True):
             verdict=self._verdict(workload),
             matrix=tuple(self._matrix(ceilings)),
             largest_batch=self._at_once(workload.prompt_tokens) if device else None,
+            schedule=step_schedule(sized, workload, ceilings.effective),
             traffic=self._traffic(longest) if self.question.traffic else None,
             assumptions=both_units(tuple(allocation)),
             notes=(
