@@ -142,6 +142,13 @@ class OpenModel:
         target = self._resolved(question, device, ranks, measures=self._may_use_measurements)
         sized, run = target.sized, target.workload
         result = target.ranks.added(answer(sized, run))
+        if device is not None and result.verdict == "exceeds":
+            from memfit.estimators.sizing.alternatives import alternatives, is_hopeless
+
+            if is_hopeless(result) and not run.images:
+                result = replace(
+                    result, alternatives=alternatives(result.model.id, device, question)
+                )
         if plot and not result.refusal:
             result = with_plots(result, sized)
         if explain:

@@ -55,6 +55,8 @@ class OpenSettings(TypedDict, total=False):
     host_bandwidth: int | str | None
     capacity: int | str | None
     kv_cache_dtype: str | None
+    max_requests: int | None
+    mtp_tokens: int | None
 
 
 class MachineSettings(TypedDict, total=False):
@@ -64,6 +66,7 @@ class MachineSettings(TypedDict, total=False):
     working_set: int | str | None
     reserve: int | str | None
     os_regime: "OsRegime | str | None"
+    gpu_cores: int | None
     ranks: int | None
     parallel: Literal["tensor", "pipeline"] | None
     split: str | Sequence[int] | None

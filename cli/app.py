@@ -14,6 +14,7 @@ import typer
 from memfit.cli.command_groups import LazyGroup, advice, option_name
 from memfit.cli.exits import CommandStopped, Exit, exit_of
 from memfit.cli.options.completion import undescribed
+from memfit.cli.options.program_line import with_line
 from memfit.cli.render.output import say
 from memfit.estimators.base.errors import InputError, MemfitError
 from memfit.estimators.base.setting_names import named_by
@@ -45,6 +46,8 @@ class Commands(LazyGroup):
         "measurements": "Manage measurements of this machine, used by estimates.",
         "schema": "Print the JSON Schema of what a command writes.",
         "cache": "Manage the cached headers of models on the Hub.",
+        "index": "Manage the index of published models.",
+        "card": "Write the peak of a model as a table that any program can evaluate.",
         "mcp": "Answer fits, estimate and admit as an MCP server over stdio.",
     }
     labels: ClassVar = {"estimate": "MODEL"}
@@ -53,12 +56,13 @@ class Commands(LazyGroup):
         "What most people need": ("estimate", "fits", "server", "compare", "tune", "gate"),
         "Plan": ("plan",),
         "Measure on this machine": ("tune experts", "tune train", "tune cache", "measurements"),
-        "Look up": ("devices", "runtimes", "schema", "cache"),
-        "For agents": ("mcp",),
+        "Look up": ("devices", "runtimes", "schema", "cache", "index"),
+        "For other programs": ("card", "mcp"),
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert ``estimate`` where the arguments are its own; without any, answer for here."""
+        args = with_line(args)
         if not args and not ctx.resilient_parsing:
             args = _for_this_machine()
         elif args[:1] == ["fits"] and _is_model(args[1:2]):

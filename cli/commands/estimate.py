@@ -4,9 +4,11 @@ from functools import partial
 from typing import Literal
 
 import typer
+from msgspec.structs import replace
 
 from memfit.cli.exits import exit_of_verdict
-from memfit.cli.options.groups import FORMAT, OptionGroup, OutputOptions, grouped, option
+from memfit.cli.options.groups import FORMAT, OutputOptions, grouped, option
+from memfit.cli.options.program_line import ProgramLine
 from memfit.cli.options.questions import (
     EstimatedModel,
     EstimateRuntime,
@@ -18,8 +20,8 @@ from memfit.cli.render.output import Format, writer_of
 from memfit.model import open_model
 
 
-class EstimateReport(OptionGroup, frozen=True, kw_only=True):
-    """What is shown in addition to the figures."""
+class EstimateReport(ProgramLine, frozen=True, kw_only=True):
+    """What it answers for, and what is shown in addition to the figures."""
 
     panel = "Output options"
     explain: bool = option("--explain", help="Show every formula with its numbers.", default=False)
@@ -62,7 +64,7 @@ def estimate(
         is_page = output.form == "html" and not ranks
         explored = opened.explored(workload, device) if is_page else None
     output.write(
-        result,
+        replace(result, program=report.shown),
         units=output.units,
         breakdown=report.breakdown,
         verbose=output.verbose,

@@ -22,19 +22,14 @@ from memfit.estimators.base.units import parse_count
 ROWS, BRIEF_ROWS = 20, 6
 
 
-class LookedThrough(OptionGroup, frozen=True, kw_only=True):
-    """Where models are looked for."""
+class Models(OptionGroup, frozen=True, kw_only=True):
+    """Where models are looked for, and which of them are listed."""
+
+    panel: ClassVar[str] = "Listed models"
 
     folders: list[str] | None = argument(
         metavar="[DIRECTORY...]", help="Folders with models.", show_default=False
     )
-
-
-class Choice(OptionGroup, frozen=True, kw_only=True):
-    """Which models are listed."""
-
-    panel: ClassVar[str] = "Models"
-
     sort: Literal["size", "context", "speed"] = option(
         "--sort", help="Order of those that fit.", default="size"
     )
@@ -60,8 +55,7 @@ class Choice(OptionGroup, frozen=True, kw_only=True):
 
 @grouped
 def fits(
-    looked_through: LookedThrough,
-    choice: Choice,
+    choice: Models,
     model: Annotated[EstimatedModel, Only("adapter")],
     workload: Annotated[WorkloadOptions, Only(*CONTEXT, "prompt_tokens", "max_tokens", *IMAGES)],
     machine: MachineOptions,
@@ -84,7 +78,7 @@ def fits(
     if device is None:
         raise InputError("name a machine: --memory 32GB, or --device m4-max-64")
     catalog = Catalog(versioned=partial(versions.versioned, strict=False))
-    folders = looked_through.folders or []
+    folders = choice.folders or []
     selection = Selection(
         rows=None if choice.every else BRIEF_ROWS if choice.brief else ROWS,
         next_rows=0 if choice.brief else NEXT_ROWS,

@@ -184,6 +184,8 @@ def _open_hub_or_index(name: str, progress: Progress) -> Checkpoint:
 
 def _known(reference: str) -> str:
     """The samples nearest to a word, else all that names a model."""
+    if re.fullmatch(r"[\w.-]+:[\w.-]+", reference):
+        return f"; of Ollama's store it is ollama:{reference}"
     if not re.fullmatch(r"[\w.-]+", reference):
         return f"; {_WANTED}"
     from memfit.estimators.base.nearest import nearest

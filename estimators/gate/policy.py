@@ -40,11 +40,18 @@ from memfit.estimators.machine.device import DEFAULT_REGIME, Device, OsRegime
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.mlx.versions import Version, parse_version
 from memfit.estimators.questions.question import WorkloadQuestion
-from memfit.estimators.questions.target import MARGIN_BYTES, Ranks
+from memfit.estimators.questions.target import (
+    MARGIN_BYTES,
+    OWN_SETTINGS,
+    Ranks,
+    RuntimeQuestion,
+)
 from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.resolved import TargetQuestion
 
+RUNTIME_KEYS = tuple(key for key in OWN_SETTINGS if key != "gpu_memory_utilization")
+"""Keys that one runtime has, which reads them itself."""
 Item = TypeVar("Item")
 MAX_POLICY_BYTES = 1_000_000
 _MACHINE_KEYS = ("device", "memory", "working_set")
@@ -105,6 +112,8 @@ def _target(section: Section, name: str, directory: Path) -> PolicyTarget | None
         section.add_error("a target's name is made of letters, digits, and . _ + -, at most 80")
     runtime = section.take("runtime", _runtime)
     runtime = section.take("gpu_memory_utilization", partial(_with_share, runtime)) or runtime
+    for key in RUNTIME_KEYS:
+        runtime = section.take(key, partial(_with_setting, runtime, key)) or runtime
     device = _device(section)
     workload = _workload(section)
     limits, basis = _limits(section, device)
@@ -311,3 +320,11 @@ def _runtime(value: Any) -> Runtime:
 def _with_share(runtime: Runtime | None, value: Any) -> Runtime:
     share = parse_share(str(value))
     return (runtime or get_runtime(DEFAULT_RUNTIME)).with_setting("gpu_memory_utilization", share)
+
+
+def _with_setting(runtime: Runtime | None, key: str, value: Any) -> Runtime:
+    """Return the runtime with a setting of its own, as the command line reads it."""
+    if runtime is None:
+        raise InputError("name the runtime that it is of, such as runtime: llama.cpp")
+    read, *_ = RuntimeQuestion.__annotations__[key].__metadata__
+    return runtime.with_setting(key, read(value))

@@ -59,6 +59,8 @@ class Device(KnownDevice, frozen=True):
 
     budget: str = WORKING_SET
     """What ``working_set_bytes`` is, in words."""
+    gpu_cores: Count | None = None
+    """Of a Mac's GPU; None: one of those that are sold with the chip."""
 
 
 def name_as_sold(name: str) -> str:

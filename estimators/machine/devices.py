@@ -53,9 +53,9 @@ class Chip(Struct, frozen=True):
     gpu_hertz: int
     """The highest clock of the GPU."""
 
-    def cores(self, memory_bytes: int) -> tuple[int, int]:
-        """Return the fewest and the most cores of a GPU that is sold with this memory."""
-        known = self.gpu_cores_by_gib.get(memory_bytes // GIB)
+    def cores(self, device: Device) -> tuple[int, int]:
+        """Return the fewest and the most cores that the GPU of a Mac with this chip can have."""
+        known = device.gpu_cores or self.gpu_cores_by_gib.get(device.memory_bytes // GIB)
         return (known, known) if known else self.gpu_cores
 
 
@@ -68,6 +68,21 @@ def chip_of(device: Device) -> Chip | None:
         if own == (chip.gpu_class, chip.generation, chip.bandwidth_bytes)
     )
     return next(matches, None) if device.backend == "metal" else None
+
+
+def with_gpu_cores(device: Device, cores: int) -> Device:
+    """Return a Mac whose GPU has this many cores.
+
+    Raises:
+        InputError: when its chip is not known, or was never sold with more or fewer.
+    """
+    chip = chip_of(device)
+    if chip is None:
+        raise InputError(f"{device.name}: only a Mac of a known chip has a number of GPU cores")
+    fewest, most = chip.gpu_cores
+    if not fewest <= cores <= most:
+        raise InputError(f"{cores}: the GPU of an {chip.name} has {fewest} to {most} cores")
+    return replace(device, gpu_cores=cores)
 
 
 @cache

@@ -141,10 +141,13 @@ class ModelQuestion(Question, frozen=True, kw_only=True):
 
 # Kept free above the peak unless another margin is given: for what a system allocates meanwhile.
 MARGIN_BYTES = 64_000_000
-_OWN = (
-    "gpu_memory_utilization capacity cache_type cache_type_k cache_type_v flash_attn gpu_layers"
-    " n_cpu_moe batch_size kv_unified swa_full all_logits host_memory host_bandwidth kv_cache_dtype"
-).split()
+OWN_SETTINGS = tuple(
+    (
+        "gpu_memory_utilization capacity cache_type cache_type_k cache_type_v flash_attn gpu_layers"
+        " n_cpu_moe batch_size kv_unified swa_full all_logits host_memory host_bandwidth"
+        " kv_cache_dtype max_requests mtp_tokens"
+    ).split()
+)
 """Settings that one runtime has, which reads them itself."""
 
 
@@ -187,6 +190,8 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
     host_memory: OwnSetting = None
     host_bandwidth: OwnSetting = None
     kv_cache_dtype: Text = None
+    max_requests: Integer = None
+    mtp_tokens: Integer = None
 
     @property
     def names_versions(self) -> bool:
@@ -206,7 +211,9 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
             InputError: as `named_runtime`, or for a setting that is wrong or not the runtime's.
         """
         runtime = self.versioned(named_runtime(self.runtime or DEFAULT_RUNTIME))
-        return self.with_settings(runtime, _OWN if self.runtime is not None else _OWN[:2])
+        return self.with_settings(
+            runtime, OWN_SETTINGS if self.runtime is not None else OWN_SETTINGS[:2]
+        )
 
     def versioned(self, runtime: Runtime, *, strict: bool = True) -> Runtime:
         """Return a runtime on the given versions, else on those installed on a Mac.
@@ -222,7 +229,7 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
             )
         return as_installed(runtime) if sys.platform == "darwin" else runtime
 
-    def with_settings(self, runtime: Runtime, names: Iterable[str] = _OWN) -> Runtime:
+    def with_settings(self, runtime: Runtime, names: Iterable[str] = OWN_SETTINGS) -> Runtime:
         """Return a runtime with the settings of its own that were given.
 
         Raises:
@@ -298,6 +305,7 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
     parallel: Annotated[Parallel | None, one_of(("tensor", "pipeline"))] = None
     split: Annotated[tuple[int, ...] | None, _layers] = None
     hosts: PathSetting = None
+    gpu_cores: Integer = None
 
     @property
     def is_named(self) -> bool:
@@ -310,6 +318,16 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
         Raises:
             InputError: when the machine is unknown, or more than one is named.
         """
+        device = self._machine()
+        if self.gpu_cores is None:
+            return device
+        from memfit.estimators.machine.devices import with_gpu_cores
+
+        if device is None:
+            raise InputError(f"{setting('gpu_cores')} needs {setting('device')}")
+        return with_gpu_cores(device, self.gpu_cores)
+
+    def _machine(self) -> Device | None:
         from memfit.estimators.machine.devices import working_set_device
 
         self._require_one_name()

@@ -1,11 +1,11 @@
 """What to do about an estimate as data: actions, settings, and what needs how much where."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from memfit.estimators.base.images import ImageSize
-from memfit.estimators.base.units import Bytes, Count, Positive, Tokens
+from memfit.estimators.base.units import Bytes, Count, Number, Positive, Tokens
 from memfit.estimators.base.workload import ServerSettings
 from memfit.estimators.results.terms import Cost, Method, Settings, State, Verdict
 
@@ -127,6 +127,39 @@ class ConversionMemory(Struct, frozen=True, kw_only=True):
     """Of that peak with the margin."""
 
 
+class Alternative(Struct, frozen=True, kw_only=True):
+    """A sample that fits the machine of a model that does not."""
+
+    name: str
+    """What opens it."""
+    weights: str
+    """What the weights are: their bits, or as they are."""
+    weight_bits: Positive | None
+    """What mlx_lm.convert has to make of the weights; None: they stay as they are."""
+    prefill_step: Positive
+    verdict: Verdict
+    needed_bytes: Bytes
+    """The peak with the margin."""
+    context_tokens: Tokens
+    """The longest prompt that fits comfortably; 0 when none does."""
+
+
+class FirstToken(Struct, frozen=True, kw_only=True):
+    """How long a prompt takes before its first token."""
+
+    prompt_tokens: Positive
+    seconds: Number
+    """With the most GPU cores that the machine is sold with."""
+    range_seconds: Annotated[tuple[Number, ...], Meta(min_length=2, max_length=2)]
+    """The least and the most to expect, with the fewest cores too."""
+    turn_range_seconds: (
+        Annotated[tuple[Number, ...], Meta(min_length=2, max_length=2)] | UnsetType
+    ) = UNSET
+    """With the reply, where the request has one and its speed can be expected."""
+    at_usual_step_seconds: Number | UnsetType = UNSET
+    """With the runtime's own prefill step, where that is more than 5 % faster."""
+
+
 class Action(Struct, frozen=True, kw_only=True):
     """Settings that make the request fit, or allow a longer prompt."""
 
@@ -157,6 +190,8 @@ class Action(Struct, frozen=True, kw_only=True):
     """The runtime to take instead, with its own prefill step."""
     conversion: ConversionMemory | UnsetType = UNSET
     """What converting the weights takes, where they are converted by mlx_lm.convert."""
+    first_token: FirstToken | UnsetType = UNSET
+    """Of the request, or of the longer prompt, with these settings."""
 
 
 class PartialExperts(Struct, frozen=True, kw_only=True):

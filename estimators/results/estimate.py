@@ -18,12 +18,15 @@ from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import Backend, DeviceSource
 from memfit.estimators.results.advice import (
     Action,
+    Alternative,
+    FirstToken,
     Grid,
     ImageAdvice,
     PartialExperts,
     Recommendation,
     Recommended,
 )
+from memfit.estimators.results.program_line import ProgramLine
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import (
     Basis,
@@ -245,16 +248,6 @@ class DecodeSpeed(Struct, frozen=True, kw_only=True):
     """Of that memory; ``bandwidth_bytes_per_second`` is then what both come to."""
 
 
-class FirstToken(Struct, frozen=True, kw_only=True):
-    """How long a prompt takes before its first token."""
-
-    prompt_tokens: Positive
-    seconds: Number
-    """With the most GPU cores that the machine is sold with."""
-    range_seconds: Annotated[tuple[Number, ...], Meta(min_length=2, max_length=2)]
-    """The least and the most to expect, with the fewest cores too."""
-
-
 class CurvePoint(Struct, frozen=True):
     """Memory at one context length, for plots."""
 
@@ -423,11 +416,16 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     """Given where the curve is not by the method of the estimate."""
     explanation: tuple[str, ...] | UnsetType = UNSET
     """Every formula with its numbers, where it was requested."""
+    program: ProgramLine | UnsetType = UNSET
+    """The command line of another program that it answers for, where one was given."""
 
     @property
     def fits(self) -> bool:
         """Whether it fits, if only just; False where no machine is known."""
         return self.verdict in ("fits", "tight")
+
+    alternatives: tuple[Alternative, ...] | UnsetType = UNSET
+    """Where no settings fit this Mac: other weights of the model that do, then other models."""
 
     @property
     def best(self) -> Action | None:

@@ -5,12 +5,11 @@ from typing import Literal
 from msgspec import Struct
 
 from memfit.estimators.base.units import Bytes, Count, Positive, Tokens
-from memfit.estimators.results.advice import ImageAdvice
+from memfit.estimators.results.advice import FirstToken, ImageAdvice
 from memfit.estimators.results.comparison import Unavailable
 from memfit.estimators.results.estimate import (
     DecodeSpeed,
     DeviceSummary,
-    FirstToken,
     ModelSummary,
     Note,
     RuntimeSummary,

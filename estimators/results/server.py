@@ -2,12 +2,13 @@
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from memfit.estimators.base.images import Images
 from memfit.estimators.base.units import Bytes, Count, Tokens
 from memfit.estimators.base.workload import ServerSettings
 from memfit.estimators.results.estimate import DeviceSummary, Limit, Note, RuntimeSummary
+from memfit.estimators.results.program_line import ProgramLine
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import Verdict
 
@@ -87,3 +88,5 @@ class ServerPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-server/2"):
     commands: tuple[str, ...]
     """What starts a server that fits: a conversion where one was asked for, then the server."""
     notes: tuple[Note, ...]
+    program: ProgramLine | UnsetType = UNSET
+    """The command line of a server that it answers for, where one was given."""

@@ -242,6 +242,25 @@ class ContextLimit:
         raise NotImplementedError
 
 
+class ProgramContext:
+    """Its program takes a context by itself where none is set."""
+
+    def program_context(self, workload: Workload, *, fitted: bool) -> int:
+        """Return the tokens of each sequence of a workload that is as long as the model allows.
+
+        ``fitted``: with what the program changes to fit the device.
+        """
+        raise NotImplementedError
+
+    def program_workload(self, workload: Workload) -> Workload:
+        """Return a workload with what the program chooses by its length.
+
+        Raises:
+            UnsupportedError: when it does not run it.
+        """
+        return workload
+
+
 class OwnContext:
     """It chooses a context by itself, or is known to take the model's own."""
 

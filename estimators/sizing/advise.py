@@ -14,6 +14,7 @@ from memfit.estimators.machine.device import wired_limit
 from memfit.estimators.results.advice import (
     Action,
     Advice,
+    FirstToken,
     Grid,
     PartialExperts,
     Recommendation,
@@ -39,6 +40,7 @@ from memfit.estimators.sizing.grid import (
 )
 from memfit.estimators.sizing.joint import JointSearch, Longest, RequestSettings, macs, smallest_mac
 from memfit.estimators.sizing.opening import weight_bits_of
+from memfit.estimators.sizing.prefill_speed import first_tokens
 from memfit.estimators.sizing.recommend import recommend, with_changes
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
@@ -323,7 +325,15 @@ def _action(
         server=server,
         no_server=no_server,
         conversion=conversion or UNSET,
+        first_token=next(iter(_first(search, settings, longer)), UNSET),
     )
+
+
+def _first(
+    search: JointSearch, settings: RequestSettings, prompt_tokens: int | None
+) -> tuple[FirstToken, ...]:
+    workload = search.workload_with(settings, prompt_tokens)
+    return first_tokens(search.model(settings.weight_bits), workload)
 
 
 def _commands(

@@ -1,18 +1,20 @@
 """How long a prompt takes before its first token, from the operations of the model's layers."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
+
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import Chip, chip_of
 from memfit.estimators.mlx.kernels import has_nax
-from memfit.estimators.results.estimate import FirstToken
+from memfit.estimators.results.advice import FirstToken
 from memfit.estimators.runtimes.facets import MlxLmPrograms
 from memfit.estimators.runtimes.source import Formula
-from memfit.estimators.sizing.decode_speed import weight_bytes_read
+from memfit.estimators.sizing.decode_speed import decode_speed, weight_bytes_read
 from memfit.estimators.sizing.prefill_time import (
     MATRIX,
     SIMD,
@@ -36,6 +38,8 @@ _EMULATED = (70, 130)
 _SHORT = (60, 140)
 """Of prompts below `SHORT_TOKENS`, where a run's start counts, which no kernel explains."""
 SHORT_TOKENS = 1000
+_STEP_COSTS = 1.05
+"""How much slower a step has to be before that is said: closer ones change places between runs."""
 # The first chunks are computed one by one, of the later ones each by this percentage further on:
 # beyond a window the seconds of a chunk grow with its position in a straight line.
 _EACH = 8
@@ -49,8 +53,65 @@ class RatedGpu(NamedTuple):
     range_percent: tuple[int, int]
 
 
+class _Prompt(Struct, frozen=True):
+    """A workload of one sequence whose seconds can be computed."""
+
+    sized: SizedModel
+    workload: Workload
+    subject: Subject
+    gpus: tuple[RatedGpu, ...]
+    """With the most cores that the machine may have, and with the fewest."""
+
+    def first_token(self, tokens: int) -> FirstToken:
+        """Return the seconds of a prompt of so many tokens, the cached ones included."""
+        workload = replace(self.workload, prompt_tokens=tokens)
+        low, high = self._range(workload)
+        usual_step = self.sized.runtime_model.runtime.prefill_step
+        usual = self._fastest(replace(workload, prefill_step=usual_step))
+        own = self._fastest(workload)
+        is_requested = tokens == self.workload.prompt_tokens
+        return FirstToken(
+            prompt_tokens=tokens,
+            seconds=_rounded(own),
+            range_seconds=(_rounded(low), _rounded(high)),
+            turn_range_seconds=self._turn(low, high) if is_requested else UNSET,
+            at_usual_step_seconds=_rounded(usual) if own > usual * _STEP_COSTS else UNSET,
+        )
+
+    def _turn(self, low: float, high: float) -> tuple[float, float] | UnsetType:
+        """Return the least and the most seconds with the reply."""
+        generated = self.workload.max_tokens
+        speed = decode_speed(self.sized, self.workload) if generated else None
+        if speed is None or speed.range_tokens_per_second is None:
+            return UNSET
+        slowest, fastest = speed.range_tokens_per_second
+        return _rounded(low + generated / fastest), _rounded(high + generated / slowest)
+
+    def _range(self, workload: Workload) -> tuple[float, float]:
+        """Return the least and the most seconds to expect."""
+        new = workload.prompt_tokens - workload.cached_tokens
+        low, high = _SHORT if new < SHORT_TOKENS else self.gpus[0].range_percent
+        seconds = [self._seconds(workload, each.gpu) for each in self.gpus]
+        return min(seconds) * low / 100, max(seconds) * high / 100
+
+    def _fastest(self, workload: Workload) -> float:
+        return self._seconds(workload, self.gpus[0].gpu)
+
+    def _seconds(self, workload: Workload, gpu: Gpu) -> float:
+        """Return the seconds of the chunks, of the last token, and of the start of a run."""
+        cached, step = workload.cached_tokens, workload.prefill_step
+        whole, rest = divmod(workload.prompt_tokens - 1 - cached, step)
+        chunk = partial(chunk_seconds, self.subject, gpu)
+        total = _whole_chunks(whole, lambda number: chunk(step, cached + number * step))
+        if rest:
+            total += chunk(rest, cached + whole * step)
+        last = weight_bytes_read(self.sized.footprint, self.sized.model) / gpu.bytes
+        start = gpu.rates.start_seconds_per_gb * self.sized.resident_bytes / 1e9
+        return total + last + start
+
+
 def first_tokens(
-    sized: SizedModel, workload: Workload, prompts: Iterable[int]
+    sized: SizedModel, workload: Workload, prompts: Iterable[int] = ()
 ) -> tuple[FirstToken, ...]:
     """Return the seconds to the first token of a workload, and of other prompts in its place.
 
@@ -67,42 +128,18 @@ def first_tokens(
         return ()
     versions = runtime_model.runtime.versions
     subject = subject_of(sized.model, sized.footprint.plan, versions.mlx, workload.kv_bits)
+    fewest, most = chip.cores(device)
+    gpus = tuple(
+        gpu_of(chip, cores, sized.model.dtype, has_matrix_units=has_nax(device))
+        for cores in dict.fromkeys((most, fewest))
+    )
+    prompt = _Prompt(sized, workload, subject, gpus)
     tokens = dict.fromkeys((workload.prompt_tokens, *prompts))
-    least, step = workload.cached_tokens, workload.prefill_step
-    rated = tuple(_rated(sized, chip, device))
-    return tuple(
-        _first_token(sized, subject, rated, least, each, step) for each in tokens if each > least
-    )
-
-
-def _first_token(
-    sized: SizedModel,
-    subject: Subject,
-    rated: tuple[RatedGpu, ...],
-    cached: int,
-    tokens: int,
-    step: int,
-) -> FirstToken:
-    seconds = [_seconds(sized, subject, each.gpu, cached, tokens, step) for each in rated]
-    new = tokens - cached
-    low, high = _SHORT if new < SHORT_TOKENS else rated[0].range_percent
-    return FirstToken(
-        prompt_tokens=tokens,
-        # Of the GPU with the most cores that is sold with the memory.
-        seconds=_rounded(min(seconds)),
-        range_seconds=(_rounded(min(seconds) * low / 100), _rounded(max(seconds) * high / 100)),
-    )
+    return tuple(prompt.first_token(each) for each in tokens if each > workload.cached_tokens)
 
 
 def _rounded(seconds: float) -> float:
     return round(seconds, 1 if seconds >= 1 else 2)
-
-
-def _rated(sized: SizedModel, chip: Chip, device: Device) -> Iterator[RatedGpu]:
-    """Yield what the GPU can do, with the most and with the fewest cores it may have."""
-    fewest, most = chip.cores(device.memory_bytes)
-    for cores in dict.fromkeys((most, fewest)):
-        yield gpu_of(chip, cores, sized.model.dtype, has_matrix_units=has_nax(device))
 
 
 def gpu_of(chip: Chip, cores: int, dtype: str, *, has_matrix_units: bool) -> RatedGpu:
@@ -116,20 +153,6 @@ def gpu_of(chip: Chip, cores: int, dtype: str, *, has_matrix_units: bool) -> Rat
         if dtype == "BF16":
             flops = flops * _EMULATED_PERCENT // 100
     return RatedGpu(Gpu(flops, chip.bandwidth_bytes, rates, has_matrix_units), ranges)
-
-
-def _seconds(
-    sized: SizedModel, subject: Subject, gpu: Gpu, cached: int, tokens: int, step: int
-) -> float:
-    """Return the seconds of the chunks, of the last token, and of the start of a run."""
-    weights = sized.resident_bytes
-    whole, rest = divmod(tokens - 1 - cached, step)
-    chunk = partial(chunk_seconds, subject, gpu)
-    total = _whole_chunks(whole, lambda number: chunk(step, cached + number * step))
-    if rest:
-        total += chunk(rest, cached + whole * step)
-    last = weight_bytes_read(sized.footprint, sized.model) / gpu.bytes
-    return total + last + gpu.rates.start_seconds_per_gb * weights / 1e9
 
 
 def _whole_chunks(count: int, seconds: Callable[[int], float]) -> float:

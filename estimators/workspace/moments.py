@@ -102,6 +102,10 @@ class RunMoments:
             yield from self._conversion("decode", call)
         yield self._during("decode", call, held)
 
+    def chunk(self, planned: PlannedCall) -> CallMoment:
+        """Return the moment of one chunk."""
+        return self._during("prefill", planned)
+
     def _during(self, phase: Phase, planned: PlannedCall, held: int = 0) -> CallMoment:
         """Follow the last layers of each kind; every other layer counts as it is after the call."""
         prepared, caches, decoding = self._prepared, self.caches, phase == "decode"

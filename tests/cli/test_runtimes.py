@@ -19,6 +19,7 @@ NAMES = [
     "zinc",
     "foundry",
     "llama.cpp",
+    "ollama",
     "vllm",
 ]
 

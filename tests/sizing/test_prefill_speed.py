@@ -197,6 +197,44 @@ def test_a_machine_that_is_sold_with_two_gpus_has_the_range_of_both() -> None:
         memfit.estimate("qwen3-4b-4bit", device=name, context="16k").first_tokens[0]  # type: ignore[index]
         for name in ("m4-max-64", "m3-ultra-96")
     )
-    assert chips()["m4-max"].cores(find_device("m4-max-64").memory_bytes) == (40, 40)
+    assert chips()["m4-max"].cores(find_device("m4-max-64")) == (40, 40)
     spread = [each.range_seconds[1] / each.range_seconds[0] for each in (one, two)]
     assert spread[1] > 1.2 * spread[0]
+
+
+def test_named_cores_narrow_the_range() -> None:
+    few, many, either = (
+        memfit.estimate("qwen3-4b-4bit", device="m3-ultra-96", context="16k", gpu_cores=cores)
+        for cores in (60, 80, None)
+    )
+    seconds = [each.first_tokens[0].seconds for each in (few, many, either)]  # type: ignore[index]
+    assert seconds[0] > 1.25 * seconds[1] == 1.25 * seconds[2]
+    with pytest.raises(memfit.InputError, match="M3 Ultra has 60 to 80 cores"):
+        memfit.estimate("qwen3-4b-4bit", device="m3-ultra-96", gpu_cores=59)
+    with pytest.raises(memfit.InputError, match="only a Mac of a known chip"):
+        memfit.estimate("qwen3-4b-4bit", memory="32GB", gpu_cores=10)
+
+
+def test_an_action_has_the_seconds_of_its_own_settings() -> None:
+    answer = memfit.estimate("qwen3-30b-a3b-4bit", device="m1-pro-16", context="8k")
+    asked = answer.first_tokens[0].seconds  # type: ignore[index]
+    smaller = memfit.estimate("qwen3-30b-a3b-4bit", device="m4-max-64", prefill_step=128)
+    first = smaller.first_tokens[0]  # type: ignore[index]
+    # A step of 128 leaves 8 rows to an expert.
+    assert first.at_usual_step_seconds
+    assert first.at_usual_step_seconds < 0.8 * first.seconds
+    assert asked > 0
+    fitting = memfit.estimate("qwen3-32b", device="m1-max-32")
+    assert fitting.best
+    assert fitting.best.first_token.seconds != fitting.first_tokens[0].seconds  # type: ignore[index, union-attr]
+
+
+def test_a_turn_is_the_prompt_and_the_reply() -> None:
+    model = memfit.open("qwen3-8b-4bit").on("m4-max-64")
+    turn = model.at(prompt_tokens="20k", max_tokens=800, cached_tokens="18k")
+    first = turn.first_tokens[0]  # type: ignore[index]
+    assert turn.decode_speed
+    slowest, fastest = turn.decode_speed.range_tokens_per_second or (1, 1)
+    low, high = first.turn_range_seconds  # type: ignore[misc]
+    assert low == pytest.approx(first.range_seconds[0] + 800 / fastest, abs=0.2)
+    assert high == pytest.approx(first.range_seconds[1] + 800 / slowest, abs=0.2)

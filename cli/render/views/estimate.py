@@ -25,6 +25,7 @@ from memfit.cli.render.views import estimate_text, text
 from memfit.cli.render.views.assumed import marked
 from memfit.cli.render.views.estimate_memories import memories_table, pool_table
 from memfit.cli.render.views.estimate_text import settings_text
+from memfit.cli.render.views.program_line import program_line
 from memfit.cli.render.views.text import (
     at_step,
     gigabytes,
@@ -82,6 +83,7 @@ class EstimateView(NamedTuple):
             Heading(result.model.id, only="page"),
             Verdict(estimate_text.headline(result, units), colour),
             Text(("; ".join(facts),), style="dim"),
+            *program_line(result.program),
             Text(tuple(estimate_text.named_as(result)), style="dim"),
             Text(tuple(estimate_text.refusal(result)), mark="!"),
             Text(doubts, mark="!", only="terminal"),

@@ -279,17 +279,28 @@ def speed(result: Estimate) -> Iterator[str]:
 
 
 def first_token(result: Estimate) -> Iterator[str]:
-    """How long the prompt takes, and the longest of the grid that runs."""
-    if not result.first_tokens or result.verdict in ("exceeds", "does_not_load"):
+    """How long the prompt takes as it is to be run, and the longest of the grid that runs."""
+    chosen = result.best
+    others = result.first_tokens or ()
+    first = chosen.first_token if chosen and chosen.first_token else next(iter(others), None)
+    if first is None or (chosen is None and result.verdict in ("exceeds", "does_not_load")):
         return
-    first, *others = result.first_tokens
-    low, high = (_time(each) for each in first.range_seconds)
-    text = f"first token after about {_time(first.seconds)} ({low} to {high})"
+    then = "then " if chosen and chosen.settings else ""
+    text = f"first token {then}after about {_time(first.seconds)} ({_between(first.range_seconds)})"
     most = result.recommendation.context_tokens.value or 0
     longer = [each for each in others if first.prompt_tokens < each.prompt_tokens <= most]
-    if longer:
+    if longer and not (chosen and chosen.settings):
         text += f", {_time(longer[-1].seconds)} at {tokens(longer[-1].prompt_tokens)}"
+    if first.at_usual_step_seconds:
+        text += f" ({_time(first.at_usual_step_seconds)} by the usual prefill step)"
+    if first.turn_range_seconds:
+        text += f", the whole reply {_between(first.turn_range_seconds)}"
     yield text
+
+
+def _between(seconds: tuple[float, ...]) -> str:
+    low, high = (_time(each) for each in seconds)
+    return f"{low} to {high}"
 
 
 def _time(seconds: float) -> str:
@@ -318,7 +329,24 @@ def doing(result: Estimate, units: Units) -> tuple[str, tuple[str, ...], tuple[s
     return heading, chosen.commands, tuple(_other_ways(result, chosen, units))
 
 
+def _alternatives(result: Estimate, units: Units) -> Iterator[str]:
+    """What fits this Mac in place of the model."""
+    if not result.alternatives or result.device is None:
+        return
+    texts = []
+    for each in result.alternatives:
+        bits = f" at {each.weights}" if each.weight_bits else ""
+        parts = [size(each.needed_bytes, units)]
+        if each.prefill_step != result.workload.prefill_step:
+            parts.append(f"step {each.prefill_step}")
+        if each.verdict == "tight":
+            parts.append("tight")
+        texts.append(f"{each.name}{bits} ({', '.join(parts)})")
+    yield f"This Mac runs {', '.join(texts)}: memfit NAME {named(result.device)}"
+
+
 def _other_ways(result: Estimate, chosen: Action | None, units: Units) -> Iterator[str]:
+    yield from _alternatives(result, units)
     if chosen:
         yield from (f"If it ends: {each.remedy}." for each in ending(result) if each.remedy)
     yield from _partial(result, units)

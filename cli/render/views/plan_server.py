@@ -19,6 +19,7 @@ from memfit.cli.render.document import (
 )
 from memfit.cli.render.view import view
 from memfit.cli.render.views.assumed import marked
+from memfit.cli.render.views.program_line import program_line
 from memfit.cli.render.views.text import budget_of, runtime_text
 from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.results.server import ServerMix, ServerMoment, ServerPlan
@@ -37,6 +38,7 @@ def to_document(
     document = (
         Heading(result.model),
         Text(tuple(_facts(result, units)), style="dim", mark="-"),
+        *program_line(result.program),
         Table(("At most", "Size"), tuple(_rows(result.bound, units)), align="lr", has_total=True),
         *([_mixes(result, units)] if result.mixes else ()),
         Verdict("; ".join(_verdict(result, units)), VERDICT_COLOURS[result.verdict]),

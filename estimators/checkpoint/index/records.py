@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -147,6 +146,8 @@ def index() -> Index:
 @cache
 def shipped_index() -> Index:
     """Return the index in the package."""
+    from importlib.resources import files  # slow to import, and most estimates need no index
+
     return Index(files("memfit.estimators.checkpoint.index").joinpath(FILE).read_bytes(), FILE)
 
 

@@ -59,6 +59,11 @@ def local_models(folders: Sequence[str]) -> Iterator[LocalModel]:
             yield LocalModel(printable(name), "lm-studio", str(path))
     for reference in ollama_models():
         yield LocalModel(printable(reference), "ollama", reference)
+    yield from shipped_samples()
+
+
+def shipped_samples() -> Iterator[LocalModel]:
+    """Yield the samples."""
     for name in sample_names():
         with sample_file(name) as path:
             yield LocalModel(name, "sample", f"{PREFIX}{name}", stated_parameters(path))
