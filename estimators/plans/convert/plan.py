@@ -1,5 +1,7 @@
 """``memfit plan convert``: the memory and the files of one conversion by mlx_lm.convert."""
 
+from msgspec import UNSET
+
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.mlx.versions import format_version
@@ -37,7 +39,7 @@ def plan_convert(sized: SizedModel) -> ConvertPlan:
         model=sized.checkpoint.id,
         format=f"{bits} bits" if mode == "affine" else mode,
         mlx_lm_version=format_version(sized.runtime_model.runtime.versions.mlx_lm),
-        **({"device": device_summary(device)} if device else {}),
+        device=device_summary(device) if device else UNSET,
         conversion=conversion,
         commands=tuple(converting(sized, lambda _: ())) if runs else (),
         notes=tuple(notes),
