@@ -133,7 +133,7 @@ class CallReplay:
         memory.begin(first)
         self._place_inputs(call, views)
         _count_users(call, order, views)
-        unmade = _unmade(call, order, views)
+        unmade = unmade_sources(call, order, views)
         # What neither a node reads nor Python holds is dropped before evaluation begins.
         for view in views:
             if not view.references:
@@ -332,7 +332,7 @@ def _held_by_device(op: Operation) -> list[Allocation]:
     return [*held.values(), *op.temporaries]
 
 
-def _unmade(call: Call, order: list[int], views: list[View]) -> dict[int, list[View]]:
+def unmade_sources(call: Call, order: list[int], views: list[View]) -> dict[int, list[View]]:
     """Return what held arrays that no result needs are made from, each with one user more.
 
     MLX makes such an array in the next call, e.g. the state that a mask chooses (mlx-lm
