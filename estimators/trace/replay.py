@@ -15,7 +15,7 @@ from msgspec import Struct
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.call_plan import CHUNKS, held_samples
+from memfit.estimators.mlx.call_plan import CHUNKS, PlannedCall, held_samples
 from memfit.estimators.mlx.kernels import split_products, vector_attention
 from memfit.estimators.mlx.versions import MlxVersions, Version
 from memfit.estimators.trace.buffers import rule_of
@@ -27,8 +27,8 @@ from memfit.estimators.trace.schedule import evaluation_order
 from memfit.estimators.trace.streams import Stream
 
 # What a call finds in use, in place of the operation that allocated it.
-_SAMPLES = "log-probabilities"
-_BUFFER_NAMES = {"cache": "caches", "computed": _SAMPLES}
+SAMPLES = "log-probabilities"
+_BUFFER_NAMES = {"cache": "caches", "computed": SAMPLES}
 
 
 Part = TypeVar("Part", bound=str)
@@ -162,7 +162,7 @@ class CallReplay:
         _name_buffers(self._held, "caches")
         if sample:
             self._samples.append([views[i] for i in sample])
-            _name_buffers(self._samples[-1], _SAMPLES)
+            _name_buffers(self._samples[-1], SAMPLES)
         return call_peak(call.phase, call, memory, tuple(curve), self._stream.largest_batch)
 
     def _evaluate(self, call: Call, position: int, views: list[View]) -> int:
@@ -375,7 +375,7 @@ def free(view: View, memory: Allocator) -> None:
 
 
 def call_peak(
-    part: Part, call: Call, memory: Allocator, curve: tuple[int, ...] = (), batch: int = 0
+    part: Part, call: Call | PlannedCall, memory: Allocator, curve: tuple[int, ...] = (), batch: int = 0
 ) -> CallPeak[Part]:
     """Return the most that was in use since the allocator began a call."""
     at = memory.peak_clock
