@@ -8,7 +8,10 @@ expressions, and the comparisons that the rules made are guards.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
 from memfit.estimators.base.errors import UnsupportedError
@@ -27,6 +30,7 @@ from memfit.estimators.trace.replay import sample_of, unmade_sources, view_of
 from memfit.estimators.trace.schedule import evaluation_order, unmerged
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_LOST = -1
 # A buffer that a kernel has for itself.
 TEMPORARY = -1
 
@@ -51,7 +55,7 @@ class Outcome(NamedTuple):
     """Buffers that live until the device has run the step."""
 
 
-class Choice(NamedTuple):
+class Question(NamedTuple):
     """Whether a buffer may be written over, or shared."""
 
     buffer: int
@@ -59,8 +63,22 @@ class Choice(NamedTuple):
     """The most bytes it may have, None: any."""
     waits: bool
     """Whether the device must have run everything that reads it."""
+
+
+class Answered(NamedTuple):
+    """How a question of an earlier step was answered."""
+
+    flag: int
+    """The number under which the answer is kept, as a buffer's."""
+
+
+class Choice(NamedTuple):
+    """What a step does depends on a question; ``flag`` keeps its answer for later steps."""
+
+    test: Question | Answered
     then: "Outcome | Choice"
     otherwise: "Outcome | Choice"
+    flag: int | None = None
 
 
 Action: TypeAlias = Outcome | Choice
@@ -116,8 +134,8 @@ class LaidOut(NamedTuple):
 class Kept(NamedTuple):
     """What of an array remains between two calls."""
 
-    laid_out: LaidOut | None
-    """None: in rows, as a new array."""
+    laid_out: Any
+    """A `LaidOut`, None in rows as a new array, or a `_Fork` of both by flags of the entry."""
     buffer: int | None
     """None: it is made by the next call."""
     waiting: tuple[int, ...] = ()
@@ -145,6 +163,8 @@ class Entry(NamedTuple):
     itemsize: int
     waiting: tuple[int, ...] = ()
     """Buffers of what it will be made from."""
+    flags: tuple[int, ...] = ()
+    """Answers that decide how it lies."""
 
 
 class Lowered(NamedTuple):
@@ -275,19 +295,25 @@ def _same(first: int | None, second: int | None) -> bool:
     return expression(first) == expression(second)
 
 
-class Question(NamedTuple):
-    """A choice without what follows from it."""
+# Tests with their answers, in the order they are made.
+_Path: TypeAlias = tuple[tuple[Question | Answered, bool], ...]
 
-    buffer: int
-    limit: int | None
-    waits: bool
+
+class _Fork(NamedTuple):
+    """A tree of what can follow from tests."""
+
+    test: Question | Answered
+    then: Any
+    otherwise: Any
 
 
 class _Result(NamedTuple):
     """What a rule did, for one way to answer its questions."""
 
-    asked: tuple[tuple[Question, bool], ...]
+    path: _Path
     outputs: tuple[tuple[Any, Layout], ...]
+    read: tuple[int, ...]
+    """Elements of the inputs."""
     made: tuple[_Buffer, ...]
     temporary_elements: int
     kernels: int
@@ -333,6 +359,9 @@ class _Pass:
         self.buffers: list[_Buffer] = []
         self.dead: list[int] = []
         self.inputs: list[tuple[int, int, str]] = []
+        self.layouts: dict[int, _Fork] = {}
+        """Of views that lie differently by how earlier questions were answered."""
+        self.flags: dict[tuple[int, Question], int] = {}
         self.waiting: dict[int, list[View]] = {}
         """What the arrays are made from that this call makes of the one before it, by view."""
 
@@ -356,7 +385,14 @@ class _Pass:
         for position in (*call.evaluated, *call.of_role("tokens")):
             self._user_gone(views[position])
         sample = sample_of(call)
-        entries = tuple(self._entry(position) for position in held if position not in sample)
+        held = [position for position in held if position not in sample]
+        # What is held itself goes on as a cache, or is gone.
+        caches_left = {id(views[position]) for position in held}
+        self.waiting = {
+            key: [x for x in sources if x.buffer is not None and id(x) not in caches_left]
+            for key, sources in self.waiting.items()
+        }
+        entries = tuple(map(self._entry, held))
         return Lowered(
             steps=tuple(steps),
             buffers=len(self.buffers),
@@ -384,7 +420,8 @@ class _Pass:
         number = buffer.number if isinstance(buffer, _Buffer) else None
         waiting = (source.buffer for source in self.waiting.get(id(view), ()))
         numbers = tuple(each.number for each in waiting if isinstance(each, _Buffer))
-        return Entry(position, number, view.shape, view.itemsize, numbers)
+        flags = tuple(_flags(self.layouts.get(id(view))))
+        return Entry(position, number, view.shape, view.itemsize, numbers, flags)
 
     def _take_over(self, found: Between, sizes: Mapping[str, int]) -> tuple[Entry, ...]:
         """Give the caches the buffers and layouts that the call before has left."""
@@ -402,20 +439,44 @@ class _Pass:
             if kept is None or kept.buffer is None:
                 view.buffer = self._new(view.nbytes)
             else:
-                if kept.laid_out is not None:
-                    kept.laid_out.layout(sizes).put(view)
+                self._lay(view, kept.laid_out, sizes)
                 view.buffer = buffer_of(kept.buffer, view.nbytes)
             view.buffer.references += 1
-        for number, users in found.sources:
+        taken = Counter(i for kept in found.kept if kept for i in kept.waiting)
+        for index, (number, users) in enumerate(found.sources):
             view = View((), 1)
-            view.references = users
-            view.buffer = buffer_of(number, 0)
-            view.buffer.references += 1
             sources.append(view)
+            if index in taken:
+                view.references = users
+                view.buffer = buffer_of(number, 0)
+                view.buffer.references += 1
+                # Of caches that are lost it goes when the call has been evaluated.
+                self.waiting.setdefault(_LOST, []).extend([view] * (users - taken[index]))
         for position, kept in zip(caches, found.kept, strict=False):
             if kept is not None and kept.buffer is not None and kept.waiting:
                 self.waiting[id(self.views[position])] = [sources[i] for i in kept.waiting]
         return tuple(map(self._entry, caches))
+
+    def _lay(self, view: View, laid_out: Any, sizes: Mapping[str, int]) -> None:
+        """Lay a cache as the call before has left it."""
+        if laid_out is None:
+            return
+        numbers = {flag: self._new(0).number for flag in _flags(laid_out)}
+        fresh = Layout.of(view)
+        tree = _mapped(
+            laid_out,
+            numbers.__getitem__,
+            lambda each: fresh if each is None else each.layout(sizes),
+        )
+        _, layout = next(_leaves(tree))
+        layout.put(view)
+        if numbers:
+            self.layouts[id(view)] = tree
+
+    def _laid_out(self, view: View) -> Any:
+        tree = self.layouts.get(id(view), Layout.of(view))
+        positions = {flag: index for index, flag in enumerate(_flags(tree))}
+        return _mapped(tree, positions.__getitem__, partial(_laid_out, view))
 
     def _place_inputs(self) -> None:
         for view, array in zip(self.views, self.call.arrays, strict=True):
@@ -469,15 +530,11 @@ class _Pass:
         op.name, op.arguments = node.name, node.arguments
         op.inputs, op.outputs = inputs, outputs
         rule = rule_of(self.device.backend, node.name)
-        results = _results(op, rule)
+        results = [each for path in self._lie(inputs) for each in _results(op, rule, path)]
         owners = self._owners(results, inputs)
-        outcomes = {
-            tuple(answer for _, answer in result.asked): self._outcome(result, owners, inputs)
-            for result in results
-        }
-        # The first answers every question with yes; what depends on layouts goes on from it.
-        for view, owner, (_, layout) in zip(outputs, owners, results[0].outputs, strict=True):
-            layout.put(view)
+        outcomes = [(result.path, self._outcome(result, owners, inputs)) for result in results]
+        self._lie_so(results, outputs, position)
+        for view, owner in zip(outputs, owners, strict=True):
             view.buffer = owner
             if owner is not None:
                 owner.references += 1
@@ -489,9 +546,52 @@ class _Pass:
             if not view.references:
                 self._drop(view)
         dead = self._died()
-        action = _tree(results, outcomes, ())
-        if dead or self.device.backend == "cpu" or any(map(_does_something, outcomes.values())):
+        action = self._action(_tree(outcomes), position)
+        is_empty = not any(_does_something(outcome) for _, outcome in outcomes)
+        if dead or self.device.backend == "cpu" or not is_empty:
             yield Step(node.name, position, action, dead)
+
+    def _lie(self, inputs: Sequence[View]) -> Iterator[_Path]:
+        """Give the inputs each combination of the layouts they may have, one after another."""
+        known = {id(view): (view, self.layouts[id(view)]) for view in inputs if id(view) in self.layouts}
+        for choice in product(*(list(_leaves(tree)) for _, tree in known.values())):
+            path: dict[Question | Answered, bool] = {}
+            if all(path.setdefault(test, answer) == answer for more, _ in choice for test, answer in more):
+                for (view, _), (_, layout) in zip(known.values(), choice, strict=True):
+                    layout.put(view)
+                yield tuple(path.items())
+
+    def _lie_so(self, results: Sequence[_Result], outputs: Sequence[View], position: int) -> None:
+        """Give the outputs their layouts, and keep those that depend on answers."""
+        for index, view in enumerate(outputs):
+            tree = _tree([(each.path, each.outputs[index][1]) for each in results], _layout_key(view))
+            _, layout = next(_leaves(tree))
+            layout.put(view)
+            if isinstance(tree, _Fork):
+                self.layouts[id(view)] = self._flagged(tree, position)
+
+    def _flagged(self, tree: Any, position: int) -> Any:
+        """Return a tree of which the questions are asked by number of their answers."""
+        if not isinstance(tree, _Fork):
+            return tree
+        test, *branches = tree
+        if isinstance(test, Question):
+            key = position, test
+            if key not in self.flags:
+                self.flags[key] = self._new(0).number
+            test = Answered(self.flags[key])
+        return _Fork(test, *(self._flagged(branch, position) for branch in branches))
+
+    def _action(self, tree: Any, position: int) -> Action:
+        if not isinstance(tree, _Fork):
+            outcome: Outcome = tree
+            return outcome
+        test, *branches = tree
+        flag = self.flags.get((position, test)) if isinstance(test, Question) else None
+        then, otherwise = (self._action(branch, position) for branch in branches)
+        if flag is None and _key(then) == _key(otherwise):
+            return then
+        return Choice(test, then, otherwise, flag)
 
     def _owners(
         self, results: Sequence[_Result], inputs: Iterable[View]
@@ -526,7 +626,8 @@ class _Pass:
         elements, touched = result.temporary_elements, dict[int, int]()
         if not _is_zero(result.kernels):
             # CUDA counts inputs, however often (trace/streams.py).
-            seen = [(view.buffer, view.data_size) for view in inputs]
+            buffers = [view.buffer for view in inputs]
+            seen = list(zip(buffers, result.read, strict=True))
             if self.device.backend == "metal":
                 seen += [
                     (owner, layout.data_size)
@@ -577,12 +678,12 @@ class _Pass:
 
         def kept(entry: Entry) -> Kept:
             view = self.views[entry.array]
-            waiting = [x for x in self.waiting.get(id(view), ()) if isinstance(x.buffer, _Buffer)]
+            waiting = self.waiting.get(id(view), ())
             for each in waiting:
                 sources.setdefault(id(each), (number(each.buffer.number), each.references))
             positions = list(sources)
             return Kept(
-                _laid_out(view),
+                self._laid_out(view),
                 None if entry.buffer is None else number(entry.buffer),
                 tuple(positions.index(id(each)) for each in waiting),
             )
@@ -590,12 +691,27 @@ class _Pass:
         return Between(tuple(map(kept, entries)), tuple(sources.values()))
 
 
-def _laid_out(view: View) -> LaidOut | None:
-    strides, size = tuple(map(expression, view.strides)), expression(view.data_size)
-    in_rows = strides == tuple(map(expression, row_strides(view.shape)))
-    if in_rows and view.row and view.dense and size == expression(view.size):
+def _laid_out(view: View, layout: Layout) -> LaidOut | None:
+    default = tuple(map(expression, row_strides(view.shape)))
+    strides = tuple(map(expression, layout.strides)) if layout.strides else default
+    size = expression(layout.data_size)
+    if strides == default and layout.row and layout.dense and size == expression(view.size):
         return None
-    return LaidOut(strides, size, view.row, view.column, view.dense)
+    return LaidOut(strides, size, layout.row, layout.column, layout.dense)
+
+
+def _flags(tree: Any) -> list[int]:
+    """Return the flags of a tree, each once."""
+    tests = (test for path, _ in _leaves(tree) for test, _ in path)
+    return list(dict.fromkeys(test.flag for test in tests))
+
+
+def _mapped(tree: Any, flag: Callable[[int], int], leaf: Callable[[Any], Any]) -> Any:
+    """Return a tree with other flags and ends."""
+    if not isinstance(tree, _Fork):
+        return leaf(tree)
+    branches = (_mapped(branch, flag, leaf) for branch in (tree.then, tree.otherwise))
+    return _Fork(Answered(flag(tree.test.flag)), *branches)
 
 
 def _is_weight(array: Array) -> bool:
@@ -612,8 +728,50 @@ def _does_something(outcome: Outcome) -> bool:
     return bool(outcome.moved or outcome.allocated or kernels or outcome.held)
 
 
-def _results(op: _Lowering, rule: Any) -> list[_Result]:
-    """Run a rule once for each way to answer its questions; the first says yes to all."""
+def _key(value: Any) -> Any:
+    """Return what equals that of another value without a comparison of sizes."""
+    if isinstance(value, tuple):
+        return tuple(map(_key, value))
+    return expression(value) if isinstance(value, Size) else value
+
+
+def _layout_key(view: View) -> Callable[[Any], Any]:
+    """Return a function from layouts of a view to what is the same for equal ones."""
+    default = row_strides(view.shape)
+
+    def key(layout: Layout) -> Any:
+        return _key(layout._replace(strides=layout.strides or default))
+
+    return key
+
+
+def _leaves(tree: Any) -> Iterator[tuple[_Path, Any]]:
+    """Yield the ends of a tree, with the way to them."""
+    if not isinstance(tree, _Fork):
+        yield (), tree
+        return
+    for answer, branch in ((True, tree.then), (False, tree.otherwise)):
+        for path, leaf in _leaves(branch):
+            yield ((tree.test, answer), *path), leaf
+
+
+def _tree(leaves: Sequence[tuple[_Path, Any]], key: Callable[[Any], Any] | None = None) -> Any:
+    """Return the tree of ends; forks whose ends are the same by ``key`` are none."""
+    path, leaf = leaves[0]
+    if not path:
+        return leaf
+    then, otherwise = (
+        _tree([(rest, leaf) for (first, *rest), leaf in leaves if first[1] is answer], key)
+        for answer in (True, False)
+    )
+    if key and not isinstance(then, _Fork) and not isinstance(otherwise, _Fork):
+        if key(then) == key(otherwise):
+            return then
+    return _Fork(path[0][0], then, otherwise)
+
+
+def _results(op: _Lowering, rule: Any, path: _Path) -> list[_Result]:
+    """Run a rule once for each way to answer its questions, after tests of what its inputs are."""
     buffers = [(view.buffer, view.buffer.references) for view in op.inputs if view.buffer]
     tape = op.memory
     assert isinstance(tape, _Tape)
@@ -629,10 +787,12 @@ def _results(op: _Lowering, rule: Any) -> list[_Result]:
         op.script, op.asked, tape.made = script, [], []
         op.temporaries, op.temporary_elements, op.kernels = [], 0, 0
         rule(op)
+        touched = tuple(view.data_size for view in op.inputs)
         results.append(
             _Result(
-                tuple(op.asked),
+                (*path, *op.asked),
                 tuple((view.buffer, Layout.of(view)) for view in op.outputs),
+                touched,
                 tuple(tape.made),
                 op.temporary_elements,
                 op.kernels,
@@ -645,18 +805,3 @@ def _results(op: _Lowering, rule: Any) -> list[_Result]:
     for buffer, references in buffers:
         buffer.references = references
     return results
-
-
-def _tree(
-    results: Sequence[_Result], outcomes: dict[tuple[bool, ...], Outcome], path: tuple[bool, ...]
-) -> Action:
-    if path in outcomes:
-        return outcomes[path]
-    below = next(
-        result.asked
-        for result in results
-        if tuple(answer for _, answer in result.asked)[: len(path)] == path
-    )
-    question, _ = below[len(path)]
-    then, otherwise = (_tree(results, outcomes, (*path, answer)) for answer in (True, False))
-    return Choice(*question, then, otherwise)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.call_plan import PlannedCall
-from memfit.estimators.programs.lowering import Choice, Outcome, Step
+from memfit.estimators.programs.lowering import Choice, Outcome, Question, Step
 from memfit.estimators.programs.program import Block, Cache, Program
 from memfit.estimators.trace.layouts import Allocation
 from memfit.estimators.trace.memory import Allocator
@@ -23,6 +23,7 @@ class _Held(NamedTuple):
     itemsize: int
     buffer: Allocation | None
     waiting: tuple[Allocation, ...]
+    flags: tuple[bool, ...]
 
 
 class Machine:
@@ -51,7 +52,7 @@ class Machine:
         what the last ``samples`` calls have sampled.
         """
         memory = self._memory
-        self._values = program.values(**sizes)
+        self._values = program.values(sizes)
         blocks = [program.blocks[position] for position in program.order]
         found = self._take_over([cache for block in blocks for cache in block.caches])
         if jumped:
@@ -102,10 +103,16 @@ class Machine:
         memory.operation = step.name
         action = step.action
         while isinstance(action, Choice):
-            buffer = slots[action.buffer]
-            agreed = (not action.waits or buffer.references == 1) and (
-                action.limit is None or buffer.nbytes <= values[action.limit]
-            )
+            test = action.test
+            if isinstance(test, Question):
+                buffer = slots[test.buffer]
+                agreed = (not test.waits or buffer.references == 1) and (
+                    test.limit is None or buffer.nbytes <= values[test.limit]
+                )
+                if action.flag is not None:
+                    slots[action.flag] = agreed
+            else:
+                agreed = slots[test.flag]
             action = action.then if agreed else action.otherwise
         for new, old in action.moved:
             slots[new], slots[old] = slots[old], None
@@ -163,7 +170,7 @@ class Machine:
         self._lost = [x for x in waiting.values() if id(x) not in used]
         return iter(result)
 
-    def _load(self, block: Block, found: Iterator[_Held | None]) -> list[tuple[int, Allocation]]:
+    def _load(self, block: Block, found: Iterator[_Held | None]) -> list[tuple[int, Any]]:
         """Return what is there when a call begins, by slot."""
         memory, values = self._memory, self._values
         loaded = []
@@ -177,6 +184,7 @@ class Machine:
             else:
                 buffer = before.buffer
                 loaded += zip(cache.waiting, before.waiting, strict=True)
+                loaded += zip(cache.flags, before.flags, strict=True)
             loaded.append((cache.slot, buffer))
         for slot, number, name in block.inputs:
             buffer = memory.allocate(values[number])
@@ -191,6 +199,7 @@ class Machine:
             cache.itemsize,
             None if cache.slot is None else slots[cache.slot],
             tuple(slots[slot] for slot in cache.waiting),
+            tuple(slots[slot] for slot in cache.flags),
         )
 
     def _hold_samples(self, count: int, program: Program) -> None:
@@ -205,6 +214,6 @@ class Machine:
             self._samples.append(made)
 
 
-def _put(slots: list[Any], loaded: Iterable[tuple[int, Allocation]]) -> None:
+def _put(slots: list[Any], loaded: Iterable[tuple[int, Any]]) -> None:
     for slot, buffer in loaded:
         slots[slot] = buffer

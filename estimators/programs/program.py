@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 from memfit.estimators.programs.lowering import (
     TEMPORARY,
     Action,
+    Answered,
     Choice,
     Entry,
     Lowered,
     LoweringError,
     Outcome,
+    Question,
     Step,
 )
 from memfit.estimators.programs.sizes import evaluator, expression
@@ -33,6 +35,8 @@ class Cache(NamedTuple):
     shape: tuple[Number, ...]
     itemsize: int
     waiting: tuple[Slot, ...]
+    flags: tuple[Slot, ...]
+    """Answers that decide how it lies."""
 
 
 class Block(NamedTuple):
@@ -62,7 +66,7 @@ class Program(NamedTuple):
     slots: int
     samples: bool
     """Whether its results are a token and its log-probabilities."""
-    values: Callable[..., tuple[int, ...]]
+    values: Callable[[Mapping[str, int]], tuple[int, ...]]
     """The values of the expressions from the sizes by name."""
     sample_bytes: tuple[Number, ...]
     first: str
@@ -98,7 +102,7 @@ class _Cut:
             for number in sorted(used - self.folded):
                 self._settle(number, layer)
         for entry in (*lowered.caches, *lowered.held):
-            for number in (entry.buffer, *entry.waiting):
+            for number in (entry.buffer, *entry.waiting, *entry.flags):
                 if number is not None:
                     self._settle(number, arrays[entry.array] + 1)
         self.local = max(self._count)
@@ -142,6 +146,7 @@ class _Cut:
                     tuple(map(self.number, entry.shape)),
                     entry.itemsize,
                     tuple(map(slot, entry.waiting)),
+                    tuple(map(slot, entry.flags)),
                 )
                 for entry in found
                 if self._array_layers[entry.array] + 1 == layer
@@ -183,11 +188,10 @@ class _Cut:
     def _action(self, action: Action, layer: int) -> Action:
         if isinstance(action, Choice):
             return Choice(
-                self.slot(action.buffer, layer),
-                None if action.limit is None else self.number(action.limit),
-                action.waits,
+                self._test(action.test, layer),
                 self._action(action.then, layer),
                 self._action(action.otherwise, layer),
+                None if action.flag is None else self.slot(action.flag, layer),
             )
         elements = action.elements
         for number, size in action.touched:
@@ -204,13 +208,22 @@ class _Cut:
         )
 
 
+    def _test(self, test: Question | Answered, layer: int) -> Question | Answered:
+        if isinstance(test, Answered):
+            return Answered(self.slot(test.flag, layer))
+        limit = None if test.limit is None else self.number(test.limit)
+        return Question(self.slot(test.buffer, layer), limit, test.waits)
+
+
 def _buffers(step: Step) -> Iterable[int]:
     yield from step.dead
     waiting = [step.action]
     while waiting:
         action = waiting.pop()
         if isinstance(action, Choice):
-            yield action.buffer
+            yield action.test[0]
+            if action.flag is not None:
+                yield action.flag
             waiting += [action.then, action.otherwise]
             continue
         for pair in action.moved:
@@ -225,7 +238,6 @@ def program(
     array_layers: Sequence[int],
     step_layers: Sequence[int | None],
     like: Sequence[int],
-    names: Iterable[str],
     functions: Mapping[str, Callable[..., int]],
 ) -> Program:
     """Return a call of as many layers as ``like`` has, each as the lowered layer it names.
@@ -253,7 +265,7 @@ def program(
         cut.local,
         cut.slots,
         bool(lowered.samples),
-        evaluator(cut.expressions, names, functions),
+        evaluator(cut.expressions, functions),
         sample_bytes,
         lowered.first,
     )

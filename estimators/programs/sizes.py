@@ -5,8 +5,10 @@ with any number; each comparison that its names can decide otherwise is noted as
 what the rules found holds wherever the guards do.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
+from functools import partial
+from types import CodeType
 from typing import Any, NamedTuple
 
 # Coefficients by monomial: a sorted tuple of atoms, which are names or texts of other operations.
@@ -21,8 +23,8 @@ class Guard(NamedTuple):
     holds: bool
 
     @property
-    def source(self) -> str:
-        """The condition in Python."""
+    def condition(self) -> str:
+        """It in Python."""
         return f"({self.text}){self.relation}0" if self.holds else f"not ({self.text}){self.relation}0"
 
 
@@ -32,14 +34,16 @@ class Guards:
     def __init__(self, values: Mapping[str, int]) -> None:
         """Take the values of all names; none is negative."""
         self._positive = {name for name, value in values.items() if value > 0}
+        # Those whose being positive was used.
+        self._used: set[str] = set()
         self._found: dict[tuple[str, str], bool] = {}
         self.sizes = {
             name: Size(value, {(name,): 1}, self) for name, value in values.items()
         }
         """The values of the names, from which all others are calculated."""
 
-    def __iter__(self) -> Iterable[Guard]:
-        return iter(Guard(*key, holds) for key, holds in self._found.items())
+    def __iter__(self) -> Iterator[Guard]:
+        return (Guard(*key, holds) for key, holds in self._found.items())
 
     def compare(self, left: int, right: int, relation: str, *, holds: bool) -> bool:
         difference = _sum(polynomial(left), polynomial(right), -1)
@@ -59,13 +63,18 @@ class Guards:
         return not holds and (self._is_positive(difference) or self._is_positive(negative))
 
     def _is_positive(self, difference: Polynomial) -> bool:
-        return all(count > 0 for count in difference.values()) and any(
-            self._positive.issuperset(monomial) for monomial in difference
-        )
+        if any(count < 0 for count in difference.values()):
+            return False
+        for monomial in sorted(difference, key=len):
+            if self._positive.issuperset(monomial):
+                self._used.update(monomial)
+                return True
+        return False
 
-    def positive(self, names: Iterable[str]) -> list[Guard]:
-        """Return that these names are above 0, where they were."""
-        return [Guard(name, "==", holds=False) for name in names if name in self._positive]
+    def condition(self) -> str:
+        """Return all of them in Python, with those that others follow from."""
+        positive = (f"{name}>0" for name in sorted(self._used))
+        return " and ".join([*positive, *(guard.condition for guard in self)]) or "True"
 
 
 class Size(int):
@@ -195,12 +204,18 @@ def text_of(terms: Polynomial) -> str:
 
 
 def evaluator(
-    texts: Iterable[str], names: Iterable[str], functions: Mapping[str, Callable[..., int]]
-) -> Callable[..., tuple[Any, ...]]:
-    """Return a function of the names that calculates all texts, each of them made here."""
-    source = f"lambda {','.join(names)}: ({''.join(f'{text},' for text in texts)})"
-    made: Callable[..., tuple[Any, ...]] = eval(source, dict(functions))  # noqa: S307 - by `text_of`
-    return made
+    texts: Iterable[str], functions: Mapping[str, Callable[..., int]]
+) -> Callable[[Mapping[str, int]], tuple[Any, ...]]:
+    """Return a function of the sizes by name that calculates all texts, each of them made here."""
+    code = compile(f"({''.join(f'{text},' for text in texts)})", "<sizes>", "eval")
+    return partial(_evaluated, code, dict(functions))
+
+
+def _evaluated(
+    code: CodeType, functions: dict[str, Any], sizes: Mapping[str, int]
+) -> tuple[Any, ...]:
+    values: tuple[Any, ...] = eval(code, functions, sizes)  # noqa: S307 - texts of `text_of`
+    return values
 
 
 def _sum(left: Polynomial, right: Polynomial, sign: int = 1) -> Polynomial:
