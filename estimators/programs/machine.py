@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.call_plan import PlannedCall
-from memfit.estimators.programs.lowering import Choice, Outcome, Question, Step
 from memfit.estimators.programs.program import Block, Cache, Program
+from memfit.estimators.programs.steps import Choice, Outcome, Question, Step
 from memfit.estimators.trace.layouts import Allocation
 from memfit.estimators.trace.memory import Allocator
 from memfit.estimators.trace.replay import SAMPLES, CallPeak, call_peak
@@ -24,6 +24,15 @@ class _Held(NamedTuple):
     buffer: Allocation | None
     waiting: tuple[Allocation, ...]
     flags: tuple[bool, ...]
+
+
+class _Left(NamedTuple):
+    """What layers leave, one after another."""
+
+    curve: list[int]
+    held: list[_Held]
+    ending: list[Allocation | None]
+    sampled: list[Allocation]
 
 
 class Machine:
@@ -60,37 +69,39 @@ class Machine:
         self._hold_samples(samples, program)
         memory.begin(program.first)
         loads = [self._load(block, found) for block in blocks]
-        self._stream.largest_batch = 0
-        self._slots = slots = [None] * program.slots
-        for loaded in loads[:1]:
-            _put(slots, loaded)
         for block, loaded in zip(blocks, loads, strict=True):
             for slot in block.unused:
                 memory.release(dict(loaded)[slot])
-        curve, held, ending, sampled = [], [], [], []
-        local = program.local
-        for position, (block, loaded) in enumerate(zip(blocks, loads, strict=True)):
-            if position:
-                slots[local : 2 * local] = slots[:local]
-                slots[:local] = [None] * local
-                _put(slots, loaded)
-            curve += [self._act(step) for step in block.steps]
-            held += [self._left(cache) for cache in block.held]
-            ending += [slots[slot] for slot in block.end]
-            sampled += [slots[slot] for slot in block.samples]
-            for there, here in block.shared:
-                slots[there] = slots[here]
-        for buffer in chain(ending, self._lost):
+        self._stream.largest_batch = 0
+        left = self._run(program, blocks, loads)
+        for buffer in chain(left.ending, self._lost):
             if buffer is not None:
                 memory.release(buffer)
-        self._held = held
-        for buffer in (each.buffer for each in held if each.buffer is not None):
-            buffer.operation = "caches"
+        self._held = left.held
+        _name((each.buffer for each in left.held), "caches")
         if program.samples:
-            self._samples.append(sampled)
-            for buffer in sampled:
-                buffer.operation = SAMPLES
-        return call_peak(call.phase, call, memory, tuple(curve), self._stream.largest_batch)
+            self._samples.append(left.sampled)
+            _name(left.sampled, SAMPLES)
+        return call_peak(call.phase, call, memory, tuple(left.curve), self._stream.largest_batch)
+
+    def _run(
+        self, program: Program, blocks: Sequence[Block], loads: Sequence[Sequence[tuple[int, Any]]]
+    ) -> "_Left":
+        """Run the layers one after another."""
+        left, local = _Left([], [], [], []), program.local
+        self._slots = slots = [None] * program.slots
+        for block, loaded in zip(blocks, loads, strict=True):
+            slots[local : 2 * local] = slots[:local]
+            slots[:local] = [None] * local
+            for slot, buffer in loaded:
+                slots[slot] = buffer
+            left.curve.extend(map(self._act, block.steps))
+            left.held.extend(map(self._left, block.held))
+            left.ending.extend(slots[slot] for slot in block.end)
+            left.sampled.extend(slots[slot] for slot in block.samples)
+            for there, here in block.shared:
+                slots[there] = slots[here]
+        return left
 
     def wait(self) -> None:
         """Wait for the device, and give the freed buffers back."""
@@ -174,7 +185,8 @@ class Machine:
         """Return what is there when a call begins, by slot."""
         memory, values = self._memory, self._values
         loaded = []
-        for cache, before in zip(block.caches, found):
+        for cache in block.caches:
+            before = next(found)
             if before is None:
                 nbytes = cache.itemsize
                 for axis in cache.shape:
@@ -214,6 +226,7 @@ class Machine:
             self._samples.append(made)
 
 
-def _put(slots: list[Any], loaded: Iterable[tuple[int, Any]]) -> None:
-    for slot, buffer in loaded:
-        slots[slot] = buffer
+def _name(buffers: Iterable[Allocation | None], name: str) -> None:
+    for buffer in buffers:
+        if buffer is not None:
+            buffer.operation = name

@@ -1,14 +1,16 @@
 """Lowered calls cut into layers, so that a few recorded layers stand for all of a model.
 
-The steps of a layer are those from the first that computes something of it to the first of the next
-one. Buffers are named from where a layer stands: its own, those of the layer before, and those that
-all layers can read. So equal layers have equal steps, and a call of any depth is a sequence of them.
+The steps of a layer are those from the first that computes something of it to the first of the
+next one. Buffers are named from where a layer stands: its own, those of the layer before, and those
+that all layers can read. So equal layers have equal steps, and a call of any depth is a sequence of
+them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from memfit.estimators.programs.lowering import (
+from memfit.estimators.programs.sizes import evaluator, expression
+from memfit.estimators.programs.steps import (
     TEMPORARY,
     Action,
     Answered,
@@ -20,7 +22,6 @@ from memfit.estimators.programs.lowering import (
     Question,
     Step,
 )
-from memfit.estimators.programs.sizes import evaluator, expression
 
 # Names of expressions are their positions in `Program.values`.
 Number = int
@@ -87,9 +88,7 @@ class _Cut:
         self.home: dict[int, int] = {}
         self._index: dict[int, int] = {}
         self._count = [0] * (self.layers + 1)
-        uses = [
-            {each for step in steps for each in set(_buffers(step))} for steps in self.steps
-        ]
+        uses = [{each for step in steps for each in set(_buffers(step))} for steps in self.steps]
         # A weight that one step reads is in no batch twice.
         count: dict[int, int] = {}
         for step in lowered.steps:
@@ -207,7 +206,6 @@ class _Cut:
             tuple(self.slot(each, layer) for each in action.held),
         )
 
-
     def _test(self, test: Question | Answered, layer: int) -> Question | Answered:
         if isinstance(test, Answered):
             return Answered(self.slot(test.flag, layer))
@@ -242,8 +240,8 @@ def program(
 ) -> Program:
     """Return a call of as many layers as ``like`` has, each as the lowered layer it names.
 
-    ``array_layers`` are the layers of the call's arrays, -1 before all layers; ``step_layers`` those
-    of the lowered steps, None where that is not known.
+    ``array_layers`` are the layers of the call's arrays, -1 before all layers; ``step_layers``
+    those of the lowered steps, None where that is not known.
 
     Raises:
         LoweringError: when a layer reads what a layer leaves that is not repeated as it is.
@@ -278,5 +276,3 @@ def _in_order(layers: Iterable[int | None]) -> list[int]:
         reached = max(reached, -1 if layer is None else layer)
         result.append(reached)
     return result
-
-

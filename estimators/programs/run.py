@@ -11,22 +11,16 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.call_plan import CHUNKS, PlannedCall, held_samples
+from memfit.estimators.programs.answers import functions
 from memfit.estimators.programs.assembly import Assembled, assembled
 from memfit.estimators.programs.dimensions import call_sizes
 from memfit.estimators.programs.graph import RecordedClass, Structure, Variant
-from memfit.estimators.programs.lowering import (
-    NOTHING,
-    Between,
-    Kept,
-    Lowered,
-    before,
-    functions,
-    lower,
-)
+from memfit.estimators.programs.lowering import lower
 from memfit.estimators.programs.machine import Machine
 from memfit.estimators.programs.program import Program, program
 from memfit.estimators.programs.select import structure_of
 from memfit.estimators.programs.sizes import Guards, evaluator, expression
+from memfit.estimators.programs.steps import NOTHING, Between, Kept, Lowered, before
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.replay import CallPeak
 from memfit.estimators.trace.schedule import unmerged

@@ -25,7 +25,9 @@ class Guard(NamedTuple):
     @property
     def condition(self) -> str:
         """It in Python."""
-        return f"({self.text}){self.relation}0" if self.holds else f"not ({self.text}){self.relation}0"
+        return (
+            f"({self.text}){self.relation}0" if self.holds else f"not ({self.text}){self.relation}0"
+        )
 
 
 class Guards:
@@ -37,9 +39,7 @@ class Guards:
         # Those whose being positive was used.
         self._used: set[str] = set()
         self._found: dict[tuple[str, str], bool] = {}
-        self.sizes = {
-            name: Size(value, {(name,): 1}, self) for name, value in values.items()
-        }
+        self.sizes = {name: Size(value, {(name,): 1}, self) for name, value in values.items()}
         """The values of the names, from which all others are calculated."""
 
     def __iter__(self) -> Iterator[Guard]:
@@ -214,7 +214,7 @@ def evaluator(
 def _evaluated(
     code: CodeType, functions: dict[str, Any], sizes: Mapping[str, int]
 ) -> tuple[Any, ...]:
-    values: tuple[Any, ...] = eval(code, functions, sizes)  # noqa: S307 - texts of `text_of`
+    values: tuple[Any, ...] = eval(code, functions, sizes)
     return values
 
 

@@ -85,6 +85,11 @@ class View:
             self._strides = row_strides(self.shape)
         return self._strides
 
+    @property
+    def given_strides(self) -> Strides | None:
+        """The strides, None where they are those of a new array."""
+        return self._strides
+
     def set_layout(
         self, strides: Strides | None, data_size: int, *, row: bool, column: bool, dense: bool
     ) -> None:

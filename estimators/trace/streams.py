@@ -79,7 +79,6 @@ class Touched:
                 fresh += view.data_size
         return fresh
 
-
     def buffers(self) -> set[int]:
         """Return the identities of the buffers that the open batch has touched."""
         # A new command buffer has no inputs yet.
