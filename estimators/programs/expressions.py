@@ -1,7 +1,7 @@
 """Sizes as text, such as ``2*L*hidden_size``, evaluated on exact integers.
 
 The grammar is a part of Python's: names, integers, strings, ``+ - * // %``, comparisons, ``and``,
-``or``, ``not``, conditional expressions and indexing. Names are the caller's; nothing can be called.
+``or``, ``not``, conditional expressions and indexing. Names are the caller's; nothing is called.
 Any integers do, also ones that record how they are used.
 """
 
@@ -67,7 +67,7 @@ def _compiled(texts: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[Any
     def values(names: Mapping[str, Any]) -> tuple[Any, ...]:
         try:
             # Only the grammar's nodes are in the code, so that it reads names and computes.
-            result: tuple[Any, ...] = eval(code, {"__builtins__": {}}, names)  # noqa: S307
+            result: tuple[Any, ...] = eval(code, {"__builtins__": {}}, names)
         except (NameError, KeyError, IndexError, TypeError, ZeroDivisionError) as error:
             raise ExpressionError(f"no value: {error}") from None
         return result
