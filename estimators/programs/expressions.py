@@ -1,7 +1,7 @@
 """Sizes as text, such as ``2*L*hidden_size``, evaluated on exact integers.
 
 The grammar is a part of Python's: names, integers, strings, ``+ - * // %``, comparisons, ``and``,
-``or``, ``not``, conditional expressions and indexing. Names are the caller's; nothing can be called.
+``or``, ``not``, conditional expressions and indexing. Names are the caller's; nothing is called.
 Any integers do, also ones that record how they are used.
 """
 

@@ -81,7 +81,7 @@ class Structure(Struct, frozen=True, forbid_unknown_fields=True):
     """The graph of some calls of the class, at any sizes and depth."""
 
     when: tuple[str, ...]
-    """The values of `RecordedClass.features` that its calls have, each as text of 0 and 1."""
+    """The values of `RecordedClass.features` that its calls have, each as text of digits."""
     guards: tuple[str, ...]
     """Conditions that hold in all its recordings; the graph is known where all do."""
     prologue: int
@@ -90,11 +90,22 @@ class Structure(Struct, frozen=True, forbid_unknown_fields=True):
     """Block of a layer by `layer_key`."""
 
 
+class RecordedAttention(NamedTuple):
+    """The sizes of a call of attention, as expressions."""
+
+    heads: str
+    kv_heads: str
+    key_dim: str
+    value_dim: str
+    keys: str = "P + L"
+    """Tokens in the cache that it reads."""
+
+
 class Variant(Struct, frozen=True, forbid_unknown_fields=True):
     """Graphs of the class as some settings build it."""
 
     facts: Mapping[str, tuple[Fact, ...]]
-    """Values of settings of the config, packing and machine that these graphs were recorded with."""
+    """Values of settings of the config, packing and machine that they were recorded with."""
     structures: tuple[Structure, ...]
 
 
@@ -111,8 +122,10 @@ class RecordedClass(Struct, frozen=True, forbid_unknown_fields=True):
     """Expression on the config."""
     kinds: tuple[str, ...]
     """Expressions on the config and ``i``, the layer's number, that say of which kind it is."""
+    attention: tuple[RecordedAttention, ...]
+    """The calls of attention, of which MLX chooses the kernels by their sizes."""
     features: tuple[str, ...]
-    """Conditions on a call that distinguish its graphs."""
+    """What distinguishes the graphs of calls: conditions and kernels, each with a digit."""
     settings: Mapping[str, Value]
     """Settings that the class reads, and what it takes where the config has none."""
     ignored: tuple[str, ...]

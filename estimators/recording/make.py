@@ -1,0 +1,169 @@
+"""Data of a class from recordings at many small sizes."""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.programs.dimensions import (
+    CALL_FEATURES,
+    WINDOW,
+    WINDOW_FEATURES,
+    attention_features,
+)
+from memfit.estimators.programs.graph import (
+    SCHEMA,
+    Argument,
+    BlockText,
+    RecordedClass,
+    Structure,
+    Variant,
+    layer_key,
+)
+from memfit.estimators.programs.select import features_met
+from memfit.estimators.recording.classes import CLASSES, ClassPlan
+from memfit.estimators.recording.draws import LEAST, DrawnCall, draw_calls
+from memfit.estimators.recording.fit import Fitting
+from memfit.estimators.recording.split import FittedCall, Splitting, block_text, layers_root
+from memfit.estimators.trace.kernel_stubs import TraceTarget
+
+
+class Blocks:
+    """The blocks of a class, each there once."""
+
+    def __init__(self) -> None:
+        self.texts: list[BlockText] = []
+        self._positions: dict[bytes, int] = {}
+
+    def place(self, text: BlockText) -> int:
+        """Return the position of a block, which is added where there is none like it."""
+        key = msgspec.json.encode(text)
+        if key not in self._positions:
+            self._positions[key] = len(self.texts)
+            self.texts.append(text)
+        return self._positions[key]
+
+
+def fitted_call(drawn: Sequence[DrawnCall]) -> tuple[FittedCall, tuple[str, ...]]:
+    """Return the expressions of a structure's sizes, and what held in all its recordings.
+
+    Raises:
+        UnsupportedError: when a size is no expression that is known.
+    """
+    fitting = Fitting([each.sizes for each in drawn])
+    calls = [each.call for each in drawn]
+
+    def text(values: tuple[int, ...], what: str) -> str:
+        found = fitting.text(values)
+        if found is None:
+            shown = [{**each.sizes, "value": value} for each, value in zip(drawn, values, strict=True)]
+            raise UnsupportedError(f"{what} is no known expression: {shown[:8]}")
+        return found
+
+    first = calls[0]
+    shapes = tuple(
+        tuple(
+            text(tuple(call.arrays[i].shape[axis] for call in calls), f"an axis of {array}")
+            for axis in range(len(array.shape))
+        )
+        for i, array in enumerate(first.arrays)
+    )
+    arguments = tuple(
+        tuple(
+            _argument([call.nodes[i].arguments[k] for call in calls], partial(text, what=node.name))
+            for k in range(len(node.arguments))
+        )
+        for i, node in enumerate(first.nodes)
+    )
+    return FittedCall(first, shapes, arguments), tuple(fitting.guards())
+
+
+def _argument(values: list[Any], text: Callable[[tuple[int, ...]], str]) -> Argument:
+    first = values[0]
+    if isinstance(first, tuple):
+        return tuple(_argument([each[k] for each in values], text) for k in range(len(first)))  # type: ignore[return-value]
+    if isinstance(first, float):
+        return 0.0
+    if isinstance(first, bool) or not isinstance(first, int):
+        return first  # type: ignore[no-any-return]
+    found = text(tuple(values))
+    return int(found) if found.lstrip("-").isdigit() else f"={found}"
+
+
+def recorded_class(plan: ClassPlan, *, packings: Sequence[bool] = (False, True)) -> RecordedClass:
+    """Return the data of a class.
+
+    Raises:
+        UnsupportedError: when its calls do not follow from sizes and kinds of layers.
+    """
+    from memfit.estimators.trace.libraries import versions
+
+    blocks, features = Blocks(), _features(plan)
+    variants = tuple(
+        _variant(plan, blocks, features, TraceTarget(), packed=packed) for packed in packings
+    )
+    return RecordedClass(
+        schema=SCHEMA,
+        model_type=plan.base["model_type"],
+        versions=versions(),
+        dims=plan.dims,
+        layer_count=plan.layer_count,
+        kinds=plan.kinds,
+        attention=plan.attention,
+        features=features,
+        settings={},
+        ignored=(),
+        variants=variants,
+        blocks=tuple(blocks.texts),
+    )
+
+
+def _features(plan: ClassPlan) -> tuple[str, ...]:
+    windowed = WINDOW_FEATURES if WINDOW in plan.dims else ()
+    return (*CALL_FEATURES, *windowed, *plan.features, *attention_features(plan.attention))
+
+
+def _variant(
+    plan: ClassPlan,
+    blocks: Blocks,
+    features: tuple[str, ...],
+    target: TraceTarget,
+    *,
+    packed: bool,
+) -> Variant:
+    drawn = draw_calls(plan, target, packed=packed)
+    chosen: dict[str, set[Hashable]] = defaultdict(set)
+    for key, calls in drawn.items():
+        for each in calls:
+            chosen[features_met(features, each.sizes)].add(key)
+    structures = []
+    for calls in drawn.values():
+        texts = sorted({features_met(features, each.sizes) for each in calls})
+        when = tuple(text for text in texts if len(chosen[text]) == 1)
+        if when and len(calls) >= LEAST:
+            structures.append(_structure(plan, blocks, calls, when))
+    facts = {"packed": (packed,), "backend": (target.backend,)}
+    return Variant(facts, tuple(sorted(structures, key=lambda each: each.when)))
+
+
+def _structure(
+    plan: ClassPlan, blocks: Blocks, calls: Sequence[DrawnCall], when: tuple[str, ...]
+) -> Structure:
+    fitted, guards = fitted_call(calls)
+    names = [array.name for array in fitted.call.arrays if array.role == "weight"]
+    kinds = plan.layer_kinds(plan.base)
+    prologue, *layers = Splitting(fitted, layers_root(names)).blocks(len(kinds))[0]
+    placed: dict[str, int] = {}
+    for layer, block in enumerate(layers):
+        key, position = layer_key(kinds, layer), blocks.place(block_text(block))
+        if placed.setdefault(key, position) != position:
+            raise UnsupportedError(f"layers of kind {key!r} differ: {layer} from one before it")
+    return Structure(when, guards, blocks.place(block_text(prologue)), placed)
+
+
+def recorded(model_type: str, *, packings: Sequence[bool] = (False, True)) -> RecordedClass:
+    """Return the data of a class by its model type."""
+    return recorded_class(CLASSES[model_type], packings=packings)
