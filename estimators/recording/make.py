@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.programs.dimensions import (
@@ -25,8 +26,10 @@ from memfit.estimators.programs.graph import (
 )
 from memfit.estimators.programs.select import features_met
 from memfit.estimators.recording.classes import CLASSES, ClassPlan
+from memfit.estimators.recording.describe import class_description
 from memfit.estimators.recording.draws import LEAST, DrawnCall, draw_calls
 from memfit.estimators.recording.fit import Fitting
+from memfit.estimators.recording.settings import class_settings, ignored_settings
 from memfit.estimators.recording.split import FittedCall, Splitting, block_text, layers_root
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 
@@ -59,7 +62,9 @@ def fitted_call(drawn: Sequence[DrawnCall]) -> tuple[FittedCall, tuple[str, ...]
     def text(values: tuple[int, ...], what: str) -> str:
         found = fitting.text(values)
         if found is None:
-            shown = [{**each.sizes, "value": value} for each, value in zip(drawn, values, strict=True)]
+            shown = [
+                {**each.sizes, "value": value} for each, value in zip(drawn, values, strict=True)
+            ]
             raise UnsupportedError(f"{what} is no known expression: {shown[:8]}")
         return found
 
@@ -101,6 +106,8 @@ def recorded_class(plan: ClassPlan, *, packings: Sequence[bool] = (False, True))
     """
     from memfit.estimators.trace.libraries import versions
 
+    plan = replace(plan, base={**class_settings(plan), **plan.base})
+    settings = class_settings(plan)
     blocks, features = Blocks(), _features(plan)
     variants = tuple(
         _variant(plan, blocks, features, TraceTarget(), packed=packed) for packed in packings
@@ -114,10 +121,11 @@ def recorded_class(plan: ClassPlan, *, packings: Sequence[bool] = (False, True))
         kinds=plan.kinds,
         attention=plan.attention,
         features=features,
-        settings={},
-        ignored=(),
+        settings=settings,
+        ignored=ignored_settings(plan, settings),
         variants=variants,
         blocks=tuple(blocks.texts),
+        description=class_description(plan),
     )
 
 
