@@ -1,0 +1,198 @@
+"""The calls of a run of a recorded class, followed without MLX.
+
+A call is lowered once for each graph, for what the call before it has left, and for each way the
+rules' comparisons come out. After that its steps are followed at any sizes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from memfit.estimators.base import dtypes
+from memfit.estimators.base.workload import CallPhase, Workload
+from memfit.estimators.machine.device import Device
+from memfit.estimators.mlx.call_plan import CHUNKS, PlannedCall, held_samples
+from memfit.estimators.programs.answers import functions
+from memfit.estimators.programs.assembly import Assembled, assembled
+from memfit.estimators.programs.dimensions import call_sizes
+from memfit.estimators.programs.graph import RecordedClass, Structure, Variant
+from memfit.estimators.programs.lowering import lower
+from memfit.estimators.programs.machine import Machine
+from memfit.estimators.programs.program import Program, program
+from memfit.estimators.programs.select import structure_of
+from memfit.estimators.programs.sizes import Guards, evaluator, expression
+from memfit.estimators.programs.steps import NOTHING, Between, Kept, Lowered, before
+from memfit.estimators.trace.kernel_stubs import TraceTarget
+from memfit.estimators.trace.replay import CallPeak
+from memfit.estimators.trace.schedule import unmerged
+
+_Values = Callable[[Mapping[str, int]], tuple[Any, ...]]
+# A pattern of kinds of layers that is longer than this is followed layer by layer.
+_LONGEST_PERIOD = 12
+
+
+class Depth(NamedTuple):
+    """A few layers that stand for all of a model."""
+
+    kinds: tuple[str, ...]
+    """Of the few."""
+    like: tuple[int, ...]
+    """For each layer of the model which of the few it is like."""
+
+
+def shortened(kinds: tuple[str, ...]) -> Depth:
+    """Return the first layers of each kind, those that go on like them, and the last.
+
+    >>> shortened(("0",) * 9)
+    Depth(kinds=('0', '0', '0', '0', '0'), like=(0, 1, 2, 2, 2, 2, 2, 3, 4))
+    """
+    count = len(kinds)
+    for period in range(1, _LONGEST_PERIOD + 1):
+        start = next(
+            (i + 1 for i in reversed(range(count - period)) if kinds[i] != kinds[i + period]), 0
+        )
+        # The first two layers have graphs of their own, and so have the last two.
+        reached = max(start + 2 * period, 2 + period)
+        left_out = (count - 2 - reached) // period * period
+        if left_out > 0:
+            steady = (reached - period + i % period for i in range(left_out))
+            like = (*range(reached), *steady, *range(reached, count - left_out))
+            return Depth(kinds[:reached] + kinds[reached + left_out :], like)
+    return Depth(kinds, tuple(range(count)))
+
+
+class _Made(NamedTuple):
+    """A program, and where it holds."""
+
+    holds: _Values
+    program: Program
+    shapes: _Values
+    """Of what it leaves."""
+    lowered: Lowered
+
+
+class _Caches(NamedTuple):
+    """The arrays of caches that a graph finds."""
+
+    shapes: _Values
+    itemsizes: tuple[int, ...]
+
+
+class Programs:
+    """The programs of one variant of a class on a device, made when they are needed."""
+
+    def __init__(
+        self,
+        recorded: RecordedClass,
+        variant: Variant,
+        kinds: tuple[str, ...],
+        device: Device,
+        target: TraceTarget,
+    ) -> None:
+        self._recorded, self._variant = recorded, variant
+        self._device, self._target = device, target
+        self._depth = shortened(kinds)
+        self._functions = functions(device, target.versions.mlx)
+        self._caches: dict[int, _Caches] = {}
+        self._made: dict[tuple[int, Between], list[_Made]] = {}
+
+    def peaks(
+        self, sizes: Mapping[str, int], workload: Workload, planned: Sequence[PlannedCall]
+    ) -> Iterator[CallPeak[CallPhase]]:
+        """Yield the most in use during each call of a run; weights are not in it.
+
+        ``sizes`` are those of the config.
+
+        Raises:
+            UnsupportedError: when a call has a graph that was not recorded.
+        """
+        machine = Machine(self._device)
+        last: tuple[_Made, tuple[int, ...]] | None = None
+        reached, known = -1, dict[str, int]()
+        first_token = next(
+            (call.position for call in planned if call.phase not in CHUNKS), planned[-1].position
+        )
+        for call in planned:
+            here = call_sizes(sizes, self._recorded.attention, workload, call, self._target)
+            structure = structure_of(self._recorded, self._variant, here)
+            here |= before(known)
+            made = self._program(structure, here, call, last)
+            yield machine.call_peak(
+                made.program,
+                here,
+                call,
+                jumped=call.position != reached,
+                samples=held_samples(max(0, call.position - first_token)),
+            )
+            if call.phase in CHUNKS:
+                machine.wait()
+            reached = call.position + call.tokens
+            known = {name: size for name, size in here.items() if name not in before(known)}
+            last = made, made.shapes(here)
+
+    def _program(
+        self,
+        structure: Structure,
+        sizes: Mapping[str, int],
+        call: PlannedCall,
+        last: tuple[_Made, tuple[int, ...]] | None,
+    ) -> _Made:
+        caches = self._caches_of(structure, sizes, call)
+        found = _found(caches, sizes, last)
+        known = self._made.setdefault((id(structure), found), [])
+        for made in known:
+            if all(made.holds(sizes)):
+                return made
+        guards = Guards(sizes)
+        made = self._lowered(self._assembled(structure, guards.sizes, call), guards, found)
+        known.append(made)
+        return made
+
+    def _assembled(
+        self, structure: Structure, sizes: Mapping[str, int], call: PlannedCall
+    ) -> Assembled:
+        return assembled(self._recorded, structure, self._depth.kinds, sizes, call)
+
+    def _caches_of(
+        self, structure: Structure, sizes: Mapping[str, int], call: PlannedCall
+    ) -> _Caches:
+        if id(structure) not in self._caches:
+            graph = self._assembled(structure, Guards(sizes).sizes, call).call
+            arrays = [graph.arrays[i] for i in graph.of_role("cache")]
+            self._caches[id(structure)] = _Caches(
+                self._shapes([array.shape for array in arrays]),
+                tuple(dtypes.BITS[array.dtype] // 8 for array in arrays),
+            )
+        return self._caches[id(structure)]
+
+    def _shapes(self, shapes: Sequence[tuple[int, ...]]) -> _Values:
+        texts = (f"({''.join(f'{expression(axis)},' for axis in shape)})" for shape in shapes)
+        return evaluator(texts, self._functions)
+
+    def _lowered(self, graph: Assembled, guards: Guards, found: Between) -> _Made:
+        mlx = self._target.versions.mlx
+        lowered = lower(graph.call, self._device, mlx, found, guards.sizes)
+        layers = dict(enumerate(graph.array_layers))
+        nodes = unmerged(graph.call).nodes
+        steps = [layers.get(nodes[step.node].outputs[0]) for step in lowered.steps]
+        return _Made(
+            evaluator([f"({guards.condition()})"], self._functions),
+            program(lowered, graph.array_layers, steps, self._depth.like, self._functions),
+            self._shapes([entry.shape for entry in lowered.held]),
+            lowered,
+        )
+
+
+def _found(
+    caches: _Caches, sizes: Mapping[str, int], last: tuple[_Made, tuple[int, ...]] | None
+) -> Between:
+    """Return what the call before has left of the caches of a call, by their shapes."""
+    if last is None:
+        return NOTHING
+    made, shapes = last
+    left: dict[Any, list[Kept]] = {}
+    for entry, kept, shape in zip(made.lowered.held, made.lowered.leaves.kept, shapes, strict=True):
+        if kept is not None and kept.buffer is not None:
+            left.setdefault((shape, entry.itemsize), []).append(kept)
+    wanted = zip(caches.shapes(sizes), caches.itemsizes, strict=True)
+    found = tuple(same.pop(0) if (same := left.get(key)) else None for key in wanted)
+    return Between(found, made.lowered.leaves.sources)
