@@ -99,6 +99,10 @@ class RecordedAttention(NamedTuple):
     value_dim: str
     keys: str = "P + L"
     """Tokens in the cache that it reads."""
+    when: str = "1"
+    """A condition on the calls that have it."""
+    masks: tuple[Literal["none", "causal", "array"], ...] = ("none", "causal", "array")
+    """What mlx-lm may pass as its mask."""
 
 
 class Variant(Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,10 +130,12 @@ class RecordedClass(Struct, frozen=True, forbid_unknown_fields=True):
     """The calls of attention, of which MLX chooses the kernels by their sizes."""
     features: tuple[str, ...]
     """What distinguishes the graphs of calls: conditions and kernels, each with a digit."""
-    settings: Mapping[str, Value]
+    settings: Mapping[str, Any]
     """Settings that the class reads, and what it takes where the config has none."""
+    fixed: Mapping[str, Any]
+    """Of them those that all recordings have in common: other values are not known."""
     ignored: tuple[str, ...]
-    """Settings that no graph depends on."""
+    """Of them the positive numbers that no graph depends on."""
     variants: tuple[Variant, ...]
     blocks: tuple[BlockText, ...]
     description: Any = None

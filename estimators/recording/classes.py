@@ -83,6 +83,7 @@ _EXPERTS = {
     "moe_intermediate_size": range(96, 480, 16),
     "num_experts_per_tok": (2, 3, 4, 5, 6),
 }
+_PACKED_LATENT = {"qk_nope_head_dim": (64, 128, 192)}
 _PACKED_EXPERTS = {"moe_intermediate_size": range(128, 640, 64)}
 _LATENT = {
     "num_attention_heads": (4, 8, 12, 20),
@@ -96,9 +97,21 @@ _GROUPED = RecordedAttention("num_attention_heads", "num_key_value_heads", "head
 _WINDOWED = _GROUPED._replace(keys="W1")
 # Of a chunk all heads have keys and values of their own; a token reads what they are made from.
 _UNFOLDED = RecordedAttention(
-    "num_attention_heads", "num_attention_heads", "qk_nope_head_dim", "v_head_dim"
+    "num_attention_heads",
+    "num_attention_heads",
+    "qk_nope_head_dim",
+    "v_head_dim",
+    when="L > 1",
+    masks=("array",),
 )
-_FOLDED = RecordedAttention("num_attention_heads", "1", "kv_lora_rank", "kv_lora_rank")
+_FOLDED = RecordedAttention(
+    "num_attention_heads",
+    "1",
+    "kv_lora_rank",
+    "kv_lora_rank",
+    when="L == 1",
+    masks=("array",),
+)
 # mlx-lm models/switch_layers.py sorts the rows of experts from 64 on.
 _SORTED = "L*num_experts_per_tok >= 64"
 
@@ -142,7 +155,7 @@ PLANS = (
             "n_routed_experts": range(8, 40, 2),
             "n_shared_experts": (1, 2, 3),
         },
-        packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS},
+        packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS, **_PACKED_LATENT},
         kinds=("i >= first_k_dense_replace and i % moe_layer_freq == 0",),
         features=(_SORTED,),
         attention=(_UNFOLDED, _FOLDED),
@@ -200,7 +213,7 @@ PLANS = (
         },
         dims=_dims(_WIDTHS, _LATENT),
         draws={**_WIDTHS, **_LATENT},
-        packed_draws=_PACKED_WIDTHS,
+        packed_draws={**_PACKED_WIDTHS, **_PACKED_LATENT},
         attention=(_UNFOLDED, _FOLDED),
     ),
     ClassPlan(
@@ -309,6 +322,7 @@ PLANS = (
             "zero_expert_num": range(2, 20, 2),
         },
         packed_draws={
+            **_PACKED_LATENT,
             "hidden_size": range(128, 960, 64),
             "ffn_hidden_size": range(128, 960, 64),
             "expert_ffn_hidden_size": range(128, 640, 64),

@@ -108,6 +108,8 @@ def recorded_class(plan: ClassPlan, *, packings: Sequence[bool] = (False, True))
 
     plan = replace(plan, base={**class_settings(plan), **plan.base})
     settings = class_settings(plan)
+    ignored = ignored_settings(plan, settings)
+    free = {*ignored, *plan.names(), *(name for other in plan.others for name in other)}
     blocks, features = Blocks(), _features(plan)
     variants = tuple(
         _variant(plan, blocks, features, TraceTarget(), packed=packed) for packed in packings
@@ -122,7 +124,8 @@ def recorded_class(plan: ClassPlan, *, packings: Sequence[bool] = (False, True))
         attention=plan.attention,
         features=features,
         settings=settings,
-        ignored=ignored_settings(plan, settings),
+        fixed={name: plan.base[name] for name in settings if name not in free},
+        ignored=ignored,
         variants=variants,
         blocks=tuple(blocks.texts),
         description=class_description(plan),

@@ -13,6 +13,8 @@ from memfit.estimators.trace.isolation import tracing
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for
 from memfit.estimators.trace.traced_model import TracedModel
 
+# The packing is known from the weights.
+_OF_FORMAT = frozenset({"model_type", "quantization", "quantization_config"})
 _WORKLOAD = Workload(prompt_tokens=600, max_tokens=3, prefill_step=256)
 # A class can have a branch for each of these.
 _TRIED = (0.5, 1, 2, 1000)
@@ -26,7 +28,7 @@ def class_settings(plan: ClassPlan) -> dict[str, Any]:
     return {
         field.name: None if field.default is MISSING else field.default
         for field in fields(module.ModelArgs)
-        if field.name != "model_type"
+        if field.name not in _OF_FORMAT
     }
 
 
