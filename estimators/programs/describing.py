@@ -1,4 +1,4 @@
-"""The description of a recorded class: its modules, caches and experts, at the sizes of a config."""
+"""The description of a recorded class: its modules, caches and experts, at any sizes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,10 +16,8 @@ def described(
     description: Mapping[str, Any],
     kinds: tuple[str, ...],
     sizes: Mapping[str, int],
-    *,
-    dtype: str,
 ) -> Model:
-    """Return the model that `trace.class_description.describe` would, with parameters of ``dtype``.
+    """Return the model that `trace.class_description.describe` would.
 
     ``description`` is that of a recorded class; it has one layer of each kind.
     """
@@ -29,7 +27,6 @@ def described(
     modules = tuple(msgspec.convert(module, Module) for module in values.pop("modules"))
     return Model(
         **values,
-        dtype=dtype,
         attention_widths=widths,
         modules=modules,
         layers=tuple(by_kind[kind] for kind in kinds),

@@ -120,6 +120,8 @@ class RecordedClass(Struct, frozen=True, forbid_unknown_fields=True):
     model_type: str
     versions: Mapping[str, str]
     """The versions of MLX and mlx-lm that it was recorded with."""
+    made_from: str
+    """A digest of how it was recorded."""
     dims: Mapping[str, str]
     """Names of sizes and their expressions on the config."""
     layer_count: str

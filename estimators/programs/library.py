@@ -5,6 +5,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import UnsupportedError
@@ -41,8 +43,8 @@ class RecordedModel(NamedTuple):
     def description(self) -> Model:
         """Return what formulas and plans need of the model."""
         description = self.recorded.description
-        model = described(description, self.kinds, self.sizes, dtype=RECORDED_DTYPE)
-        return model
+        model = described(description, self.kinds, self.sizes)
+        return replace(model, model_type=self.recorded.model_type)
 
     def variant(self, packing: Quantization | None, backend: Backend) -> Variant:
         """Return the graphs of the class on a backend, with its matrices packed or not.

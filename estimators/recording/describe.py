@@ -14,7 +14,7 @@ from memfit.estimators.trace.traced_model import TracedModel
 
 _DRAWS = 16
 # What the caller of a description knows.
-_GIVEN = ("model_type", "max_context", "dtype", "first_layer", "deepstack_layers", "notes")
+_GIVEN = ("model_type", "max_context", "first_layer", "deepstack_layers", "notes")
 
 
 def class_description(plan: ClassPlan, *, seed: int = 2) -> dict[str, Any]:
