@@ -190,7 +190,9 @@ def packing_of(model: Model, plan: QuantizationPlan | None) -> Quantization | No
         return None
     uniform = QuantizationPlan(plan.default, converting=True)
     for path, module in model.all_modules():
-        if plan.quantization(path, module) != uniform.quantization(path, module):
+        packing = plan.quantization(path, module)
+        is_left_out = packing is None and module.quantizable and module.predicate is not False
+        if is_left_out or packing != uniform.quantization(path, module):
             raise UnsupportedError(f"the recorded graphs have no format of its own for {path}")
     return plan.default
 
