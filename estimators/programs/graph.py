@@ -31,7 +31,7 @@ class Reference(NamedTuple):
     block: int
     """0 is the block itself, 1 the layer before, 2 the one before that; -1 is the prologue."""
     index: int
-    """Position in the arrays of that block."""
+    """Position in the block's own arrays, or in what another block exports."""
 
 
 class BlockArray(NamedTuple):
@@ -64,6 +64,8 @@ class Block(NamedTuple):
     """What of the arrays passed to mx.eval is listed with this layer."""
     cached: tuple[Reference, ...]
     """The arrays that the caches of this layer hold when the call returns."""
+    exports: tuple[int, ...]
+    """The own arrays that other blocks refer to."""
 
 
 class BlockText(Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,6 +77,7 @@ class BlockText(Struct, frozen=True, forbid_unknown_fields=True):
     """Name, references, ``type shape`` of each output, then the arguments."""
     evaluated: str = ""
     cached: str = ""
+    exports: str = ""
 
 
 class Structure(Struct, frozen=True, forbid_unknown_fields=True):
@@ -170,7 +173,9 @@ def parsed(text: BlockText) -> Block:
         made = tuple(range(first, len(arrays)))
         plain = tuple(tuple(a) if isinstance(a, list) else a for a in arguments)
         nodes.append(BlockNode(name, references(inputs), made, plain))
-    return Block(tuple(arrays), tuple(nodes), references(text.evaluated), references(text.cached))
+    exports = tuple(map(int, text.exports.split()))
+    evaluated, cached = references(text.evaluated), references(text.cached)
+    return Block(tuple(arrays), tuple(nodes), evaluated, cached, exports)
 
 
 def _array(line: str) -> BlockArray:
@@ -180,7 +185,7 @@ def _array(line: str) -> BlockArray:
 
 
 def references(text: str) -> tuple[Reference, ...]:
-    """Return the references of a text: own arrays by number, ``^3`` of the prologue, ``1:3``.
+    """Return the references of a text: own arrays by number, exports of others: ``^3``, ``1:3``.
 
     >>> references("4 ^0 1:7")
     (Reference(block=0, index=4), Reference(block=-1, index=0), Reference(block=1, index=7))

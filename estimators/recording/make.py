@@ -218,6 +218,7 @@ def data_text(recorded: RecordedClass) -> str:
     )
 
 
+_ENDS = ("evaluated", "cached", "exports")
 _LISTED = ("variants", "blocks")
 
 
@@ -232,7 +233,9 @@ def _variant_text(variant: Mapping[str, Any]) -> str:
 
 def _block_text(block: Mapping[str, Any]) -> str:
     inputs, nodes = (",\n".join(map(_json, block[name])) for name in ("inputs", "nodes"))
-    ends = f'"evaluated": {_json(block["evaluated"])}, "cached": {_json(block["cached"])}'
+    ends = ", ".join(
+        f'"{name}": {_json(block[name])}' for name in ("evaluated", "cached", "exports")
+    )
     return f'{{"inputs": [\n{inputs}\n], "nodes": [\n{nodes}\n], {ends}}}'
 
 

@@ -19,6 +19,7 @@ from memfit.estimators.programs.graph import (
 from memfit.estimators.trace.graph_format import Call
 
 _PROLOGUE = -1
+_OF_MODULES = ("weight", "constant")
 _NUMBERED = re.compile(r"(.*?)\b(\d+)\.(.*)")
 
 
@@ -73,7 +74,7 @@ class Splitting:
             for i in node.inputs:
                 users[i].add(self._node_layers[position])
         for i, array in enumerate(call.arrays):
-            is_free = self._numbers[i] is None and array.role in ("weight", "constant")
+            is_free = self._numbers[i] is None and array.role in _OF_MODULES
             if is_free and len(users[i]) == 1:
                 self._layers[i] = users[i].pop()
 
@@ -82,19 +83,25 @@ class Splitting:
         if array.role == "cache":
             number, _, _ = array.name.partition(".")
             return int(number)
-        match = _NUMBERED.fullmatch(array.name) if array.role == "weight" else None
+        match = _NUMBERED.fullmatch(array.name) if array.role in _OF_MODULES else None
         return int(match[2]) if match and match[1] == self._root else None
 
     def blocks(self, count: int) -> list[Block]:
         """Return the prologue and the blocks of ``count`` layers."""
         parts = self._parts(count)
         places = {array: place for part in parts for place, array in enumerate(part)}
+        exports = self._exports(parts)
         call = self._fitted.call
         sampled = set(call.evaluated)
         cached = [array for array in call.held if array not in sampled]
 
         def references(arrays: Iterable[int], layer: int) -> tuple[Reference, ...]:
-            return tuple(self._reference(array, layer, places[array]) for array in arrays)
+            return tuple(
+                Reference(0, places[array])
+                if self._layers[array] == layer
+                else self._outside(array, layer, exports)
+                for array in arrays
+            )
 
         def own(arrays: Iterable[int], layer: int) -> list[int]:
             return [array for array in arrays if self._layers[array] == layer]
@@ -114,6 +121,7 @@ class Splitting:
                 ),
                 references(own(call.evaluated, layer), layer),
                 references(own(cached, layer), layer),
+                tuple(places[array] for array in exports[layer + 1]),
             )
             for layer, part in enumerate(parts, _PROLOGUE)
         ]
@@ -129,18 +137,26 @@ class Splitting:
             parts[self._node_layers[position] + 1] += node.outputs
         return parts
 
-    def _reference(self, array: int, layer: int, place: int) -> Reference:
+    def _exports(self, parts: list[list[int]]) -> list[list[int]]:
+        """Return the arrays of each part that others refer to, in the order of their first use."""
+        used: list[dict[int, None]] = [{} for _ in parts]
+        for position, node in enumerate(self._fitted.call.nodes):
+            for array in node.inputs:
+                if self._layers[array] != self._node_layers[position]:
+                    used[self._layers[array] + 1][array] = None
+        return [list(each) for each in used]
+
+    def _outside(self, array: int, layer: int, exports: list[list[int]]) -> Reference:
         of = self._layers[array]
-        if of == layer:
-            return Reference(0, place)
-        return Reference(_PROLOGUE if of == _PROLOGUE else layer - of, place)
+        block = _PROLOGUE if of == _PROLOGUE else layer - of
+        return Reference(block, exports[of + 1].index(array))
 
     def _array(self, index: int, layer: int) -> BlockArray:
         array = self._fitted.call.arrays[index]
         name = array.name
         if array.role == "cache":
             name = f"{LAYER}.{name.partition('.')[2]}"
-        elif array.role == "weight" and layer >= 0 and (m := _NUMBERED.fullmatch(name)):
+        elif array.role in _OF_MODULES and layer >= 0 and (m := _NUMBERED.fullmatch(name)):
             name = f"{m[1]}{LAYER}.{m[3]}" if m[1] == self._root else name
         return BlockArray(array.role, array.dtype, self._fitted.shapes[index], name)
 
@@ -160,6 +176,7 @@ def block_text(block: Block) -> BlockText:
         nodes=tuple(nodes),
         evaluated=" ".join(map(reference_text, block.evaluated)),
         cached=" ".join(map(reference_text, block.cached)),
+        exports=" ".join(map(str, block.exports)),
     )
 
 
