@@ -108,8 +108,10 @@ class _Assembly:
                     self._array_layers.append(part - 1)
 
     def _at(self, part: int, reference: Reference) -> int:
-        block = 0 if reference.block < 0 else part - reference.block
-        return self._positions[block][reference.index]
+        if not reference.block:
+            return self._positions[part][reference.index]
+        other = 0 if reference.block < 0 else part - reference.block
+        return self._positions[other][self._parts[other].exports[reference.index]]
 
     def _argument(self, argument: Argument) -> Any:
         if isinstance(argument, tuple):

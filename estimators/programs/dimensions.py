@@ -50,12 +50,9 @@ def config_sizes(dims: Mapping[str, str], config: Mapping[str, Any]) -> dict[str
     return sizes
 
 
-_MASKS: tuple[Mask, ...] = ("none", "causal", "array")
-
-
 def attention_features(attention: Sequence[RecordedAttention]) -> tuple[str, ...]:
     """Return the names of which kernels of MLX take each attention of a class."""
-    return tuple(f"fused{i}_{mask}" for i in range(len(attention)) for mask in _MASKS)
+    return tuple(f"fused{i}_{mask}" for i, each in enumerate(attention) for mask in each.masks)
 
 
 def call_sizes(
@@ -92,7 +89,7 @@ def call_sizes(
         }
     names = iter(attention_features(attention))
     for each in attention:
-        for mask in _MASKS:
+        for mask in each.masks:
             result[next(names)] = _kernel(each, result, mask, target)
     return result
 
@@ -104,7 +101,10 @@ def _kernel(
 
     Where all scores are held it is 0, and 3 if no heads share keys and values.
     """
-    heads, kv_heads, key_dim, value_dim, keys = compiled(attention)(sizes)
+    *texts, _ = attention
+    heads, kv_heads, key_dim, value_dim, keys, is_there = compiled(texts)(sizes)
+    if not is_there:
+        return 0
     call = AttentionCall(
         backend=target.backend,
         nax=target.nax,

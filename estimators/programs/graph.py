@@ -31,7 +31,7 @@ class Reference(NamedTuple):
     block: int
     """0 is the block itself, 1 the layer before, 2 the one before that; -1 is the prologue."""
     index: int
-    """Position in the arrays of that block."""
+    """Position in the block's own arrays, or in what another block exports."""
 
 
 class BlockArray(NamedTuple):
@@ -64,6 +64,8 @@ class Block(NamedTuple):
     """What of the arrays passed to mx.eval is listed with this layer."""
     cached: tuple[Reference, ...]
     """The arrays that the caches of this layer hold when the call returns."""
+    exports: tuple[int, ...]
+    """The own arrays that other blocks refer to."""
 
 
 class BlockText(Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,6 +77,7 @@ class BlockText(Struct, frozen=True, forbid_unknown_fields=True):
     """Name, references, ``type shape`` of each output, then the arguments."""
     evaluated: str = ""
     cached: str = ""
+    exports: str = ""
 
 
 class Structure(Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,6 +102,10 @@ class RecordedAttention(NamedTuple):
     value_dim: str
     keys: str = "P + L"
     """Tokens in the cache that it reads."""
+    when: str = "1"
+    """A condition on the calls that have it."""
+    masks: tuple[Literal["none", "causal", "array"], ...] = ("none", "causal", "array")
+    """What mlx-lm may pass as its mask."""
 
 
 class Variant(Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,6 +123,8 @@ class RecordedClass(Struct, frozen=True, forbid_unknown_fields=True):
     model_type: str
     versions: Mapping[str, str]
     """The versions of MLX and mlx-lm that it was recorded with."""
+    made_from: str
+    """A digest of how it was recorded."""
     dims: Mapping[str, str]
     """Names of sizes and their expressions on the config."""
     layer_count: str
@@ -126,10 +135,12 @@ class RecordedClass(Struct, frozen=True, forbid_unknown_fields=True):
     """The calls of attention, of which MLX chooses the kernels by their sizes."""
     features: tuple[str, ...]
     """What distinguishes the graphs of calls: conditions and kernels, each with a digit."""
-    settings: Mapping[str, Value]
+    settings: Mapping[str, Any]
     """Settings that the class reads, and what it takes where the config has none."""
+    fixed: Mapping[str, Any]
+    """Of them those that all recordings have in common: other values are not known."""
     ignored: tuple[str, ...]
-    """Settings that no graph depends on."""
+    """Of them the positive numbers that no graph depends on."""
     variants: tuple[Variant, ...]
     blocks: tuple[BlockText, ...]
     description: Any = None
@@ -162,7 +173,9 @@ def parsed(text: BlockText) -> Block:
         made = tuple(range(first, len(arrays)))
         plain = tuple(tuple(a) if isinstance(a, list) else a for a in arguments)
         nodes.append(BlockNode(name, references(inputs), made, plain))
-    return Block(tuple(arrays), tuple(nodes), references(text.evaluated), references(text.cached))
+    exports = tuple(map(int, text.exports.split()))
+    evaluated, cached = references(text.evaluated), references(text.cached)
+    return Block(tuple(arrays), tuple(nodes), evaluated, cached, exports)
 
 
 def _array(line: str) -> BlockArray:
@@ -172,7 +185,7 @@ def _array(line: str) -> BlockArray:
 
 
 def references(text: str) -> tuple[Reference, ...]:
-    """Return the references of a text: own arrays by number, ``^3`` of the prologue, ``1:3``.
+    """Return the references of a text: own arrays by number, exports of others: ``^3``, ``1:3``.
 
     >>> references("4 ^0 1:7")
     (Reference(block=0, index=4), Reference(block=-1, index=0), Reference(block=1, index=7))

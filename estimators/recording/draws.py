@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.call_plan import PlannedCall
 from memfit.estimators.programs.dimensions import call_sizes, config_sizes
+from memfit.estimators.recording.canonical import canonical
 from memfit.estimators.recording.classes import ClassPlan, Draw
 from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.kernel_stubs import TraceTarget
@@ -90,7 +91,7 @@ def draw_calls(
             sizes |= {"bits": quantize.bits, "group_size": quantize.group_size}
         model = TracedModel(config, target.backend, quantize=quantize)
         trace, _ = model.record(workload, target)
-        for call in trace.calls:
+        for call in map(canonical, trace.calls):
             planned = PlannedCall(call.phase, call.tokens, call.position)
             key = signature(call)
             made_by.setdefault(key, (kind, draw))

@@ -1,12 +1,18 @@
 """Data of a class from recordings at many small sizes."""
 
+import json
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
+from memfit.estimators.arch.registry import FAMILIES
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.programs.dimensions import (
     CALL_FEATURES,
@@ -25,10 +31,16 @@ from memfit.estimators.programs.graph import (
 )
 from memfit.estimators.programs.select import features_met
 from memfit.estimators.recording.classes import CLASSES, ClassPlan
+from memfit.estimators.recording.describe import class_description
 from memfit.estimators.recording.draws import LEAST, DrawnCall, draw_calls
 from memfit.estimators.recording.fit import Fitting
+from memfit.estimators.recording.settings import class_settings, ignored_settings
 from memfit.estimators.recording.split import FittedCall, Splitting, block_text, layers_root
 from memfit.estimators.trace.kernel_stubs import TraceTarget
+
+DATA = Path(__file__).parents[1] / "programs" / "data"
+RECORDED = {name: plan for name, plan in CLASSES.items() if name not in FAMILIES}
+"""Those that no formula describes; the others show that the recording is right."""
 
 
 class Blocks:
@@ -59,7 +71,9 @@ def fitted_call(drawn: Sequence[DrawnCall]) -> tuple[FittedCall, tuple[str, ...]
     def text(values: tuple[int, ...], what: str) -> str:
         found = fitting.text(values)
         if found is None:
-            shown = [{**each.sizes, "value": value} for each, value in zip(drawn, values, strict=True)]
+            shown = [
+                {**each.sizes, "value": value} for each, value in zip(drawn, values, strict=True)
+            ]
             raise UnsupportedError(f"{what} is no known expression: {shown[:8]}")
         return found
 
@@ -101,6 +115,11 @@ def recorded_class(plan: ClassPlan, *, packings: Sequence[bool] = (False, True))
     """
     from memfit.estimators.trace.libraries import versions
 
+    digest = made_from(plan)
+    plan = replace(plan, base={**class_settings(plan), **plan.base})
+    settings = class_settings(plan)
+    ignored = ignored_settings(plan, settings)
+    free = {*ignored, *plan.names(), *(name for other in plan.others for name in other)}
     blocks, features = Blocks(), _features(plan)
     variants = tuple(
         _variant(plan, blocks, features, TraceTarget(), packed=packed) for packed in packings
@@ -114,10 +133,13 @@ def recorded_class(plan: ClassPlan, *, packings: Sequence[bool] = (False, True))
         kinds=plan.kinds,
         attention=plan.attention,
         features=features,
-        settings={},
-        ignored=(),
+        settings=settings,
+        fixed={name: plan.base[name] for name in settings if name not in free},
+        ignored=ignored,
         variants=variants,
         blocks=tuple(blocks.texts),
+        description=class_description(plan),
+        made_from=digest,
     )
 
 
@@ -155,7 +177,7 @@ def _structure(
     fitted, guards = fitted_call(calls)
     names = [array.name for array in fitted.call.arrays if array.role == "weight"]
     kinds = plan.layer_kinds(plan.base)
-    prologue, *layers = Splitting(fitted, layers_root(names)).blocks(len(kinds))[0]
+    prologue, *layers = Splitting(fitted, layers_root(names)).blocks(len(kinds))
     placed: dict[str, int] = {}
     for layer, block in enumerate(layers):
         key, position = layer_key(kinds, layer), blocks.place(block_text(block))
@@ -167,3 +189,62 @@ def _structure(
 def recorded(model_type: str, *, packings: Sequence[bool] = (False, True)) -> RecordedClass:
     """Return the data of a class by its model type."""
     return recorded_class(CLASSES[model_type], packings=packings)
+
+
+def made_from(plan: ClassPlan) -> str:
+    """Return a digest of what decides the data of a class, but for the libraries' versions."""
+    return sha256(repr(plan).encode()).hexdigest()[:16]
+
+
+def data_text(recorded: RecordedClass) -> str:
+    """Return the data of a class as its file has it: one line for each array and node."""
+    fields = msgspec.to_builtins(recorded)
+    lines = [
+        f"{_json(name)}: {_json(value)}," for name, value in fields.items() if name not in _LISTED
+    ]
+    return "\n".join(
+        (
+            "{",
+            *lines,
+            '"variants": [',
+            ",\n".join(map(_variant_text, fields["variants"])),
+            "],",
+            '"blocks": [',
+            ",\n".join(map(_block_text, fields["blocks"])),
+            "]",
+            "}",
+            "",
+        )
+    )
+
+
+_ENDS = ("evaluated", "cached", "exports")
+_LISTED = ("variants", "blocks")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(", ", ": "))
+
+
+def _variant_text(variant: Mapping[str, Any]) -> str:
+    structures = ",\n".join(map(_json, variant["structures"]))
+    return f'{{"facts": {_json(variant["facts"])}, "structures": [\n{structures}\n]}}'
+
+
+def _block_text(block: Mapping[str, Any]) -> str:
+    inputs, nodes = (",\n".join(map(_json, block[name])) for name in ("inputs", "nodes"))
+    ends = ", ".join(
+        f'"{name}": {_json(block[name])}' for name in ("evaluated", "cached", "exports")
+    )
+    return f'{{"inputs": [\n{inputs}\n], "nodes": [\n{nodes}\n], {ends}}}'
+
+
+def main(names: Sequence[str]) -> None:
+    """Write the data of the named classes, of all without names."""
+    for name in names or sorted(RECORDED):
+        text = data_text(recorded(name))
+        (DATA / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from memfit.estimators.base.errors import UnsupportedError
@@ -19,6 +19,7 @@ from memfit.estimators.programs.graph import (
 from memfit.estimators.trace.graph_format import Call
 
 _PROLOGUE = -1
+_OF_MODULES = ("weight", "constant")
 _NUMBERED = re.compile(r"(.*?)\b(\d+)\.(.*)")
 
 
@@ -46,99 +47,116 @@ class Splitting:
     def __init__(self, fitted: FittedCall, root: str) -> None:
         self._fitted, self._root = fitted, root
         call = fitted.call
-        self._layers: list[int] = [_PROLOGUE] * len(call.arrays)
-        # The number in a name, until what is in no layer has been placed.
-        named = [self._named(i) for i in range(len(call.arrays))]
-        users: list[set[int]] = [set() for _ in call.arrays]
+        self._numbers = [self._named(i) for i in range(len(call.arrays))]
+        """The layers that arrays are named by."""
+        self._layers = [_PROLOGUE if n is None else n for n in self._numbers]
         self._node_layers = [_PROLOGUE] * len(call.nodes)
         for position, node in enumerate(call.nodes):
-            at = (
-                max((self._layers[i] if named[i] is None else named[i] or 0) for i in node.inputs)
-                if node.inputs
-                else _PROLOGUE
-            )
-            self._node_layers[position] = at
-            for out in node.outputs:
-                self._layers[out] = at
-        for i, number in enumerate(named):
-            if number is not None:
-                self._layers[i] = number
-        # What one layer alone uses belongs to it, also where it follows from no weight of it.
+            # A node is of the last layer that it takes anything of.
+            reached = max((self._layers[i] for i in node.inputs), default=_PROLOGUE)
+            self._assign(position, reached)
+        self._move_to_users()
+
+    def _assign(self, position: int, layer: int) -> None:
+        self._node_layers[position] = layer
+        for out in self._fitted.call.nodes[position].outputs:
+            self._layers[out] = layer
+
+    def _move_to_users(self) -> None:
+        """Assign what one layer alone uses to it, also where it follows from no weight of it."""
+        call = self._fitted.call
+        users: list[set[int]] = [set() for _ in call.arrays]
         for position in reversed(range(len(call.nodes))):
             node = call.nodes[position]
-            if self._node_layers[position] == _PROLOGUE:
-                self._sink(position, set().union(*(users[out] for out in node.outputs)))
+            using = set().union(*(users[out] for out in node.outputs))
+            if self._node_layers[position] == _PROLOGUE and len(using) == 1:
+                self._assign(position, using.pop())
             for i in node.inputs:
                 users[i].add(self._node_layers[position])
         for i, array in enumerate(call.arrays):
-            if array.role != "computed" and named[i] is None and array.role != "tokens":
-                if len(users[i]) == 1:
-                    self._layers[i] = users[i].pop()
-
-    def _sink(self, position: int, layers: set[int]) -> None:
-        if len(layers) == 1:
-            [layer] = layers
-            self._node_layers[position] = layer
-            for out in self._fitted.call.nodes[position].outputs:
-                self._layers[out] = layer
+            is_free = self._numbers[i] is None and array.role in _OF_MODULES
+            if is_free and len(users[i]) == 1:
+                self._layers[i] = users[i].pop()
 
     def _named(self, index: int) -> int | None:
         array = self._fitted.call.arrays[index]
         if array.role == "cache":
             number, _, _ = array.name.partition(".")
             return int(number)
-        match = _NUMBERED.fullmatch(array.name) if array.role == "weight" else None
+        match = _NUMBERED.fullmatch(array.name) if array.role in _OF_MODULES else None
         return int(match[2]) if match and match[1] == self._root else None
 
-    def blocks(self, count: int) -> tuple[list[Block], list[int]]:
-        """Return the prologue and the blocks of ``count`` layers, and each array's place in them."""
+    def blocks(self, count: int) -> list[Block]:
+        """Return the prologue and the blocks of ``count`` layers."""
+        parts = self._parts(count)
+        places = {array: place for part in parts for place, array in enumerate(part)}
+        exports = self._exports(parts)
+        call = self._fitted.call
+        sampled = set(call.evaluated)
+        cached = [array for array in call.held if array not in sampled]
+
+        def references(arrays: Iterable[int], layer: int) -> tuple[Reference, ...]:
+            return tuple(
+                Reference(0, places[array])
+                if self._layers[array] == layer
+                else self._outside(array, layer, exports)
+                for array in arrays
+            )
+
+        def own(arrays: Iterable[int], layer: int) -> list[int]:
+            return [array for array in arrays if self._layers[array] == layer]
+
+        return [
+            Block(
+                tuple(self._array(array, layer) for array in part),
+                tuple(
+                    BlockNode(
+                        node.name,
+                        references(node.inputs, layer),
+                        tuple(places[out] for out in node.outputs),
+                        self._fitted.arguments[position],
+                    )
+                    for position, node in enumerate(call.nodes)
+                    if self._node_layers[position] == layer
+                ),
+                references(own(call.evaluated, layer), layer),
+                references(own(cached, layer), layer),
+                tuple(places[array] for array in exports[layer + 1]),
+            )
+            for layer, part in enumerate(parts, _PROLOGUE)
+        ]
+
+    def _parts(self, count: int) -> list[list[int]]:
+        """Return the arrays of the prologue and of each layer, those before the call first."""
         call = self._fitted.call
         parts: list[list[int]] = [[] for _ in range(count + 1)]
-        for wanted in (False, True):
-            for i, array in enumerate(call.arrays):
-                if (array.role == "computed") is not wanted:
-                    continue
-                if not wanted:
-                    parts[self._layers[i] + 1].append(i)
-            if wanted:
-                for position, node in enumerate(call.nodes):
-                    parts[self._node_layers[position] + 1].extend(node.outputs)
-        places = [0] * len(call.arrays)
-        for part in parts:
-            for place, i in enumerate(part):
-                places[i] = place
-        sampled = set(call.evaluated)
-        blocks = []
-        for part, own in enumerate(parts):
-            layer = part - 1
-            nodes = tuple(
-                BlockNode(
-                    node.name,
-                    tuple(self._reference(i, layer, places) for i in node.inputs),
-                    tuple(places[out] for out in node.outputs),
-                    self._fitted.arguments[position],
-                )
-                for position, node in enumerate(call.nodes)
-                if self._node_layers[position] == layer
-            )
-            listed = [
-                tuple(self._reference(i, layer, places) for i in group if self._layers[i] == layer)
-                for group in (call.evaluated, [i for i in call.held if i not in sampled])
-            ]
-            arrays = tuple(self._array(i, layer) for i in own)
-            blocks.append(Block(arrays, nodes, listed[0], listed[1]))
-        return blocks, places
+        for i, array in enumerate(call.arrays):
+            if array.role != "computed":
+                parts[self._layers[i] + 1].append(i)
+        for position, node in enumerate(call.nodes):
+            parts[self._node_layers[position] + 1] += node.outputs
+        return parts
 
-    def _reference(self, index: int, layer: int, places: list[int]) -> Reference:
-        at = self._layers[index]
-        return Reference(layer - at if at >= 0 else (0 if layer < 0 else -1), places[index])
+    def _exports(self, parts: list[list[int]]) -> list[list[int]]:
+        """Return the arrays of each part that others refer to, in the order of their first use."""
+        used: list[dict[int, None]] = [{} for _ in parts]
+        for position, node in enumerate(self._fitted.call.nodes):
+            for array in node.inputs:
+                if self._layers[array] != self._node_layers[position]:
+                    used[self._layers[array] + 1][array] = None
+        return [list(each) for each in used]
+
+    def _outside(self, array: int, layer: int, exports: list[list[int]]) -> Reference:
+        of = self._layers[array]
+        block = _PROLOGUE if of == _PROLOGUE else layer - of
+        return Reference(block, exports[of + 1].index(array))
 
     def _array(self, index: int, layer: int) -> BlockArray:
         array = self._fitted.call.arrays[index]
         name = array.name
         if array.role == "cache":
             name = f"{LAYER}.{name.partition('.')[2]}"
-        elif array.role == "weight" and layer >= 0 and (m := _NUMBERED.fullmatch(name)):
+        elif array.role in _OF_MODULES and layer >= 0 and (m := _NUMBERED.fullmatch(name)):
             name = f"{m[1]}{LAYER}.{m[3]}" if m[1] == self._root else name
         return BlockArray(array.role, array.dtype, self._fitted.shapes[index], name)
 
@@ -158,6 +176,7 @@ def block_text(block: Block) -> BlockText:
         nodes=tuple(nodes),
         evaluated=" ".join(map(reference_text, block.evaluated)),
         cached=" ".join(map(reference_text, block.cached)),
+        exports=" ".join(map(str, block.exports)),
     )
 
 

@@ -1,7 +1,4 @@
-"""What the figures of a model follow from: the one place that says it.
-
-Programs that are recorded once and kept as data (`Recorded`) will be another member of the union.
-"""
+"""What the figures of a model follow from: the one place that says it."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
@@ -16,6 +13,9 @@ if TYPE_CHECKING:
     from memfit.estimators.mlx.versions import MlxVersions
     from memfit.estimators.results.terms import PeakMoment
 
+TRACE_ERROR_PERCENT = 10
+"""Of a workspace by a class's graphs; predicted against measured peaks: docs/accuracy.md."""
+
 MethodSetting = Literal["auto", "formula", "trace"]
 """How figures are to be computed: ``auto`` by the formulas where they describe the model."""
 
@@ -26,10 +26,10 @@ class Formula(Struct, frozen=True):
     method: ClassVar[Method] = "formula"
 
 
-class WorkspaceBetweenTraces(Protocol):
-    """The workspace of a class between traced prompts (runtimes/by_class.py)."""
+class ClassWorkspace(Protocol):
+    """The workspace of a class that no formula describes."""
 
-    def converted(self, quantize: "Quantization") -> "WorkspaceBetweenTraces":
+    def converted(self, quantize: "Quantization") -> "ClassWorkspace":
         """Return the workspace of the class with its weights converted."""
 
     def peak(
@@ -49,9 +49,19 @@ class WorkspaceBetweenTraces(Protocol):
 class Interpolated(Struct, frozen=True, eq=False):
     """No formula describes the model: its workspace is between those of traced prompts."""
 
-    workspace: WorkspaceBetweenTraces
+    workspace: ClassWorkspace
+    """runtimes/by_class.py."""
 
     method: ClassVar[Method] = "formula"
+
+
+class Recorded(Struct, frozen=True, eq=False):
+    """No formula describes the model: the graphs of its class are data of memfit."""
+
+    workspace: ClassWorkspace
+    """runtimes/recorded.py."""
+
+    method: ClassVar[Method] = "recorded"
 
 
 class Traced(Struct, frozen=True):
@@ -66,4 +76,4 @@ class Measured(Struct, frozen=True):
     method: ClassVar[Method] = "measure"
 
 
-Source = Formula | Interpolated | Traced | Measured
+Source = Formula | Interpolated | Recorded | Traced | Measured
