@@ -39,6 +39,7 @@ from memfit.estimators.programs.steps import (
     LaidOut,
     Layout,
     Lowered,
+    LoweringError,
     Marked,
     Outcome,
     Step,
@@ -86,6 +87,7 @@ class _Pass:
         self._views = [view_of(array) for array in call.arrays]
         self._buffers: list[Buffer] = []
         self._dead: list[int] = []
+        self._shared: set[tuple[int, int]] = set()
         # Of views that lie differently by what happened: trees of flags.
         self._layouts: dict[int, Any] = {}
         # What arrays are made from that an earlier call has left for this one, by their views.
@@ -280,7 +282,7 @@ class _Pass:
     def _outcome(self, result: Result, owners: Sequence[Buffer | None]) -> Outcome:
         inputs = [view.buffer for view in self._trial.inputs]
         known = {id(buffer) for buffer in inputs}
-        # Outputs in an input's buffer, which goes on under the output's number.
+        # Outputs in an input's buffer, which has the output's number too.
         now: dict[int, int] = {}
         made: dict[int, int] = {}
         for (buffer, _), owner in zip(result.outputs, owners, strict=True):
@@ -291,6 +293,7 @@ class _Pass:
             elif owner is not buffer:
                 assert isinstance(buffer, Buffer)
                 now[buffer.number] = owner.number
+                self._shared.add((owner.number, buffer.number))
         read = list(zip(inputs, result.read, strict=True))
         written = [(o, lay.data_size) for o, (_, lay) in zip(owners, result.outputs, strict=True)]
         elements, touched = self._touched(result, read, written)
@@ -335,6 +338,9 @@ class _Pass:
                     view.buffer, source.buffer = source.buffer, None
                     break
         held = [position for position in held if position not in sample]
+        numbers = {each.number for each in _own(self._views[i].buffer for i in held)}
+        if any(numbers.issuperset(pair) for pair in self._shared):
+            raise LoweringError("two caches happen to lie in one buffer")
         # What is held itself goes on as a cache, or is gone.
         kept = {id(self._views[position]) for position in held}
         self._waiting = {

@@ -125,8 +125,9 @@ class Machine:
             action = action.then if agreed else action.otherwise
         for flag, value in action.marks:
             slots[flag] = value
-        for new, old in action.moved:
-            slots[new], slots[old] = slots[old], None
+        for new, old in action.shared:
+            slots[new] = shared = slots[old]
+            shared.references += 1
         temporaries = []
         for slot, number in action.allocated:
             made = memory.allocate(values[number])

@@ -197,7 +197,7 @@ class _Cut:
                 elements = elements + size
         touched = (pair for pair in action.touched if pair[0] not in self.folded)
         return Outcome(
-            tuple((self.slot(new, layer), self.slot(old, layer)) for new, old in action.moved),
+            tuple((self.slot(new, layer), self.slot(old, layer)) for new, old in action.shared),
             tuple((self.slot(each, layer), self.number(size)) for each, size in action.allocated),
             self.number(action.kernels),
             self.number(elements),
@@ -222,7 +222,7 @@ def _buffers(step: Step) -> Iterable[int]:
             yield action.test[0]
             waiting += [action.then, action.otherwise]
             continue
-        for pair in action.moved:
+        for pair in action.shared:
             yield from pair
         yield from (each for each, _ in action.allocated if each != TEMPORARY)
         yield from (each for each, _ in action.touched)

@@ -24,8 +24,8 @@ class LoweringError(UnsupportedError):
 class Outcome(NamedTuple):
     """What a step does to buffers."""
 
-    moved: tuple[tuple[int, int], ...]
-    """Buffers under another number, the new one first: an output in an input's buffer."""
+    shared: tuple[tuple[int, int], ...]
+    """Outputs that lie in an input's buffer, with the number that it has too."""
     allocated: tuple[tuple[int, int], ...]
     """Buffers and their bytes."""
     kernels: int
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
     @property
     def is_empty(self) -> bool:
         """Whether nothing happens: a view."""
-        found = self.moved or self.allocated or self.held or self.marks
+        found = self.shared or self.allocated or self.held or self.marks
         return not (found or int(self.kernels))
 
 
