@@ -38,6 +38,10 @@ class ClassPlan(Struct, frozen=True, kw_only=True):
     attention: tuple[RecordedAttention, ...] = ()
     module: str = ""
     """The file of the class in mlx-lm, where its name is not the model type."""
+    guards: tuple[str, ...] = ()
+    """Conditions that all draws fulfil, and that its graphs are known under."""
+    batches: bool = True
+    """Whether the class runs several sequences."""
     others: tuple[Mapping[str, Any], ...] = ()
     """Other values of settings of the base that its graphs are recorded with."""
 
@@ -113,7 +117,7 @@ _FOLDED = RecordedAttention(
     masks=("array",),
 )
 # mlx-lm models/switch_layers.py sorts the rows of experts from 64 on.
-_SORTED = "L*num_experts_per_tok >= 64"
+_SORTED = "B*L*num_experts_per_tok >= 64"
 
 
 def _dims(*groups: Mapping[str, Any], **others: str) -> Mapping[str, str]:
@@ -313,6 +317,8 @@ PLANS = (
         ),
         draws={
             **_LATENT,
+            "kv_lora_rank": (64, 128, 256),
+            "q_lora_rank": (192, 320, 448),
             "hidden_size": range(96, 640, 16),
             "ffn_hidden_size": range(128, 640, 16),
             "expert_ffn_hidden_size": range(96, 480, 16),
@@ -328,7 +334,9 @@ PLANS = (
             "expert_ffn_hidden_size": range(128, 640, 64),
         },
         layer_count="num_layers",
-        features=("L*moe_topk >= 64",),
+        features=("B*L*moe_topk >= 64",),
+        # Equal ones have one factor of scale.
+        guards=("q_lora_rank != kv_lora_rank",),
         attention=(_UNFOLDED, _FOLDED),
     ),
     ClassPlan(
@@ -361,6 +369,7 @@ PLANS = (
         },
         packed_draws={"ff_intermediate_size": range(128, 960, 64)},
         kinds=("i % dense_attention_every_n_layers",),
+        batches=False,
         attention=(_GROUPED,),
     ),
     ClassPlan(

@@ -183,7 +183,7 @@ def _structure(
         key, position = layer_key(kinds, layer), blocks.place(block_text(block))
         if placed.setdefault(key, position) != position:
             raise UnsupportedError(f"layers of kind {key!r} differ: {layer} from one before it")
-    return Structure(when, guards, blocks.place(block_text(prologue)), placed)
+    return Structure(when, (*guards, *plan.guards), blocks.place(block_text(prologue)), placed)
 
 
 def recorded(model_type: str, *, packings: Sequence[bool] = (False, True)) -> RecordedClass:

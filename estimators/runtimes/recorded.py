@@ -25,8 +25,9 @@ from memfit.estimators.programs.library import (
 from memfit.estimators.results.terms import PeakMoment
 from memfit.estimators.runtimes.by_class import TracedWorkspace, moment_of, trace_target
 from memfit.estimators.runtimes.interface import Subject
-from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
-from memfit.estimators.runtimes.source import Recorded
+from memfit.estimators.runtimes.mlx_lm import MlxLm
+from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace, MlxLmTrace
+from memfit.estimators.runtimes.source import Interpolated, Recorded
 from memfit.estimators.weights.activations import activation_type
 from memfit.estimators.weights.conversion import conversion_type, convert
 from memfit.estimators.weights.derived import QuantizationPlan, derive
@@ -135,8 +136,6 @@ class RecordedWorkspace(Struct, frozen=True, eq=False):
 
     def _require_recorded(self, workload: Workload) -> None:
         unrecorded = self.class_model.unrecorded
-        if workload.batch > 1:
-            raise unrecorded(f"batch of {workload.batch} sequences")
         if workload.kv_bits is not None:
             raise unrecorded("quantised caches (--kv-bits)")
         if workload.max_kv_size is not None and not self.model.makes_own_cache:
@@ -178,6 +177,23 @@ class RecordedWorkspace(Struct, frozen=True, eq=False):
             for each in set(self.model.kv_buffers())
         )
         return _ITEM_BYTES * max(arrays, default=0)
+
+
+def by_trace(model: MlxLm) -> MlxLmTrace:
+    """Return a recorded class as the trace of it, which answers for its ranks.
+
+    Raises:
+        MachineError: when MLX is not installed.
+    """
+    source = model.subject.source
+    assert isinstance(source, Recorded)
+    assert isinstance(source.workspace, RecordedWorkspace)
+    traced = source.workspace.traced
+    trace = traced.trace
+    assert isinstance(trace, ClassTrace)
+    trace.built(model.subject.backend)
+    subject = replace(model.subject, source=Interpolated(traced), method="trace")
+    return MlxLmTrace(model.runtime, subject, trace)
 
 
 def packing_of(model: Model, plan: QuantizationPlan | None) -> Quantization | None:
