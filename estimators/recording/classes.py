@@ -175,8 +175,8 @@ PLANS = (
         draws={
             **_WIDTHS,
             "hidden_size": (768, 1536, 2304, 3072),
-            "num_attention_heads": (6, 8, 12, 24),
-            "num_key_value_heads": (2,),
+            "num_attention_heads": (4, 8, 12, 24),
+            "num_key_value_heads": (2, 4),
         },
         packed_draws={"intermediate_size": range(128, 960, 64)},
         attention=(_GROUPED,),
@@ -218,7 +218,14 @@ PLANS = (
         dims=_dims(_WIDTHS, _LATENT),
         draws={**_WIDTHS, **_LATENT},
         packed_draws={**_PACKED_WIDTHS, **_PACKED_LATENT},
-        attention=(_UNFOLDED, _FOLDED),
+        attention=(
+            RecordedAttention(
+                "num_attention_heads",
+                "num_attention_heads",
+                "qk_nope_head_dim + qk_rope_head_dim",
+                "v_head_dim",
+            ),
+        ),
     ),
     ClassPlan(
         base={
@@ -338,39 +345,6 @@ PLANS = (
         # Equal ones have one factor of scale.
         guards=("q_lora_rank != kv_lora_rank",),
         attention=(_UNFOLDED, _FOLDED),
-    ),
-    ClassPlan(
-        base={
-            "model_type": "phi3small",
-            "num_hidden_layers": 8,
-            "dense_attention_every_n_layers": 2,
-            "gegelu_limit": 20.0,
-            "layer_norm_epsilon": 1e-5,
-        },
-        dims={
-            **{
-                n: n
-                for n in (
-                    "hidden_size",
-                    "ff_intermediate_size",
-                    "vocab_size",
-                    "num_attention_heads",
-                    "num_key_value_heads",
-                )
-            },
-            "head_dim": "hidden_size//num_attention_heads",
-        },
-        draws={
-            "hidden_size": (768, 1536, 2304, 3072),
-            "ff_intermediate_size": range(128, 640, 16),
-            "vocab_size": range(300, 900, 7),
-            "num_attention_heads": (8, 12, 24),
-            "num_key_value_heads": (2, 4),
-        },
-        packed_draws={"ff_intermediate_size": range(128, 960, 64)},
-        kinds=("i % dense_attention_every_n_layers",),
-        batches=False,
-        attention=(_GROUPED,),
     ),
     ClassPlan(
         base={
