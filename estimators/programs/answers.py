@@ -8,7 +8,7 @@ from memfit.estimators.mlx.kernels import split_products, vector_attention
 from memfit.estimators.mlx.versions import MlxVersions, Version
 from memfit.estimators.programs.forks import Path, identity
 from memfit.estimators.programs.sizes import Size
-from memfit.estimators.programs.steps import TEMPORARY, Layout, LoweringError, Question
+from memfit.estimators.programs.steps import TEMPORARY, Layout, Question
 from memfit.estimators.trace.layouts import Allocation, View
 from memfit.estimators.trace.memory import Allocator
 from memfit.estimators.trace.operation import DONATION_SLACK, Operation, Rule
@@ -118,8 +118,6 @@ class Trial(Operation):
         limit = out.nbytes + DONATION_SLACK
         if buffer.is_weight:
             return bool(buffer.nbytes <= limit)
-        if source.references != 1 or buffer.references != 1:
-            raise LoweringError("an array that others read is made contiguous")
         return self._answer(Question(buffer.number, limit, waits=False))
 
     def _answer(self, question: Question) -> bool:

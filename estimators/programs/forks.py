@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from memfit.estimators.programs.sizes import Size, expression
-from memfit.estimators.programs.steps import Answered, Question
+from memfit.estimators.programs.steps import Marked, Question
 
-Test: TypeAlias = Question | Answered
+Test: TypeAlias = Question | Marked
 # Tests with their answers, in the order they are made.
 Path: TypeAlias = tuple[tuple[Test, bool], ...]
 
@@ -26,17 +26,16 @@ def identity(value: Any) -> Any:
     return expression(value) if isinstance(value, Size) else value
 
 
-def tree_of(ends: Sequence[tuple[Path, Any]], key: Callable[[Any], Any] | None = None) -> Any:
-    """Return the tree of ends; with a ``key``, forks whose ends are the same by it are none."""
+def tree_of(ends: Sequence[tuple[Path, Any]]) -> Any:
+    """Return the tree of ends; a test on which nothing depends is not in it."""
     path, end = ends[0]
     if not path:
         return end
     then, otherwise = (
-        tree_of([(tests[1:], end) for tests, end in ends if tests[0][1] is answer], key)
+        tree_of([(tests[1:], end) for tests, end in ends if tests[0][1] is answer])
         for answer in (True, False)
     )
-    are_ends = not isinstance(then, Fork) and not isinstance(otherwise, Fork)
-    if key and are_ends and key(then) == key(otherwise):
+    if identity(then) == identity(otherwise):
         return then
     return Fork(path[0][0], then, otherwise)
 
@@ -54,7 +53,7 @@ def ends_of(tree: Any) -> Iterator[tuple[Path, Any]]:
 def flags_of(tree: Any) -> list[int]:
     """Return the flags that a tree tests, each once."""
     tests = (test for path, _ in ends_of(tree) for test, _ in path)
-    return list(dict.fromkeys(test.flag for test in tests if isinstance(test, Answered)))
+    return list(dict.fromkeys(test.flag for test in tests if isinstance(test, Marked)))
 
 
 def mapped(tree: Any, test: Callable[[Test], Test], end: Callable[[Any], Any]) -> Any:

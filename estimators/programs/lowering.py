@@ -32,7 +32,6 @@ from memfit.estimators.programs.steps import (
     NOTHING,
     TEMPORARY,
     Action,
-    Answered,
     Between,
     Choice,
     Entry,
@@ -40,8 +39,9 @@ from memfit.estimators.programs.steps import (
     LaidOut,
     Layout,
     Lowered,
+    LoweringError,
+    Marked,
     Outcome,
-    Question,
     Step,
 )
 from memfit.estimators.trace.buffers import rule_of
@@ -87,10 +87,9 @@ class _Pass:
         self._views = [view_of(array) for array in call.arrays]
         self._buffers: list[Buffer] = []
         self._dead: list[int] = []
-        # Of views that lie differently by how earlier questions were answered.
+        self._shared: set[tuple[int, int]] = set()
+        # Of views that lie differently by what happened: trees of flags.
         self._layouts: dict[int, Any] = {}
-        # Of questions whose answers are kept; a buffer is asked about by one step.
-        self._flags: dict[Any, int] = {}
         # What arrays are made from that an earlier call has left for this one, by their views.
         self._waiting: dict[int, list[View]] = {}
 
@@ -164,7 +163,7 @@ class _Pass:
         fresh = Layout.of(view)
         tree = mapped(
             laid_out,
-            lambda test: Answered(numbers[test[0]]),
+            lambda test: Marked(numbers[test[0]]),
             lambda each: fresh if each is None else each.layout(sizes),
         )
         next(ends_of(tree))[1].put(view)
@@ -209,13 +208,18 @@ class _Pass:
         rule = rule_of(self._device.backend, node.name)
         found = [each for path in self._ways_to_lie(inputs) for each in results(op, rule, path)]
         owners = self._owners(found)
-        outcomes = [(result.path, self._outcome(result, owners)) for result in found]
+        outcomes = [self._outcome(result, owners) for result in found]
         for index, (view, owner) in enumerate(zip(outputs, owners, strict=True)):
-            self._lay_output(view, [(each.path, each.outputs[index][1]) for each in found])
+            marks = self._lay_output(view, [each.outputs[index][1] for each in found])
+            outcomes = [
+                outcome._replace(marks=outcome.marks + marked)
+                for outcome, marked in zip(outcomes, marks, strict=True)
+            ]
             view.buffer = owner
             if owner is not None:
                 owner.references += 1
-        action = self._action(tree_of(outcomes))
+        paths = (each.path for each in found)
+        action = _action(tree_of(list(zip(paths, outcomes, strict=True))))
         for view in inputs:
             self._release([view])
             self._release(self._waiting.pop(id(view), ()))
@@ -224,7 +228,7 @@ class _Pass:
                 self._drop(view)
         dead = self._died()
         # The CPU counts each operation as a dispatch.
-        is_empty = all(outcome.is_empty for _, outcome in outcomes)
+        is_empty = all(outcome.is_empty for outcome in outcomes)
         if dead or not is_empty or self._device.backend == "cpu":
             yield Step(node.name, position, action, dead)
 
@@ -239,35 +243,26 @@ class _Pass:
                     layout.put(view)
                 yield path
 
-    def _lay_output(self, view: View, layouts: Sequence[tuple[Path, Layout]]) -> None:
-        """Lay an output, and keep how it lies where that depends on answers."""
+    def _lay_output(
+        self, view: View, layouts: Sequence[Layout]
+    ) -> list[tuple[tuple[int, bool], ...]]:
+        """Lay an output; return the flags that each result sets to tell how it does."""
         default = row_strides(view.shape)
-        tree = tree_of(
-            layouts, lambda layout: identity(layout._replace(strides=layout.strides or default))
-        )
-        tree = mapped(tree, self._kept_test, lambda layout: layout)
-        next(ends_of(tree))[1].put(view)
-        if isinstance(tree, Fork):
+        keys = [identity(each._replace(strides=each.strides or default)) for each in layouts]
+        different = dict(zip(reversed(keys), reversed(layouts), strict=True))
+        *others, last = (different[key] for key in dict.fromkeys(keys))
+        flags = [self._new().number for _ in others]
+        tree: Any = last
+        for flag, layout in zip(reversed(flags), reversed(others), strict=True):
+            tree = Fork(Marked(flag), layout, tree)
+        layouts[0].put(view)
+        if flags:
             self._layouts[id(view)] = tree
-
-    def _kept_test(self, test: Test) -> Test:
-        """Return a test of the answer, which the step then has to keep."""
-        if isinstance(test, Answered):
-            return test
-        key = identity(test)
-        if key not in self._flags:
-            self._flags[key] = self._new().number
-        return Answered(self._flags[key])
-
-    def _action(self, tree: Any) -> Action:
-        if not isinstance(tree, Fork):
-            outcome: Outcome = tree
-            return outcome
-        then, otherwise = (self._action(each) for each in (tree.then, tree.otherwise))
-        flag = self._flags.get(identity(tree.test)) if isinstance(tree.test, Question) else None
-        if flag is None and identity(then) == identity(otherwise):
-            return then
-        return Choice(tree.test, then, otherwise, flag)
+        order = list(dict.fromkeys(keys))
+        return [
+            tuple((flag, order.index(key) == index) for index, flag in enumerate(flags))
+            for key in keys
+        ]
 
     def _owners(self, found: Sequence[Result]) -> list[Buffer | None]:
         """Return the buffer of each output: an input's where it always is, else a new one."""
@@ -287,7 +282,7 @@ class _Pass:
     def _outcome(self, result: Result, owners: Sequence[Buffer | None]) -> Outcome:
         inputs = [view.buffer for view in self._trial.inputs]
         known = {id(buffer) for buffer in inputs}
-        # Outputs in an input's buffer, which goes on under the output's number.
+        # Outputs in an input's buffer, which has the output's number too.
         now: dict[int, int] = {}
         made: dict[int, int] = {}
         for (buffer, _), owner in zip(result.outputs, owners, strict=True):
@@ -298,6 +293,7 @@ class _Pass:
             elif owner is not buffer:
                 assert isinstance(buffer, Buffer)
                 now[buffer.number] = owner.number
+                self._shared.add((owner.number, buffer.number))
         read = list(zip(inputs, result.read, strict=True))
         written = [(o, lay.data_size) for o, (_, lay) in zip(owners, result.outputs, strict=True)]
         elements, touched = self._touched(result, read, written)
@@ -342,10 +338,13 @@ class _Pass:
                     view.buffer, source.buffer = source.buffer, None
                     break
         held = [position for position in held if position not in sample]
+        numbers = {each.number for each in _own(self._views[i].buffer for i in held)}
+        if any(numbers.issuperset(pair) for pair in self._shared):
+            raise LoweringError("two caches happen to lie in one buffer")
         # What is held itself goes on as a cache, or is gone.
         kept = {id(self._views[position]) for position in held}
         self._waiting = {
-            made: [each for each in sources if each.buffer is not None and id(each) not in kept]
+            made: [each for each in sources if _is_own(each.buffer) and id(each) not in kept]
             for made, sources in unmade.items()
         }
         return tuple(map(self._entry, held))
@@ -378,13 +377,24 @@ class _Pass:
         return Between(tuple(kept), tuple(sources.values()))
 
 
+def _action(tree: Any) -> Action:
+    if isinstance(tree, Fork):
+        return Choice(tree.test, _action(tree.then), _action(tree.otherwise))
+    outcome: Outcome = tree
+    return outcome
+
+
 def _own(buffers: Iterable[Allocation | None]) -> Iterator[Buffer]:
     """Yield those of the allocator."""
-    return (each for each in buffers if isinstance(each, Buffer) and not each.is_weight)
+    return (each for each in buffers if isinstance(each, Buffer) and _is_own(each))
+
+
+def _is_own(buffer: Allocation | None) -> bool:
+    return isinstance(buffer, Buffer) and not buffer.is_weight
 
 
 def _renamed(flags: Mapping[int, int]) -> Callable[[Test], Test]:
-    return lambda test: Answered(flags[test[0]])
+    return lambda test: Marked(flags[test[0]])
 
 
 def _laid_out(view: View, layout: Layout) -> LaidOut | None:

@@ -120,13 +120,14 @@ class Machine:
                 agreed = (not test.waits or buffer.references == 1) and (
                     test.limit is None or buffer.nbytes <= values[test.limit]
                 )
-                if action.flag is not None:
-                    slots[action.flag] = agreed
             else:
                 agreed = slots[test.flag]
             action = action.then if agreed else action.otherwise
-        for new, old in action.moved:
-            slots[new], slots[old] = slots[old], None
+        for flag, value in action.marks:
+            slots[flag] = value
+        for new, old in action.shared:
+            slots[new] = shared = slots[old]
+            shared.references += 1
         temporaries = []
         for slot, number in action.allocated:
             made = memory.allocate(values[number])

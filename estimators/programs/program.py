@@ -13,11 +13,11 @@ from memfit.estimators.programs.sizes import evaluator, expression
 from memfit.estimators.programs.steps import (
     TEMPORARY,
     Action,
-    Answered,
     Choice,
     Entry,
     Lowered,
     LoweringError,
+    Marked,
     Outcome,
     Question,
     Step,
@@ -37,7 +37,7 @@ class Cache(NamedTuple):
     itemsize: int
     waiting: tuple[Slot, ...]
     flags: tuple[Slot, ...]
-    """Answers that decide how it lies."""
+    """Flags that say how it lies."""
 
 
 class Block(NamedTuple):
@@ -190,7 +190,6 @@ class _Cut:
                 self._test(action.test, layer),
                 self._action(action.then, layer),
                 self._action(action.otherwise, layer),
-                None if action.flag is None else self.slot(action.flag, layer),
             )
         elements = action.elements
         for number, size in action.touched:
@@ -198,17 +197,18 @@ class _Cut:
                 elements = elements + size
         touched = (pair for pair in action.touched if pair[0] not in self.folded)
         return Outcome(
-            tuple((self.slot(new, layer), self.slot(old, layer)) for new, old in action.moved),
+            tuple((self.slot(new, layer), self.slot(old, layer)) for new, old in action.shared),
             tuple((self.slot(each, layer), self.number(size)) for each, size in action.allocated),
             self.number(action.kernels),
             self.number(elements),
             tuple((self.slot(each, layer), self.number(size)) for each, size in touched),
             tuple(self.slot(each, layer) for each in action.held),
+            tuple((self.slot(flag, layer), value) for flag, value in action.marks),
         )
 
-    def _test(self, test: Question | Answered, layer: int) -> Question | Answered:
-        if isinstance(test, Answered):
-            return Answered(self.slot(test.flag, layer))
+    def _test(self, test: Question | Marked, layer: int) -> Question | Marked:
+        if isinstance(test, Marked):
+            return Marked(self.slot(test.flag, layer))
         limit = None if test.limit is None else self.number(test.limit)
         return Question(self.slot(test.buffer, layer), limit, test.waits)
 
@@ -220,15 +220,14 @@ def _buffers(step: Step) -> Iterable[int]:
         action = waiting.pop()
         if isinstance(action, Choice):
             yield action.test[0]
-            if action.flag is not None:
-                yield action.flag
             waiting += [action.then, action.otherwise]
             continue
-        for pair in action.moved:
+        for pair in action.shared:
             yield from pair
         yield from (each for each, _ in action.allocated if each != TEMPORARY)
         yield from (each for each, _ in action.touched)
         yield from action.held
+        yield from (flag for flag, _ in action.marks)
 
 
 def program(

@@ -20,7 +20,7 @@ from memfit.estimators.programs.machine import Machine
 from memfit.estimators.programs.program import Program, program
 from memfit.estimators.programs.select import structure_of
 from memfit.estimators.programs.sizes import Guards, evaluator, expression
-from memfit.estimators.programs.steps import NOTHING, Between, Kept, Lowered, before
+from memfit.estimators.programs.steps import NOTHING, Between, Lowered, before
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.replay import CallPeak
 from memfit.estimators.trace.schedule import unmerged
@@ -136,8 +136,13 @@ class Programs:
         call: PlannedCall,
         last: tuple[_Made, tuple[int, ...]] | None,
     ) -> _Made:
-        caches = self._caches_of(structure, sizes, call)
-        found = _found(caches, sizes, last)
+        found = NOTHING
+        if last is not None:
+            caches = self._caches_of(structure, sizes, call)
+            wanted = zip(caches.shapes(sizes), caches.itemsizes, strict=True)
+            lowered = last[0].lowered
+            items = (entry.itemsize for entry in lowered.held)
+            found = lowered.leaves.handed_over(zip(last[1], items, strict=True), wanted)
         known = self._made.setdefault((id(structure), found), [])
         for made in known:
             if all(made.holds(sizes)):
@@ -180,19 +185,3 @@ class Programs:
             self._shapes([entry.shape for entry in lowered.held]),
             lowered,
         )
-
-
-def _found(
-    caches: _Caches, sizes: Mapping[str, int], last: tuple[_Made, tuple[int, ...]] | None
-) -> Between:
-    """Return what the call before has left of the caches of a call, by their shapes."""
-    if last is None:
-        return NOTHING
-    made, shapes = last
-    left: dict[Any, list[Kept]] = {}
-    for entry, kept, shape in zip(made.lowered.held, made.lowered.leaves.kept, shapes, strict=True):
-        if kept is not None and kept.buffer is not None:
-            left.setdefault((shape, entry.itemsize), []).append(kept)
-    wanted = zip(caches.shapes(sizes), caches.itemsizes, strict=True)
-    found = tuple(same.pop(0) if (same := left.get(key)) else None for key in wanted)
-    return Between(found, made.lowered.leaves.sources)

@@ -48,7 +48,7 @@ class Guards:
     def compare(self, left: int, right: int, relation: str, *, holds: bool) -> bool:
         difference = _sum(polynomial(left), polynomial(right), -1)
         if any(difference) and not self._follows(difference, relation, holds=holds):
-            if relation == "==" and min(difference.items())[1] < 0:
+            if relation == "==" and min(difference.items(), key=_place)[1] < 0:
                 difference = {monomial: -count for monomial, count in difference.items()}
             self._found.setdefault((text_of(difference), relation), holds)
         return holds
@@ -198,9 +198,15 @@ def text_of(terms: Polynomial) -> str:
     >>> text_of({("L", "width"): 2, (): 16})
     '2*L*width+16'
     """
-    ordered = sorted(terms.items(), key=lambda item: (-len(item[0]), item[0]))
+    ordered = sorted(terms.items(), key=_place)
     parts = ("*".join([*([str(n)] if n != 1 or not m else []), *m]) for m, n in ordered)
     return "+".join(parts).replace("+-", "-") or "0"
+
+
+def _place(term: tuple[tuple[str, ...], int]) -> tuple[int, tuple[str, ...]]:
+    """Return what terms are ordered by: the largest products first."""
+    monomial, _ = term
+    return -len(monomial), monomial
 
 
 def evaluator(

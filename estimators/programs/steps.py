@@ -1,10 +1,11 @@
 """A lowered call: its steps, what they find, and what they leave for the next call.
 
-Buffers have numbers, and so have the answers of questions that later steps depend on.
+Buffers have numbers, and so have the flags by which a step tells later ones how an array lies.
 """
 
 import re
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from memfit.estimators.base.errors import UnsupportedError
@@ -23,8 +24,8 @@ class LoweringError(UnsupportedError):
 class Outcome(NamedTuple):
     """What a step does to buffers."""
 
-    moved: tuple[tuple[int, int], ...]
-    """Buffers under another number, the new one first: an output in an input's buffer."""
+    shared: tuple[tuple[int, int], ...]
+    """Outputs that lie in an input's buffer, with the number that it has too."""
     allocated: tuple[tuple[int, int], ...]
     """Buffers and their bytes."""
     kernels: int
@@ -34,11 +35,14 @@ class Outcome(NamedTuple):
     """Buffers that count once a batch, and their elements."""
     held: tuple[int, ...]
     """Buffers that live until the device has run the step."""
+    marks: tuple[tuple[int, bool], ...] = ()
+    """Flags that say how an output lies where that depends on what happened."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing happens: a view."""
-        return not (self.moved or self.allocated or self.held or int(self.kernels))
+        found = self.shared or self.allocated or self.held or self.marks
+        return not (found or int(self.kernels))
 
 
 class Question(NamedTuple):
@@ -51,8 +55,8 @@ class Question(NamedTuple):
     """Whether the device must have run everything that reads it."""
 
 
-class Answered(NamedTuple):
-    """How a question of an earlier step was answered."""
+class Marked(NamedTuple):
+    """Whether an earlier step has set a flag."""
 
     flag: int
 
@@ -60,11 +64,9 @@ class Answered(NamedTuple):
 class Choice(NamedTuple):
     """What a step does depends on a test."""
 
-    test: Question | Answered
+    test: Question | Marked
     then: "Outcome | Choice"
     otherwise: "Outcome | Choice"
-    flag: int | None = None
-    """The number under which the answer is kept for later steps."""
 
 
 Action: TypeAlias = Outcome | Choice
@@ -146,6 +148,17 @@ class Between(NamedTuple):
     sources: tuple[tuple[int, int], ...] = ()
     """Buffers of arrays that held ones are made from, and for how many of them."""
 
+    def handed_over(
+        self, left: Iterable[tuple[Any, int]], wanted: Iterable[tuple[Any, int]]
+    ) -> "Between":
+        """Return what caches find of it, by shapes and bytes of an item of what it is ``left``."""
+        known = defaultdict[tuple[Any, int], deque[Kept]](deque)
+        for key, kept in zip(left, self.kept, strict=True):
+            if kept is not None and kept.buffer is not None:
+                known[key].append(kept)
+        found = (known[key].popleft() if known.get(key) else None for key in wanted)
+        return Between(tuple(found), self.sources)
+
 
 NOTHING = Between(())
 
@@ -161,7 +174,7 @@ class Entry(NamedTuple):
     waiting: tuple[int, ...] = ()
     """Buffers of what it will be made from."""
     flags: tuple[int, ...] = ()
-    """Answers that decide how it lies."""
+    """Flags that say how it lies."""
 
 
 class Lowered(NamedTuple):
