@@ -2,7 +2,7 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
@@ -14,9 +14,10 @@ from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.traced_model import TracedModel
 
-LEAST = 14
-"""Recordings of a structure: more than there are sizes that may vary in it."""
-_ROUNDS = 400
+LEAST = 8
+"""Recordings of a structure, more where one of the config's sizes was the same in all of them."""
+_MOST = 20
+_ROUNDS = 900
 _STEPS = (256, 512, 1024, 2048)
 _GENERATED = (1, 2, 3, 17, 100, 255, 256, 257, 300, 600)
 
@@ -89,7 +90,7 @@ def draw_calls(
     drawn: dict[Hashable, list[DrawnCall]] = defaultdict(list)
     origins: dict[Hashable, _Origin] = {}
     for count in range(_ROUNDS):
-        rare = [key for key, calls in drawn.items() if len(calls) < LEAST]
+        rare = [key for key, calls in drawn.items() if _is_rare(calls, plan.dims)]
         if count >= _KINDS * _KINDS and not rare:
             break
         # Mostly more of what is rare, with other sizes, and nothing else of that run.
@@ -110,6 +111,12 @@ def draw_calls(
             known = call_sizes(sizes, plan.attention, workload, planned, target)
             drawn[key].append(DrawnCall(known, call))
     return drawn
+
+
+def _is_rare(calls: Sequence[DrawnCall], dims: Iterable[str]) -> bool:
+    if len(calls) < LEAST or len(calls) >= _MOST:
+        return len(calls) < LEAST
+    return any(len({each.sizes[name] for each in calls}) == 1 for name in dims)
 
 
 def drawn_sizes(plan: ClassPlan, draw: Draw) -> dict[str, int]:

@@ -30,10 +30,11 @@ from memfit.estimators.programs.graph import (
     layer_key,
 )
 from memfit.estimators.programs.select import features_met
-from memfit.estimators.recording.classes import CLASSES, ClassPlan
+from memfit.estimators.recording.classes import ClassPlan
 from memfit.estimators.recording.describe import class_description
 from memfit.estimators.recording.draws import LEAST, DrawnCall, draw_calls
 from memfit.estimators.recording.fit import Fitting
+from memfit.estimators.recording.plans import CLASSES
 from memfit.estimators.recording.settings import class_settings, ignored_settings
 from memfit.estimators.recording.split import FittedCall, Splitting, block_text, layers_root
 from memfit.estimators.trace.kernel_stubs import TraceTarget
