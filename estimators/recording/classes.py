@@ -19,6 +19,8 @@ class Draw(NamedTuple):
 
     config: Mapping[str, Any]
     quantize: Quantization | None
+    values: Mapping[str, Any]
+    """By key of the plan's draws."""
 
 
 class ClassPlan(Struct, frozen=True, kw_only=True):
@@ -29,7 +31,7 @@ class ClassPlan(Struct, frozen=True, kw_only=True):
     dims: Mapping[str, str]
     """Names of sizes and their expressions on the config."""
     draws: Mapping[str, Sequence[Any]]
-    """The values that are drawn for keys of the config."""
+    """The values that are drawn for keys of the config, or for several keys together."""
     packed_draws: Mapping[str, Sequence[Any]] = {}
     """Those of a quantised model, where a row has whole groups."""
     layer_count: str = "num_hidden_layers"
@@ -40,8 +42,8 @@ class ClassPlan(Struct, frozen=True, kw_only=True):
     """The file of the class in mlx-lm, where its name is not the model type."""
     guards: tuple[str, ...] = ()
     """Conditions that all draws fulfil, and that its graphs are known under."""
-    batches: bool = True
-    """Whether the class runs several sequences."""
+    batches: bool = False
+    """Whether several sequences are recorded too."""
     others: tuple[Mapping[str, Any], ...] = ()
     """Other values of settings of the base that its graphs are recorded with."""
 
@@ -59,9 +61,14 @@ class ClassPlan(Struct, frozen=True, kw_only=True):
         drawn = {key: chance.choice(values) for key, values in choices.items()}
         if like:
             kept = chance.choice(_KEPT)
-            drawn |= {key: like.config[key] for key in choices if chance.random() < kept}
+            drawn |= {key: like.values[key] for key in choices if chance.random() < kept}
         quantize = Quantization(chance.choice(_BITS), chance.choice(_GROUPS)) if packed else None
-        return Draw({**self.base, **drawn}, quantize)
+        config = dict(self.base)
+        for keys, value in drawn.items():
+            # Several keys that depend on one another are drawn together.
+            names = keys.split()
+            config |= zip(names, value if len(names) > 1 else (value,), strict=True)
+        return Draw(config, quantize, drawn)
 
 
 _KEPT = (0.3, 0.6, 0.9)

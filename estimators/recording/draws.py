@@ -18,7 +18,7 @@ LEAST = 8
 """Recordings of a structure, more where one of the config's sizes was the same in all of them."""
 _MOST = 20
 _ROUNDS = 900
-_STEPS = (256, 512, 1024, 2048)
+_STEPS = (64, 128, 256, 384, 512, 1024, 2048)
 _GENERATED = (1, 2, 3, 17, 100, 255, 256, 257, 300, 600)
 
 
@@ -47,17 +47,18 @@ def _kind(argument: Any) -> Hashable:
 
 
 def _workload(kind: int, batch: int, chance: random.Random) -> Workload:
-    """Return one of eight kinds of prompts: short, of one chunk, with short last chunks ..."""
-    step, chunks = chance.choice(_STEPS), chance.randrange(1, 6)
+    """Return one of nine kinds of prompts: short, of one chunk, with short last chunks ..."""
+    step, chunks = chance.choice(_STEPS), chance.randrange(1, 7)
     prompt = (
         chance.randrange(4, 240),
-        chance.randrange(200, step + 1) if step > 256 else 250,
+        chance.randrange(step // 2, step + 1),
         chunks * step + 1 + chance.randrange(2, 10),
         chunks * step + 1,
         chunks * step + chance.randrange(10, step),
         chunks * step + 1 + chance.choice((256, 512)) % step,
         chance.randrange(2, 12),
         chunks * step + 2,
+        1,
     )[kind]
     generated = chance.choice(_GENERATED)
     if chance.random() < 0.2:
@@ -68,7 +69,7 @@ def _workload(kind: int, batch: int, chance: random.Random) -> Workload:
     return Workload(prompt_tokens=prompt, max_tokens=generated, prefill_step=step, batch=batch)
 
 
-_KINDS = 8
+_KINDS = 9
 # More are prefilled in groups of eight.
 _LARGEST_BATCH = 8
 

@@ -21,8 +21,8 @@ _HEADS = {
     "num_attention_heads": (4, 8, 12, 16, 24),
     "num_key_value_heads": (2, 4),
 }
-_HEAD_DIMS = {"head_dim": (32, 64, 80, 96, 128, 256)}
-_PACKED_HEAD_DIMS = {"head_dim": (32, 64, 96, 128, 256)}
+# Of widths that Metal has kernels for: those of others hold all scores, in graphs of their own.
+_HEAD_DIMS = {"head_dim": (64, 128)}
 _EXPERTS = {
     "moe_intermediate_size": range(96, 480, 16),
     "num_experts_per_tok": (2, 3, 4, 5, 6),
@@ -31,7 +31,7 @@ _PACKED_LATENT = {"qk_nope_head_dim": (64, 128, 192)}
 _PACKED_EXPERTS = {"moe_intermediate_size": range(128, 640, 64)}
 _LATENT = {
     "num_attention_heads": (4, 8, 12, 20),
-    "kv_lora_rank": range(64, 320, 64),
+    "kv_lora_rank": (192, 320, 384),
     "q_lora_rank": range(64, 320, 64),
     "qk_rope_head_dim": (32, 64),
     "qk_nope_head_dim": (64, 96, 128, 192),
@@ -56,6 +56,8 @@ _FOLDED = RecordedAttention(
     when="L == 1",
     masks=("array",),
 )
+# Hidden sizes that heads of 64 and of 128 divide.
+_SPLIT_WIDTHS = tuple((heads * dim, heads) for heads in (4, 8, 12, 16, 20) for dim in (64, 128))
 # mlx-lm models/switch_layers.py sorts the rows of experts from 64 on.
 _SORTED = "B*L*num_experts_per_tok >= 64"
 
@@ -80,7 +82,7 @@ PLANS = (
         },
         dims=_dims(_WIDTHS, _HEADS, _HEAD_DIMS),
         draws={**_WIDTHS, **_HEADS, **_HEAD_DIMS},
-        packed_draws={**_PACKED_WIDTHS, **_PACKED_HEAD_DIMS},
+        packed_draws={**_PACKED_WIDTHS},
         attention=(_GROUPED,),
     ),
     ClassPlan(
@@ -114,8 +116,7 @@ PLANS = (
         ),
         draws={
             **_WIDTHS,
-            "hidden_size": (768, 1536, 2304, 3072),
-            "num_attention_heads": (4, 8, 12, 24),
+            "hidden_size num_attention_heads": _SPLIT_WIDTHS,
             "num_key_value_heads": (2, 4),
         },
         packed_draws={"intermediate_size": range(128, 960, 64)},
@@ -145,7 +146,7 @@ PLANS = (
             "num_shared_experts": (1, 2),
             "sliding_window": (128, 256, 512, 768, 1024),
         },
-        packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS, **_PACKED_HEAD_DIMS},
+        packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS},
         kinds=("layer_types[i]", "i >= num_dense_layers"),
         features=(_SORTED,),
         attention=(_GROUPED, _WINDOWED),
@@ -194,7 +195,7 @@ PLANS = (
             "num_shared_experts": (1, 2),
             "sliding_window": (128, 256, 512, 768, 1024),
         },
-        packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS, **_PACKED_HEAD_DIMS},
+        packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS},
         kinds=("layer_types[i]", "is_moe_layer[i]"),
         features=(_SORTED,),
         attention=(_GROUPED, _WINDOWED),
@@ -228,7 +229,7 @@ PLANS = (
             "n_routed_experts": range(8, 40, 2),
             "n_shared_experts": (1, 2),
         },
-        packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS, **_PACKED_HEAD_DIMS},
+        packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS},
         kinds=("i >= first_k_dense_replace",),
         features=(_SORTED,),
         attention=(_GROUPED,),
@@ -264,8 +265,8 @@ PLANS = (
         ),
         draws={
             **_LATENT,
-            "kv_lora_rank": (64, 128, 256),
-            "q_lora_rank": (192, 320, 448),
+            "kv_lora_rank": (192, 320, 384),
+            "q_lora_rank": (64, 128, 256, 448),
             "hidden_size": range(96, 640, 16),
             "ffn_hidden_size": range(128, 640, 16),
             "expert_ffn_hidden_size": range(96, 480, 16),
@@ -307,10 +308,9 @@ PLANS = (
             "num_key_value_heads": "(num_attention_heads + n_shared_head - 1)//n_shared_head",
         },
         draws={
-            "hidden_size": (768, 1536, 2304, 3072),
+            "hidden_size num_attention_heads": _SPLIT_WIDTHS,
             "intermediate_size": range(128, 640, 16),
             "vocab_size": range(300, 900, 7),
-            "num_attention_heads": (8, 12, 24),
             "n_shared_head": (2, 4),
         },
         packed_draws={"intermediate_size": range(128, 960, 64)},
@@ -320,7 +320,7 @@ PLANS = (
         base={"model_type": "talkie", "num_hidden_layers": 5},
         dims=_dims(_WIDTHS, _HEAD_DIMS, num_attention_heads="num_attention_heads"),
         draws={**_WIDTHS, **_HEAD_DIMS, "num_attention_heads": (2, 4, 6, 8, 12)},
-        packed_draws={**_PACKED_WIDTHS, **_PACKED_HEAD_DIMS},
+        packed_draws={**_PACKED_WIDTHS},
         attention=(_GROUPED._replace(kv_heads="num_attention_heads"),),
     ),
     ClassPlan(
@@ -336,8 +336,7 @@ PLANS = (
             "head_dim": "n_embd//n_head",
         },
         draws={
-            "n_embd": (768, 1536, 2304, 3072),
-            "n_head": (8, 12, 24),
+            "n_embd n_head": _SPLIT_WIDTHS,
             "n_kv_heads": (2, 4),
             "vocab_size": range(300, 900, 7),
         },

@@ -136,6 +136,8 @@ class RecordedWorkspace(Struct, frozen=True, eq=False):
 
     def _require_recorded(self, workload: Workload) -> None:
         unrecorded = self.class_model.unrecorded
+        if workload.batch > 1:
+            raise unrecorded(f"batch of {workload.batch} sequences")
         if workload.kv_bits is not None:
             raise unrecorded("quantised caches (--kv-bits)")
         if workload.max_kv_size is not None and not self.model.makes_own_cache:
