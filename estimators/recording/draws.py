@@ -17,7 +17,7 @@ from memfit.estimators.trace.traced_model import TracedModel
 LEAST = 8
 """Recordings of a structure, more where one of the config's sizes was the same in all of them."""
 _MOST = 20
-_ROUNDS = 900
+ROUNDS = 900
 _STEPS = (64, 128, 256, 384, 512, 1024, 2048)
 _GENERATED = (1, 2, 3, 17, 100, 255, 256, 257, 300, 600)
 
@@ -84,13 +84,13 @@ class _Origin(NamedTuple):
 
 
 def draw_calls(
-    plan: ClassPlan, target: TraceTarget, *, packed: bool, seed: int = 1
+    plan: ClassPlan, target: TraceTarget, *, packed: bool, seed: int = 1, rounds: int = ROUNDS
 ) -> dict[Hashable, list[DrawnCall]]:
     """Return recorded calls by `signature`, `LEAST` of each if that many were met."""
     chance = random.Random(seed)
     drawn: dict[Hashable, list[DrawnCall]] = defaultdict(list)
     origins: dict[Hashable, _Origin] = {}
-    for count in range(_ROUNDS):
+    for count in range(rounds):
         rare = [key for key, calls in drawn.items() if _is_rare(calls, plan.dims)]
         if count >= _KINDS * _KINDS and not rare:
             break

@@ -37,6 +37,7 @@ from memfit.estimators.recording.fit import Fitting
 from memfit.estimators.recording.plans import CLASSES
 from memfit.estimators.recording.settings import class_settings, ignored_settings
 from memfit.estimators.recording.split import FittedCall, Splitting, block_text, layers_root
+from memfit.estimators.recording.verify import verify
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 
 DATA = Path(__file__).parents[1] / "programs" / "data"
@@ -243,8 +244,9 @@ def _block_text(block: Mapping[str, Any]) -> str:
 def main(names: Sequence[str]) -> None:
     """Write the data of the named classes, of all without names."""
     for name in names or sorted(RECORDED):
-        text = data_text(recorded(name))
-        (DATA / f"{name}.json").write_text(text, encoding="utf-8")
+        made = recorded(name)
+        verify(CLASSES[name], made)
+        (DATA / f"{name}.json").write_text(data_text(made), encoding="utf-8")
 
 
 if __name__ == "__main__":
