@@ -17,7 +17,17 @@ WINDOW = "W"
 # All buffers without a limit grow alike, and all with the same one.
 _FULL = KVBuffer(1, 1, 1)
 
-CALL_FEATURES = ("chunk", "P == 0", "L == 1", "C == P + L", "C0 == C", "C0 == P")
+CALL_FEATURES = (
+    "chunk",
+    "P == 0",
+    "L == 1",
+    "C == P + L",
+    "C0 == C",
+    "C0 == P",
+    "B > 1",
+    # mlx-lm copies the caches of a batch when it begins to generate.
+    "B > 1 and first_token",
+)
 """Conditions that choose among the graphs of any class: a call's own and those of its caches."""
 WINDOW_FEATURES = (
     "P + L <= W",
@@ -64,19 +74,21 @@ def call_sizes(
 ) -> dict[str, int]:
     """Return the sizes of a config and those of a call.
 
-    ``L`` tokens after ``P`` others, in caches with room for ``C0`` tokens before the call and ``C``
-    after it. With a window ``W0`` and ``W1`` are those of a rotating cache, ``PW`` where its next
-    token goes and ``M1`` what a chunk keeps of it.
+    ``B`` sequences of ``L`` tokens after ``P`` others, in caches with room for ``C0`` tokens before
+    the call and ``C`` after it. With a window ``W0`` and ``W1`` are those of a rotating cache,
+    ``PW`` where its next token goes and ``M1`` what a chunk keeps of it.
     """
     tokens, position = planned.tokens, planned.position
     end = position + tokens
     result = {
         **sizes,
+        "B": workload.batch,
         "L": tokens,
         "P": position,
         "C0": capacity_at(_FULL, workload, position),
         "C": capacity_at(_FULL, workload, end),
         "chunk": int(planned.phase in CHUNKS),
+        "first_token": int(planned.phase == "last_token"),
     }
     if window := sizes.get(WINDOW):
         rotating = KVBuffer(1, 1, 1, Growth.ROTATING, window)
@@ -85,7 +97,6 @@ def call_sizes(
             "W1": capacity_at(rotating, workload, end),
             "PW": position % window,
             "M1": min(position, window - 1),
-            "first_token": int(planned.phase == "last_token"),
         }
     names = iter(attention_features(attention))
     for each in attention:
@@ -115,7 +126,7 @@ def _kernel(
         heads=heads,
         kv_heads=kv_heads,
         mask=mask,
-        batch=1,
+        batch=sizes["B"],
         compute_capability=target.compute_capability,
     )
     kernel = fused_kernel(call, target.versions.mlx)

@@ -220,13 +220,13 @@ def layer_key(kinds: tuple[str, ...], layer: int) -> str:
     """Return what decides a layer's block: its place near an end, its kind and those beside it.
 
     After a chunk the last layer makes no output, so that the one before it frees otherwise; what
-    one layer leaves, the next one may free.
+    one layer leaves, the next one may free. Of the first of its kind other layers take masks.
 
     >>> [layer_key(("full",) * 6, layer) for layer in (0, 2, 3, 5)]
     ['0/ -,full,full', '/ full,full,full', '/ full,full,full', '/0 full,full,-']
     """
     count = len(kinds)
-    start = str(layer) if layer < _ENDS else ""
+    start = str(layer) if layer < _ENDS else "first" if kinds[layer] not in kinds[:layer] else ""
     end = str(count - 1 - layer) if layer >= count - _ENDS else ""
     before = kinds[layer - 1] if layer else "-"
     after = kinds[layer + 1] if layer + 1 < count else "-"

@@ -49,6 +49,12 @@ class Fitting:
                 continue
             products.append((f"{a}*{b}", _times(columns[a], columns[b])))
         yield from products
+        if {"B", "L"} <= set(varied):
+            # Of all sequences together, such as the rows that experts sort.
+            tokens = _times(columns["B"], columns["L"])
+            for name in plain:
+                if name not in CALL:
+                    yield f"B*L*{name}", _times(tokens, columns[name])
         sizes = [name for name in plain if name not in CALL]
         for a in sizes:
             for b in sizes:

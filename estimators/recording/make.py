@@ -30,12 +30,14 @@ from memfit.estimators.programs.graph import (
     layer_key,
 )
 from memfit.estimators.programs.select import features_met
-from memfit.estimators.recording.classes import CLASSES, ClassPlan
+from memfit.estimators.recording.classes import ClassPlan
 from memfit.estimators.recording.describe import class_description
 from memfit.estimators.recording.draws import LEAST, DrawnCall, draw_calls
 from memfit.estimators.recording.fit import Fitting
+from memfit.estimators.recording.plans_more import CLASSES
 from memfit.estimators.recording.settings import class_settings, ignored_settings
 from memfit.estimators.recording.split import FittedCall, Splitting, block_text, layers_root
+from memfit.estimators.recording.verify import verify
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 
 DATA = Path(__file__).parents[1] / "programs" / "data"
@@ -183,7 +185,7 @@ def _structure(
         key, position = layer_key(kinds, layer), blocks.place(block_text(block))
         if placed.setdefault(key, position) != position:
             raise UnsupportedError(f"layers of kind {key!r} differ: {layer} from one before it")
-    return Structure(when, guards, blocks.place(block_text(prologue)), placed)
+    return Structure(when, (*guards, *plan.guards), blocks.place(block_text(prologue)), placed)
 
 
 def recorded(model_type: str, *, packings: Sequence[bool] = (False, True)) -> RecordedClass:
@@ -242,8 +244,9 @@ def _block_text(block: Mapping[str, Any]) -> str:
 def main(names: Sequence[str]) -> None:
     """Write the data of the named classes, of all without names."""
     for name in names or sorted(RECORDED):
-        text = data_text(recorded(name))
-        (DATA / f"{name}.json").write_text(text, encoding="utf-8")
+        made = recorded(name)
+        verify(CLASSES[name], made)
+        (DATA / f"{name}.json").write_text(data_text(made), encoding="utf-8")
 
 
 if __name__ == "__main__":

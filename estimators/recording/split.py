@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memfit.estimators.base.errors import UnsupportedError
@@ -16,7 +16,7 @@ from memfit.estimators.programs.graph import (
     Reference,
     reference_text,
 )
-from memfit.estimators.trace.graph_format import Call
+from memfit.estimators.trace.graph_format import Call, Node
 
 _PROLOGUE = -1
 _OF_MODULES = ("weight", "constant")
@@ -49,13 +49,53 @@ class Splitting:
         call = fitted.call
         self._numbers = [self._named(i) for i in range(len(call.arrays))]
         """The layers that arrays are named by."""
+        self._flow()
+        while lifted := self._for_all_layers():
+            for array in lifted:
+                self._numbers[array] = None
+            self._flow()
+        self._move_to_users()
+
+    def _flow(self) -> None:
+        """Assign each node to the last layer that it takes anything of."""
         self._layers = [_PROLOGUE if n is None else n for n in self._numbers]
-        self._node_layers = [_PROLOGUE] * len(call.nodes)
-        for position, node in enumerate(call.nodes):
-            # A node is of the last layer that it takes anything of.
+        self._node_layers = [_PROLOGUE] * len(self._fitted.call.nodes)
+        for position, node in enumerate(self._fitted.call.nodes):
             reached = max((self._layers[i] for i in node.inputs), default=_PROLOGUE)
             self._assign(position, reached)
-        self._move_to_users()
+
+    def _for_all_layers(self) -> set[int]:
+        """Return the counts in caches of one layer that something for later layers is made of.
+
+        The mask of a batch is made of the padding in the first cache.
+        """
+        call = self._fitted.call
+        maker = {out: node for node in call.nodes for out in node.outputs}
+        result: set[int] = set()
+        for position, node in enumerate(call.nodes):
+            for array in node.inputs:
+                if array in maker and 0 <= self._layers[array] < self._node_layers[position] - 1:
+                    ends = self._ends_in_layer(array, maker)
+                    if all(map(self._is_count, ends)):
+                        result |= ends
+        return result
+
+    def _ends_in_layer(self, array: int, maker: Mapping[int, Node]) -> set[int]:
+        """Return what an array of a layer is made of that the layer has from before the call."""
+        layer, ends, waiting = self._layers[array], set[int](), [array]
+        while waiting:
+            each = waiting.pop()
+            if self._layers[each] != layer:
+                continue
+            if each in maker:
+                waiting += maker[each].inputs
+            else:
+                ends.add(each)
+        return ends
+
+    def _is_count(self, array: int) -> bool:
+        of = self._fitted.call.arrays[array]
+        return of.role == "cache" and len(of.shape) <= 1
 
     def _assign(self, position: int, layer: int) -> None:
         self._node_layers[position] = layer
@@ -154,7 +194,7 @@ class Splitting:
     def _array(self, index: int, layer: int) -> BlockArray:
         array = self._fitted.call.arrays[index]
         name = array.name
-        if array.role == "cache":
+        if array.role == "cache" and layer >= 0:
             name = f"{LAYER}.{name.partition('.')[2]}"
         elif array.role in _OF_MODULES and layer >= 0 and (m := _NUMBERED.fullmatch(name)):
             name = f"{m[1]}{LAYER}.{m[3]}" if m[1] == self._root else name

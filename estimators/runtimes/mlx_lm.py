@@ -283,11 +283,19 @@ class MlxLm(MlxModel, MlxLmPrograms, Batching, Sharding, Drafting, frozen=True):
 
     def parallel(self, requested: Parallel | None) -> Parallel:
         """Return how mlx-lm's sharded_load runs the class."""
+        if isinstance(self.source, Recorded):
+            from memfit.estimators.runtimes.recorded import by_trace
+
+            return by_trace(self).parallel(requested)
         return chosen_parallel(self.subject.model.model_type, requested)
 
     def for_rank(self, rank: Rank) -> "MlxLm":
         """Return the part of one rank, by the rules of its class."""
         subject = self.subject
+        if isinstance(self.source, Recorded):
+            from memfit.estimators.runtimes.recorded import by_trace
+
+            return by_trace(self).for_rank(rank)
         share = share_of(subject.model, rank)
         footprint = rank_footprint(subject.footprint, subject.model, share, rank)
         return replace(self, subject=replace(subject, model=share, footprint=footprint, rank=rank))

@@ -25,8 +25,9 @@ from memfit.estimators.programs.library import (
 from memfit.estimators.results.terms import PeakMoment
 from memfit.estimators.runtimes.by_class import TracedWorkspace, moment_of, trace_target
 from memfit.estimators.runtimes.interface import Subject
-from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace
-from memfit.estimators.runtimes.source import Recorded
+from memfit.estimators.runtimes.mlx_lm import MlxLm
+from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace, MlxLmTrace
+from memfit.estimators.runtimes.source import Interpolated, Recorded
 from memfit.estimators.weights.activations import activation_type
 from memfit.estimators.weights.conversion import conversion_type, convert
 from memfit.estimators.weights.derived import QuantizationPlan, derive
@@ -180,6 +181,23 @@ class RecordedWorkspace(Struct, frozen=True, eq=False):
         return _ITEM_BYTES * max(arrays, default=0)
 
 
+def by_trace(model: MlxLm) -> MlxLmTrace:
+    """Return a recorded class as the trace of it, which answers for its ranks.
+
+    Raises:
+        MachineError: when MLX is not installed.
+    """
+    source = model.subject.source
+    assert isinstance(source, Recorded)
+    assert isinstance(source.workspace, RecordedWorkspace)
+    traced = source.workspace.traced
+    trace = traced.trace
+    assert isinstance(trace, ClassTrace)
+    trace.built(model.subject.backend)
+    subject = replace(model.subject, source=Interpolated(traced), method="trace")
+    return MlxLmTrace(model.runtime, subject, trace)
+
+
 def packing_of(model: Model, plan: QuantizationPlan | None) -> Quantization | None:
     """Return the format of all matrices of a plan, None where they are not packed.
 
@@ -206,7 +224,8 @@ def recorded_subject(
     which the class then changes while it loads them.
     """
     recorded = find(str(checkpoint.config.get("model_type")))
-    if recorded is None:
+    # The trace says that memfit never runs the code of a model.
+    if recorded is None or checkpoint.config.get("model_file") is not None:
         return None
     try:
         class_model = recorded_model(recorded, checkpoint.config)

@@ -150,7 +150,7 @@ def _size_safetensors(
     try:
         model = as_of(_model_of(checkpoint, device), versions)
     except UnsupportedError as error:
-        if method != "trace" and adapter is None:
+        if method == "auto" and adapter is None:
             recorded = _size_recorded(checkpoint, device, quantize, error, runtime)
             if recorded:
                 return recorded

@@ -3,8 +3,7 @@
 From the configs of the models on the Hub, and from the defaults of mlx-lm's ModelArgs, which its
 authors took from them: zai-org/GLM-4.7-Flash, karpathy/nanochat-d32, arcee-ai/Trinity-Mini and
 Trinity-Nano, LGAI-EXAONE/K-EXAONE-236B-A23B, tencent/Youtu-LLM-2B, upstage/Solar-Open-100B,
-meituan-longcat/LongCat-Flash-Chat, microsoft/Phi-3-small-8k-instruct, pfnet/plamo-13b,
-Nikity/lille-130m-instruct.
+meituan-longcat/LongCat-Flash-Chat, pfnet/plamo-13b, Nikity/lille-130m-instruct.
 """
 
 from typing import Any
@@ -106,19 +105,6 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
             "mla_scale_q_lora": True,
             "mla_scale_kv_lora": True,
             "attention_bias": False,
-        }
-    ],
-    "phi3small": [
-        {
-            "hidden_size": 4096,
-            "dense_attention_every_n_layers": 2,
-            "ff_intermediate_size": 14336,
-            "gegelu_limit": 20.0,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "layer_norm_epsilon": 1e-5,
-            "vocab_size": 100352,
         }
     ],
     "plamo": [

@@ -20,8 +20,8 @@ from tests.recording.configs import CONFIGS
 pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
 
-from memfit.estimators.recording.make import DATA, RECORDED, made_from  # noqa: E402
-from memfit.estimators.trace.libraries import versions  # noqa: E402
+from memfit.estimators.recording.make import DATA, RECORDED, made_from
+from memfit.estimators.trace.libraries import versions
 
 MAC = find_device("m4-max-64")
 WORKLOADS = (
@@ -64,10 +64,7 @@ def test_the_data_of_all_classes_is_small() -> None:
 @pytest.mark.parametrize("bits", [None, 4, 8])
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive)
-        for name in CONFIGS
-    ],
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in CONFIGS],
 )
 def test_recorded_peaks_are_those_of_the_trace_to_the_byte(
     tmp_path: Path, name: str, bits: int | None
@@ -107,7 +104,10 @@ def test_no_setting_changed_alone_gives_a_silent_wrong_peak(tmp_path: Path, name
     recorded = decoded((DATA / f"{name}.json").read_bytes())
     base = RECORDED[name].base
     config = {**recorded.settings, **next(c for c in CONFIGS.values() if c["model_type"] == name)}
-    shallow = {**config, recorded.layer_count: len(RECORDED[name].layer_kinds({**recorded.settings, **base}))}
+    shallow = {
+        **config,
+        recorded.layer_count: len(RECORDED[name].layer_kinds({**recorded.settings, **base})),
+    }
     for key in ("layer_types", "is_moe_layer"):
         if key in base:
             shallow[key] = base[key]

@@ -1,0 +1,348 @@
+"""The plans of the recorded classes: small configs, and what of them is drawn."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from memfit.estimators.programs.graph import RecordedAttention
+from memfit.estimators.recording.classes import ClassPlan
+
+# ---- what is common to many classes
+
+_WIDTHS = {
+    "hidden_size": range(96, 640, 16),
+    "intermediate_size": range(128, 640, 16),
+    "vocab_size": range(300, 900, 7),
+}
+_PACKED_WIDTHS = {
+    "hidden_size": range(128, 960, 64),
+    "intermediate_size": range(128, 960, 64),
+}
+_HEADS = {
+    "num_attention_heads": (4, 8, 12, 16, 24),
+    "num_key_value_heads": (2, 4),
+}
+# Of widths that Metal has kernels for: those of others hold all scores, in graphs of their own.
+_HEAD_DIMS = {"head_dim": (64, 128)}
+_EXPERTS = {
+    "moe_intermediate_size": range(96, 480, 16),
+    "num_experts_per_tok": (2, 3, 4, 5, 6),
+}
+_PACKED_LATENT = {"qk_nope_head_dim": (64, 128, 192)}
+_PACKED_EXPERTS = {"moe_intermediate_size": range(128, 640, 64)}
+_LATENT = {
+    "num_attention_heads": (4, 8, 12, 20),
+    "kv_lora_rank": (192, 320, 384),
+    "q_lora_rank": range(64, 320, 64),
+    "qk_rope_head_dim": (32, 64),
+    "qk_nope_head_dim": (64, 96, 128, 192),
+    "v_head_dim": (64, 128, 192, 256),
+}
+_GROUPED = RecordedAttention("num_attention_heads", "num_key_value_heads", "head_dim", "head_dim")
+_WINDOWED = _GROUPED._replace(keys="W1")
+# Of a chunk all heads have keys and values of their own; a token reads what they are made from.
+_UNFOLDED = RecordedAttention(
+    "num_attention_heads",
+    "num_attention_heads",
+    "qk_nope_head_dim",
+    "v_head_dim",
+    when="L > 1",
+    masks=("array",),
+)
+_FOLDED = RecordedAttention(
+    "num_attention_heads",
+    "1",
+    "kv_lora_rank",
+    "kv_lora_rank",
+    when="L == 1",
+    masks=("array",),
+)
+# Hidden sizes that heads of 64 and of 128 divide.
+_SPLIT_WIDTHS = tuple((heads * dim, heads) for heads in (4, 8, 12, 16, 20) for dim in (64, 128))
+# mlx-lm models/switch_layers.py sorts the rows of experts from 64 on.
+_SORTED = "B*L*num_experts_per_tok >= 64"
+
+
+def _dims(*groups: Mapping[str, Any], **others: str) -> Mapping[str, str]:
+    return {name: name for group in groups for name in group} | others
+
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
+# ---- the classes
+
+PLANS = (
+    ClassPlan(
+        base={
+            "model_type": "qwen3",
+            "num_hidden_layers": 5,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": False,
+        },
+        dims=_dims(_WIDTHS, _HEADS, _HEAD_DIMS),
+        draws={**_WIDTHS, **_HEADS, **_HEAD_DIMS},
+        packed_draws={**_PACKED_WIDTHS},
+        attention=(_GROUPED,),
+    ),
+    ClassPlan(
+        base={"model_type": "glm4_moe_lite", "num_hidden_layers": 5},
+        dims=_dims(
+            _WIDTHS,
+            _EXPERTS,
+            _LATENT,
+            n_routed_experts="n_routed_experts",
+            n_shared_experts="n_shared_experts",
+        ),
+        draws={
+            **_WIDTHS,
+            **_EXPERTS,
+            **_LATENT,
+            "n_routed_experts": range(8, 40, 2),
+            "n_shared_experts": (1, 2, 3),
+        },
+        packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS, **_PACKED_LATENT},
+        kinds=("i >= first_k_dense_replace and i % moe_layer_freq == 0",),
+        features=(_SORTED,),
+        attention=(_UNFOLDED, _FOLDED),
+    ),
+    ClassPlan(
+        base={"model_type": "nanochat", "num_hidden_layers": 5},
+        dims=_dims(
+            _WIDTHS,
+            num_attention_heads="num_attention_heads",
+            num_key_value_heads="num_key_value_heads",
+            head_dim="hidden_size//num_attention_heads",
+        ),
+        draws={
+            **_WIDTHS,
+            "hidden_size num_attention_heads": _SPLIT_WIDTHS,
+            "num_key_value_heads": (2, 4),
+        },
+        packed_draws={"intermediate_size": range(128, 960, 64)},
+        attention=(_GROUPED,),
+    ),
+    ClassPlan(
+        base={
+            "model_type": "afmoe",
+            "num_hidden_layers": 12,
+            "layer_types": [_SLIDING, _SLIDING, _SLIDING, _FULL] * 3,
+        },
+        dims=_dims(
+            _WIDTHS,
+            _HEADS,
+            _HEAD_DIMS,
+            _EXPERTS,
+            num_experts="num_experts",
+            num_shared_experts="num_shared_experts",
+            W="sliding_window",
+        ),
+        draws={
+            **_WIDTHS,
+            **_HEADS,
+            **_HEAD_DIMS,
+            **_EXPERTS,
+            "num_experts": range(8, 40, 2),
+            "num_shared_experts": (1, 2),
+            "sliding_window": (128, 256, 512, 768, 1024),
+        },
+        packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS},
+        kinds=("layer_types[i]", "i >= num_dense_layers"),
+        features=(_SORTED,),
+        attention=(_GROUPED, _WINDOWED),
+    ),
+    ClassPlan(
+        base={
+            "model_type": "youtu_llm",
+            "num_hidden_layers": 5,
+        },
+        dims=_dims(_WIDTHS, _LATENT),
+        draws={**_WIDTHS, **_LATENT},
+        packed_draws={**_PACKED_WIDTHS, **_PACKED_LATENT},
+        attention=(
+            RecordedAttention(
+                "num_attention_heads",
+                "num_attention_heads",
+                "qk_nope_head_dim + qk_rope_head_dim",
+                "v_head_dim",
+            ),
+        ),
+    ),
+    ClassPlan(
+        base={
+            "model_type": "exaone_moe",
+            "num_hidden_layers": 12,
+            "layer_types": [_SLIDING, _SLIDING, _SLIDING, _FULL] * 3,
+            "is_moe_layer": [False] + [True] * 11,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+        },
+        dims=_dims(
+            _WIDTHS,
+            _HEADS,
+            _HEAD_DIMS,
+            _EXPERTS,
+            num_experts="num_experts",
+            num_shared_experts="num_shared_experts",
+            W="sliding_window",
+        ),
+        draws={
+            **_WIDTHS,
+            **_HEADS,
+            **_HEAD_DIMS,
+            **_EXPERTS,
+            "num_experts": range(8, 40, 2),
+            "num_shared_experts": (1, 2),
+            "sliding_window": (128, 256, 512, 768, 1024),
+        },
+        packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS},
+        kinds=("layer_types[i]", "is_moe_layer[i]"),
+        features=(_SORTED,),
+        attention=(_GROUPED, _WINDOWED),
+    ),
+    ClassPlan(
+        base={
+            "model_type": "solar_open",
+            "num_hidden_layers": 5,
+            "routed_scaling_factor": 1.0,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": True,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "tie_word_embeddings": False,
+            "partial_rotary_factor": 1.0,
+        },
+        dims=_dims(
+            _WIDTHS,
+            _HEADS,
+            _HEAD_DIMS,
+            _EXPERTS,
+            n_routed_experts="n_routed_experts",
+            n_shared_experts="n_shared_experts",
+        ),
+        draws={
+            **_WIDTHS,
+            **_HEADS,
+            **_HEAD_DIMS,
+            **_EXPERTS,
+            "n_routed_experts": range(8, 40, 2),
+            "n_shared_experts": (1, 2),
+        },
+        packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS},
+        kinds=("i >= first_k_dense_replace",),
+        features=(_SORTED,),
+        attention=(_GROUPED,),
+    ),
+    ClassPlan(
+        base={
+            "model_type": "longcat_flash",
+            "attention_method": "MLA",
+            "zero_expert_type": "identity",
+            "num_layers": 5,
+            "max_position_embeddings": 4096,
+            "routed_scaling_factor": 6.0,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e7,
+            "mla_scale_q_lora": True,
+            "mla_scale_kv_lora": True,
+            "attention_bias": False,
+        },
+        dims=_dims(
+            _LATENT,
+            **{
+                n: n
+                for n in (
+                    "hidden_size",
+                    "ffn_hidden_size",
+                    "expert_ffn_hidden_size",
+                    "moe_topk",
+                    "n_routed_experts",
+                    "zero_expert_num",
+                    "vocab_size",
+                )
+            },
+        ),
+        draws={
+            **_LATENT,
+            "kv_lora_rank": (192, 320, 384),
+            "q_lora_rank": (64, 128, 256, 448),
+            "hidden_size": range(96, 640, 16),
+            "ffn_hidden_size": range(128, 640, 16),
+            "expert_ffn_hidden_size": range(96, 480, 16),
+            "vocab_size": range(300, 900, 7),
+            "moe_topk": (2, 3, 4, 5, 6),
+            "n_routed_experts": range(8, 40, 2),
+            "zero_expert_num": range(2, 20, 2),
+        },
+        packed_draws={
+            **_PACKED_LATENT,
+            "hidden_size": range(128, 960, 64),
+            "ffn_hidden_size": range(128, 960, 64),
+            "expert_ffn_hidden_size": range(128, 640, 64),
+        },
+        layer_count="num_layers",
+        features=("B*L*moe_topk >= 64",),
+        # Equal ones have one factor of scale.
+        guards=("q_lora_rank != kv_lora_rank",),
+        attention=(_UNFOLDED, _FOLDED),
+    ),
+    ClassPlan(
+        base={
+            "model_type": "plamo",
+            "num_hidden_layers": 5,
+            "rms_norm_eps": 1e-6,
+        },
+        dims={
+            **{
+                n: n
+                for n in (
+                    "hidden_size",
+                    "intermediate_size",
+                    "vocab_size",
+                    "num_attention_heads",
+                    "n_shared_head",
+                )
+            },
+            "head_dim": "hidden_size//num_attention_heads",
+            "num_key_value_heads": "(num_attention_heads + n_shared_head - 1)//n_shared_head",
+        },
+        draws={
+            "hidden_size num_attention_heads": _SPLIT_WIDTHS,
+            "intermediate_size": range(128, 640, 16),
+            "vocab_size": range(300, 900, 7),
+            "n_shared_head": (2, 4),
+        },
+        packed_draws={"intermediate_size": range(128, 960, 64)},
+        attention=(_GROUPED,),
+    ),
+    ClassPlan(
+        base={"model_type": "talkie", "num_hidden_layers": 5},
+        dims=_dims(_WIDTHS, _HEAD_DIMS, num_attention_heads="num_attention_heads"),
+        draws={**_WIDTHS, **_HEAD_DIMS, "num_attention_heads": (2, 4, 6, 8, 12)},
+        packed_draws={**_PACKED_WIDTHS},
+        attention=(_GROUPED._replace(kv_heads="num_attention_heads"),),
+    ),
+    ClassPlan(
+        base={
+            "model_type": "lille-130m",
+            "n_layer": 5,
+            "block_size": 1024,
+            "layer_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+        },
+        dims={
+            **{n: n for n in ("n_embd", "n_head", "n_kv_heads", "vocab_size")},
+            "head_dim": "n_embd//n_head",
+        },
+        draws={
+            "n_embd n_head": _SPLIT_WIDTHS,
+            "n_kv_heads": (2, 4),
+            "vocab_size": range(300, 900, 7),
+        },
+        layer_count="n_layer",
+        attention=(RecordedAttention("n_head", "n_kv_heads", "head_dim", "head_dim"),),
+    ),
+)
+
+CLASSES = {plan.base["model_type"]: plan for plan in PLANS}
