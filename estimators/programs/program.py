@@ -95,19 +95,23 @@ class _Cut:
             for each in lowered.weights.intersection(_buffers(step)):
                 count[each] = count.get(each, 0) + 1
         self.folded = {each for each, times in count.items() if times == 1}
+        for entry in lowered.caches:
+            self._settle(entry, arrays[entry.array] + 1)
         for number, *_ in lowered.inputs:
-            self._settle(number, next((i for i, used in enumerate(uses) if number in used), 0))
+            self._place(number, next((i for i, used in enumerate(uses) if number in used), 0))
         for layer, used in enumerate(uses):
             for number in sorted(used - self.folded):
-                self._settle(number, layer)
-        for entry in (*lowered.caches, *lowered.held):
-            for number in (entry.buffer, *entry.waiting, *entry.flags):
-                if number is not None:
-                    self._settle(number, arrays[entry.array] + 1)
+                self._place(number, layer)
+        for entry in lowered.held:
+            self._settle(entry, arrays[entry.array] + 1)
         self.local = max(self._count)
         self._global: dict[int, Slot] = {}
 
-    def _settle(self, number: int, layer: int) -> None:
+    def _settle(self, entry: Entry, layer: int) -> None:
+        for number in _numbers(entry):
+            self._place(number, layer)
+
+    def _place(self, number: int, layer: int) -> None:
         if number not in self.home:
             self.home[number] = layer
             self._index[number] = self._count[layer]
@@ -148,7 +152,7 @@ class _Cut:
                     tuple(map(slot, entry.flags)),
                 )
                 for entry in found
-                if self._array_layers[entry.array] + 1 == layer
+                if self._made_by(entry) == layer
             )
 
         return Block(
@@ -174,6 +178,11 @@ class _Cut:
             samples=mine(lowered.samples),
             shared=(),
         )
+
+    def _made_by(self, entry: Entry) -> int:
+        """Return the last layer that has a part in what a cache holds."""
+        layers = (self.home[number] for number in _numbers(entry))
+        return max((self._array_layers[entry.array] + 1, *layers))
 
     def with_shared(self, block: Block, layer: int) -> Block:
         """Return the block with what later ones read of it, once all have been made."""
@@ -211,6 +220,11 @@ class _Cut:
             return Marked(self.slot(test.flag, layer))
         limit = None if test.limit is None else self.number(test.limit)
         return Question(self.slot(test.buffer, layer), limit, test.waits)
+
+
+def _numbers(entry: Entry) -> Iterable[int]:
+    own = () if entry.buffer is None else (entry.buffer,)
+    return (*own, *entry.waiting, *entry.flags)
 
 
 def _buffers(step: Step) -> Iterable[int]:
