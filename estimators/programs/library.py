@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from memfit.estimators.programs.dimensions import config_sizes
 from memfit.estimators.programs.graph import RecordedClass, Variant, decoded
 from memfit.estimators.programs.kinds import layer_kinds
 
-_DATA = files("memfit.estimators.programs") / "data"
+_DATA = Path(__file__).parent / "data"
 # Of the parameters that were recorded: a class may treat another type differently.
 RECORDED_DTYPE = "BF16"
 
