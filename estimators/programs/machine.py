@@ -9,7 +9,7 @@ from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.call_plan import PlannedCall
 from memfit.estimators.programs.program import Block, Cache, Program
-from memfit.estimators.programs.steps import Choice, Outcome, Question, Step
+from memfit.estimators.programs.steps import Choice, Marked, Outcome, Question, Step
 from memfit.estimators.trace.layouts import Allocation
 from memfit.estimators.trace.memory import Allocator
 from memfit.estimators.trace.replay import SAMPLES, CallPeak, call_peak
@@ -41,6 +41,8 @@ class Machine:
     def __init__(self, device: Device) -> None:
         self._memory = Allocator(device.backend)
         self._stream = Stream(device)
+        # Of the CPU each operation is a dispatch, also one without a kernel.
+        self._counts_all = device.backend == "cpu"
         self._held: list[_Held] = []
         self._samples: list[list[Allocation]] = []
         self._slots: list[Any] = []
@@ -109,20 +111,12 @@ class Machine:
         self._memory.clear_cache()
 
     def _act(self, step: Step) -> int:
-        memory, slots, values = self._memory, self._slots, self._values
+        memory, slots = self._memory, self._slots
         memory.clock += 1
         memory.operation = step.name
         action = step.action
         while isinstance(action, Choice):
-            test = action.test
-            if isinstance(test, Question):
-                buffer = slots[test.buffer]
-                agreed = (not test.waits or buffer.references == 1) and (
-                    test.limit is None or buffer.nbytes <= values[test.limit]
-                )
-            else:
-                agreed = slots[test.flag]
-            action = action.then if agreed else action.otherwise
+            action = action.then if self._is_so(action.test) else action.otherwise
         for flag, value in action.marks:
             slots[flag] = value
         for new, old in action.shared:
@@ -130,33 +124,43 @@ class Machine:
             shared.references += 1
         temporaries = []
         for slot, number in action.allocated:
-            made = memory.allocate(values[number])
+            made = memory.allocate(self._values[number])
             made.references = 1
             if slot < 0:
                 temporaries.append(made)
             else:
                 slots[slot] = made
-        most = memory.active
-        self._give(action, temporaries)
-        for slot in step.dead:
-            if slots[slot] is not None:
-                memory.release(slots[slot])
-                slots[slot] = None
-        return most
-
-    def _give(self, action: Outcome, temporaries: list[Allocation]) -> None:
-        """Give the device the kernels of a step."""
-        slots, values = self._slots, self._values
-        elements = values[action.elements]
-        touched = self._stream.touched()
-        for slot, number in action.touched:
-            if id(slots[slot]) not in touched:
-                touched.add(id(slots[slot]))
-                elements += values[number]
         held = [slots[slot] for slot in action.held]
         for buffer in held:
             buffer.references += 1
-        self._stream.submit(held + temporaries, values[action.kernels], elements, self._memory)
+        held += temporaries
+        most = memory.active
+        if action.kernels or held or self._counts_all:
+            self._give(action, held)
+        for slot in step.dead:
+            memory.release(slots[slot])
+            slots[slot] = None
+        return most
+
+    def _is_so(self, test: Question | Marked) -> bool:
+        if isinstance(test, Marked):
+            return bool(self._slots[test.flag])
+        buffer: Allocation = self._slots[test.buffer]
+        is_free = buffer.references == 1 or not test.waits
+        return is_free and (test.limit is None or buffer.nbytes <= self._values[test.limit])
+
+    def _give(self, action: Outcome, held: list[Allocation]) -> None:
+        """Give the device the kernels of a step."""
+        slots, values = self._slots, self._values
+        elements = values[action.elements]
+        if action.touched:
+            touched = self._stream.touched()
+            for slot, number in action.touched:
+                key = id(slots[slot])
+                if key not in touched:
+                    touched.add(key)
+                    elements += values[number]
+        self._stream.submit(held, values[action.kernels], elements, self._memory)
 
     def _take_over(self, caches: Sequence[Cache]) -> Iterator[_Held | None]:
         """Return for each cache what the call before has left of it; the rest is gone."""

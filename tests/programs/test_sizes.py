@@ -47,7 +47,7 @@ def test_what_follows_from_positive_names_is_no_guard() -> None:
     assert a + b != 0
     assert not list(guards)
     assert a != zero + 1
-    assert [guard.condition for guard in guards] == ["not (a-zero-1)==0"]
+    assert [guard.condition for guard in guards] == ["not (a-1*zero-1)==0"]
 
 
 # Rules that lowering runs with expressions: int() loses them, range() compares without a guard.
