@@ -3,7 +3,7 @@
 From the configs of the models on the Hub, and from the defaults of mlx-lm's ModelArgs, which its
 authors took from them: zai-org/GLM-4.7-Flash, karpathy/nanochat-d32, arcee-ai/Trinity-Mini and
 Trinity-Nano, LGAI-EXAONE/K-EXAONE-236B-A23B, tencent/Youtu-LLM-2B, upstage/Solar-Open-100B,
-meituan-longcat/LongCat-Flash-Chat, pfnet/plamo-13b, Nikity/lille-130m-instruct.
+meituan-longcat/LongCat-Flash-Chat, pfnet/plamo-13b.
 """
 
 from typing import Any
@@ -118,18 +118,6 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
         }
     ],
     "talkie": [{}],
-    "lille-130m": [
-        {
-            "block_size": 512,
-            "layer_norm_eps": 1e-5,
-            "n_embd": 640,
-            "n_head": 10,
-            "n_kv_heads": 5,
-            "n_layer": 24,
-            "rope_theta": 10000.0,
-            "vocab_size": 32768,
-        }
-    ],
 }
 CONFIGS = {
     f"{model_type}-{number}": {"model_type": model_type, **config}
