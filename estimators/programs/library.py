@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from msgspec.structs import replace
 
@@ -91,9 +91,9 @@ def recorded_model(recorded: RecordedClass, config: Mapping[str, Any]) -> Record
     for name, value in recorded.fixed.items():
         if not _is_same(value, settings.get(name)):
             raise model.unrecorded(f"{name} {short(settings.get(name))}, only {short(value)}")
-    for name in recorded.ignored:
+    for name, known in recorded.ignored.items():
         value = settings.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        if value != known and not (_is_number(value) and value > 0):
             raise model.unrecorded(f"{name} {short(value)}")
     missing = set(kinds) - set(recorded.description["layers"])
     if missing:
@@ -116,5 +116,5 @@ def _is_same(recorded: Any, value: Any) -> bool:
     return type(recorded) is type(value) and bool(recorded == value)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
