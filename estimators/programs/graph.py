@@ -139,8 +139,8 @@ class RecordedClass(Struct, frozen=True, forbid_unknown_fields=True):
     """Settings that the class reads, and what it takes where the config has none."""
     fixed: Mapping[str, Any]
     """Of them those that all recordings have in common: other values are not known."""
-    ignored: tuple[str, ...]
-    """Of them the positive numbers that no graph depends on."""
+    ignored: Mapping[str, Any]
+    """Of them the numbers that no graph depends on while they are positive, as recorded."""
     variants: tuple[Variant, ...]
     blocks: tuple[BlockText, ...]
     description: Any = None

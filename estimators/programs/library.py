@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib.resources import files
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
 
 from msgspec.structs import replace
 
@@ -17,7 +17,7 @@ from memfit.estimators.programs.dimensions import config_sizes
 from memfit.estimators.programs.graph import RecordedClass, Variant, decoded
 from memfit.estimators.programs.kinds import layer_kinds
 
-_DATA = files("memfit.estimators.programs") / "data"
+_DATA = Path(__file__).parent / "data"
 # Of the parameters that were recorded: a class may treat another type differently.
 RECORDED_DTYPE = "BF16"
 
@@ -91,9 +91,9 @@ def recorded_model(recorded: RecordedClass, config: Mapping[str, Any]) -> Record
     for name, value in recorded.fixed.items():
         if not _is_same(value, settings.get(name)):
             raise model.unrecorded(f"{name} {short(settings.get(name))}, only {short(value)}")
-    for name in recorded.ignored:
+    for name, known in recorded.ignored.items():
         value = settings.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        if value != known and not (_is_number(value) and value > 0):
             raise model.unrecorded(f"{name} {short(value)}")
     missing = set(kinds) - set(recorded.description["layers"])
     if missing:
@@ -116,5 +116,5 @@ def _is_same(recorded: Any, value: Any) -> bool:
     return type(recorded) is type(value) and bool(recorded == value)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -51,7 +51,7 @@ def shortened(kinds: tuple[str, ...]) -> Depth:
             (i + 1 for i in reversed(range(count - period)) if kinds[i] != kinds[i + period]), 0
         )
         # The first two layers have graphs of their own, and so have the last two.
-        reached = max(start + 2 * period, 2 + period)
+        reached = max(start + 3 * period if start else 0, 2 + period)
         left_out = (count - 2 - reached) // period * period
         if left_out > 0:
             steady = (reached - period + i % period for i in range(left_out))

@@ -143,7 +143,7 @@ PLANS = (
             **_HEAD_DIMS,
             **_EXPERTS,
             "num_experts": range(8, 40, 2),
-            "num_shared_experts": (1, 2),
+            "num_shared_experts": (1, 2, 3),
             "sliding_window": (128, 256, 512, 768, 1024),
         },
         packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS},
@@ -192,7 +192,7 @@ PLANS = (
             **_HEAD_DIMS,
             **_EXPERTS,
             "num_experts": range(8, 40, 2),
-            "num_shared_experts": (1, 2),
+            "num_shared_experts": (1, 2, 3),
             "sliding_window": (128, 256, 512, 768, 1024),
         },
         packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS},
@@ -322,26 +322,6 @@ PLANS = (
         draws={**_WIDTHS, **_HEAD_DIMS, "num_attention_heads": (2, 4, 6, 8, 12)},
         packed_draws={**_PACKED_WIDTHS},
         attention=(_GROUPED._replace(kv_heads="num_attention_heads"),),
-    ),
-    ClassPlan(
-        base={
-            "model_type": "lille-130m",
-            "n_layer": 5,
-            "block_size": 1024,
-            "layer_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-        },
-        dims={
-            **{n: n for n in ("n_embd", "n_head", "n_kv_heads", "vocab_size")},
-            "head_dim": "n_embd//n_head",
-        },
-        draws={
-            "n_embd n_head": _SPLIT_WIDTHS,
-            "n_kv_heads": (2, 4),
-            "vocab_size": range(300, 900, 7),
-        },
-        layer_count="n_layer",
-        attention=(RecordedAttention("n_head", "n_kv_heads", "head_dim", "head_dim"),),
     ),
 )
 

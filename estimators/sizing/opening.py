@@ -19,7 +19,6 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.manifest import Checkpoint, kind_of_config
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions, as_of, check_class
-from memfit.estimators.programs.library import find
 from memfit.estimators.questions.target import MARGIN_BYTES
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import Level
@@ -185,6 +184,8 @@ def _size_recorded(
     runtime: Runtime,
 ) -> RuntimeModel | None:
     """A model that no family describes, by the recorded graphs of its class, None without them."""
+    from memfit.estimators.programs.library import find
+
     model_type = str(checkpoint.config.get("model_type"))
     if not offers(runtime, MlxLmPrograms) or find(model_type) is None:
         return None

@@ -2,8 +2,8 @@
 
 From the configs of the models on the Hub, and from the defaults of mlx-lm's ModelArgs, which its
 authors took from them: zai-org/GLM-4.7-Flash, karpathy/nanochat-d32, arcee-ai/Trinity-Mini and
-Trinity-Nano, LGAI-EXAONE/K-EXAONE-236B-A23B, tencent/Youtu-LLM-2B, upstage/Solar-Open-100B,
-meituan-longcat/LongCat-Flash-Chat, pfnet/plamo-13b, Nikity/lille-130m-instruct.
+Trinity-Nano, LGAI-EXAONE/K-EXAONE-236B-A23B, tencent/Youtu-LLM-2B,
+meituan-longcat/LongCat-Flash-Chat, pfnet/plamo-13b.
 """
 
 from typing import Any
@@ -57,29 +57,6 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
             "is_moe_layer": [False] + [True] * 47,
         }
     ],
-    "solar_open": [
-        {
-            "vocab_size": 196608,
-            "hidden_size": 4096,
-            "intermediate_size": 10240,
-            "moe_intermediate_size": 1280,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "n_shared_experts": 1,
-            "n_routed_experts": 128,
-            "routed_scaling_factor": 1.0,
-            "num_experts_per_tok": 8,
-            "first_k_dense_replace": 0,
-            "norm_topk_prob": True,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
-            "tie_word_embeddings": False,
-            "partial_rotary_factor": 1.0,
-        }
-    ],
     "longcat_flash": [
         {
             "attention_method": "MLA",
@@ -118,18 +95,6 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
         }
     ],
     "talkie": [{}],
-    "lille-130m": [
-        {
-            "block_size": 512,
-            "layer_norm_eps": 1e-5,
-            "n_embd": 640,
-            "n_head": 10,
-            "n_kv_heads": 5,
-            "n_layer": 24,
-            "rope_theta": 10000.0,
-            "vocab_size": 32768,
-        }
-    ],
 }
 CONFIGS = {
     f"{model_type}-{number}": {"model_type": model_type, **config}
