@@ -7,6 +7,7 @@ them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from memfit.estimators.programs.sizes import evaluator, expression
@@ -106,6 +107,7 @@ class _Cut:
             self._settle(entry, arrays[entry.array] + 1)
         self.local = max(self._count)
         self._global: dict[int, Slot] = {}
+        self._names_own = False
 
     def _settle(self, entry: Entry, layer: int) -> None:
         for number in _numbers(entry):
@@ -127,6 +129,8 @@ class _Cut:
         home = self.home[number]
         if home == layer and layer:
             return self._index[number]
+        if self._names_own:
+            return TEMPORARY
         if home == layer - 1 and home:
             return self.local + self._index[number]
         return self._global.setdefault(number, 2 * self.local + len(self._global))
@@ -178,6 +182,13 @@ class _Cut:
             samples=mine(lowered.samples),
             shared=(),
         )
+
+    def own(self, layer: int) -> Block:
+        """Return the block with names for its own buffers alone: those the next layer reads."""
+        self._names_own = True
+        block = self.block(layer)
+        self._names_own = False
+        return block
 
     def _made_by(self, entry: Entry) -> int:
         """Return the last layer that has a part in what a cache holds."""
@@ -266,9 +277,7 @@ def program(
     order = []
     for position in (0, *(layer + 1 for layer in like)):
         order.append(known.setdefault(parts[position], len(known)))
-    for layer, part in enumerate(parts[1:]):
-        if part.shared and like.count(layer) > 1:
-            raise LoweringError(f"later layers read what layer {layer} leaves")
+    _require_like(cut, parts, like)
     sample_bytes = tuple(map(cut.number, lowered.sample_bytes))
     return Program(
         tuple(known),
@@ -280,6 +289,17 @@ def program(
         sample_bytes,
         lowered.first,
     )
+
+
+def _require_like(cut: _Cut, parts: Sequence[Block], like: Sequence[int]) -> None:
+    """Do nothing when each layer finds what the layer it is like has found."""
+    for layer, part in enumerate(parts[1:]):
+        if part.shared and like.count(layer) > 1:
+            raise LoweringError(f"later layers read what layer {layer} leaves")
+    for before, layer in dict.fromkeys(pairwise(like)):
+        # It has to find the same in the slots of the layer before.
+        if before != layer - 1 and cut.own(before + 1) != cut.own(layer):
+            raise LoweringError(f"layer {layer} does not follow on one like layer {before}")
 
 
 def _in_order(layers: Iterable[int | None]) -> list[int]:

@@ -20,7 +20,7 @@ from memfit.estimators.programs.machine import Machine
 from memfit.estimators.programs.program import Program, program
 from memfit.estimators.programs.select import structure_of
 from memfit.estimators.programs.sizes import Guards, evaluator, expression
-from memfit.estimators.programs.steps import NOTHING, Between, Lowered, before
+from memfit.estimators.programs.steps import NOTHING, Between, Lowered, LoweringError, before
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.replay import CallPeak
 from memfit.estimators.trace.schedule import unmerged
@@ -50,8 +50,9 @@ def shortened(kinds: tuple[str, ...]) -> Depth:
         start = next(
             (i + 1 for i in reversed(range(count - period)) if kinds[i] != kinds[i + period]), 0
         )
-        # The first two layers have graphs of their own, and so have the last two.
-        reached = max(start + 3 * period if start else 0, 2 + period)
+        # The first two layers have graphs of their own, and so have the last two. What all layers
+        # of a kind read comes with the first of them; after another start one more is unlike.
+        reached = max(start + (3 if start else 2) * period, 2 + period)
         left_out = (count - 2 - reached) // period * period
         if left_out > 0:
             steady = (reached - period + i % period for i in range(left_out))
@@ -111,7 +112,22 @@ class Programs:
         Raises:
             UnsupportedError: when a call has a graph that was not recorded.
         """
-        depth = self._one if workload.batch == 1 else self._several
+        if workload.batch == 1:
+            try:
+                yield from list(self._followed(self._one, sizes, workload, planned))
+            except LoweringError:
+                self._one = self._several
+            else:
+                return
+        yield from self._followed(self._several, sizes, workload, planned)
+
+    def _followed(
+        self,
+        depth: Depth,
+        sizes: Mapping[str, int],
+        workload: Workload,
+        planned: Sequence[PlannedCall],
+    ) -> Iterator[CallPeak[CallPhase]]:
         machine = Machine(self._device)
         last: tuple[_Made, tuple[int, ...]] | None = None
         reached, known = -1, dict[str, int]()
