@@ -250,6 +250,7 @@ PLANS = (
         },
         dims=_dims(
             _LATENT,
+            all_experts="n_routed_experts + zero_expert_num",
             **{
                 n: n
                 for n in (
