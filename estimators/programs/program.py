@@ -7,6 +7,7 @@ them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from memfit.estimators.programs.sizes import evaluator, expression
@@ -95,19 +96,24 @@ class _Cut:
             for each in lowered.weights.intersection(_buffers(step)):
                 count[each] = count.get(each, 0) + 1
         self.folded = {each for each, times in count.items() if times == 1}
+        for entry in lowered.caches:
+            self._settle(entry, arrays[entry.array] + 1)
         for number, *_ in lowered.inputs:
-            self._settle(number, next((i for i, used in enumerate(uses) if number in used), 0))
+            self._place(number, next((i for i, used in enumerate(uses) if number in used), 0))
         for layer, used in enumerate(uses):
             for number in sorted(used - self.folded):
-                self._settle(number, layer)
-        for entry in (*lowered.caches, *lowered.held):
-            for number in (entry.buffer, *entry.waiting, *entry.flags):
-                if number is not None:
-                    self._settle(number, arrays[entry.array] + 1)
+                self._place(number, layer)
+        for entry in lowered.held:
+            self._settle(entry, arrays[entry.array] + 1)
         self.local = max(self._count)
         self._global: dict[int, Slot] = {}
+        self._names_own = False
 
-    def _settle(self, number: int, layer: int) -> None:
+    def _settle(self, entry: Entry, layer: int) -> None:
+        for number in _numbers(entry):
+            self._place(number, layer)
+
+    def _place(self, number: int, layer: int) -> None:
         if number not in self.home:
             self.home[number] = layer
             self._index[number] = self._count[layer]
@@ -123,6 +129,8 @@ class _Cut:
         home = self.home[number]
         if home == layer and layer:
             return self._index[number]
+        if self._names_own:
+            return TEMPORARY
         if home == layer - 1 and home:
             return self.local + self._index[number]
         return self._global.setdefault(number, 2 * self.local + len(self._global))
@@ -148,7 +156,7 @@ class _Cut:
                     tuple(map(slot, entry.flags)),
                 )
                 for entry in found
-                if self._array_layers[entry.array] + 1 == layer
+                if self._made_by(entry) == layer
             )
 
         return Block(
@@ -174,6 +182,18 @@ class _Cut:
             samples=mine(lowered.samples),
             shared=(),
         )
+
+    def own(self, layer: int) -> Block:
+        """Return the block with names for its own buffers alone: those the next layer reads."""
+        self._names_own = True
+        block = self.block(layer)
+        self._names_own = False
+        return block
+
+    def _made_by(self, entry: Entry) -> int:
+        """Return the last layer that has a part in what a cache holds."""
+        layers = (self.home[number] for number in _numbers(entry))
+        return max((self._array_layers[entry.array] + 1, *layers))
 
     def with_shared(self, block: Block, layer: int) -> Block:
         """Return the block with what later ones read of it, once all have been made."""
@@ -211,6 +231,11 @@ class _Cut:
             return Marked(self.slot(test.flag, layer))
         limit = None if test.limit is None else self.number(test.limit)
         return Question(self.slot(test.buffer, layer), limit, test.waits)
+
+
+def _numbers(entry: Entry) -> Iterable[int]:
+    own = () if entry.buffer is None else (entry.buffer,)
+    return (*own, *entry.waiting, *entry.flags)
 
 
 def _buffers(step: Step) -> Iterable[int]:
@@ -252,9 +277,7 @@ def program(
     order = []
     for position in (0, *(layer + 1 for layer in like)):
         order.append(known.setdefault(parts[position], len(known)))
-    for layer, part in enumerate(parts[1:]):
-        if part.shared and like.count(layer) > 1:
-            raise LoweringError(f"later layers read what layer {layer} leaves")
+    _require_like(cut, parts, like)
     sample_bytes = tuple(map(cut.number, lowered.sample_bytes))
     return Program(
         tuple(known),
@@ -266,6 +289,17 @@ def program(
         sample_bytes,
         lowered.first,
     )
+
+
+def _require_like(cut: _Cut, parts: Sequence[Block], like: Sequence[int]) -> None:
+    """Do nothing when each layer finds what the layer it is like has found."""
+    for layer, part in enumerate(parts[1:]):
+        if part.shared and like.count(layer) > 1:
+            raise LoweringError(f"later layers read what layer {layer} leaves")
+    for before, layer in dict.fromkeys(pairwise(like)):
+        # It has to find the same in the slots of the layer before.
+        if before != layer - 1 and cut.own(before + 1) != cut.own(layer):
+            raise LoweringError(f"layer {layer} does not follow on one like layer {before}")
 
 
 def _in_order(layers: Iterable[int | None]) -> list[int]:

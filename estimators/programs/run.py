@@ -20,7 +20,7 @@ from memfit.estimators.programs.machine import Machine
 from memfit.estimators.programs.program import Program, program
 from memfit.estimators.programs.select import structure_of
 from memfit.estimators.programs.sizes import Guards, evaluator, expression
-from memfit.estimators.programs.steps import NOTHING, Between, Lowered, before
+from memfit.estimators.programs.steps import NOTHING, Between, Lowered, LoweringError, before
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.replay import CallPeak
 from memfit.estimators.trace.schedule import unmerged
@@ -50,14 +50,20 @@ def shortened(kinds: tuple[str, ...]) -> Depth:
         start = next(
             (i + 1 for i in reversed(range(count - period)) if kinds[i] != kinds[i + period]), 0
         )
-        # The first two layers have graphs of their own, and so have the last two.
-        reached = max(start + 3 * period if start else 0, 2 + period)
+        # The first two layers have graphs of their own, and so have the last two. What all layers
+        # of a kind read comes with the first of them; after another start one more is unlike.
+        reached = max(start + (3 if start else 2) * period, 2 + period)
         left_out = (count - 2 - reached) // period * period
         if left_out > 0:
             steady = (reached - period + i % period for i in range(left_out))
             like = (*range(reached), *steady, *range(reached, count - left_out))
             return Depth(kinds[:reached] + kinds[reached + left_out :], like)
-    return Depth(kinds, tuple(range(count)))
+    return whole(kinds)
+
+
+def whole(kinds: tuple[str, ...]) -> Depth:
+    """Return each layer as it is."""
+    return Depth(kinds, tuple(range(len(kinds))))
 
 
 class _Made(NamedTuple):
@@ -90,10 +96,11 @@ class Programs:
     ) -> None:
         self._recorded, self._variant = recorded, variant
         self._device, self._target = device, target
-        self._depth = shortened(kinds)
+        # What the caches of a batch count is added up behind the last layer, for each layer.
+        self._one, self._several = shortened(kinds), whole(kinds)
         self._functions = functions(device, target.versions.mlx)
-        self._caches: dict[int, _Caches] = {}
-        self._made: dict[tuple[int, Between], list[_Made]] = {}
+        self._caches: dict[tuple[int, Depth], _Caches] = {}
+        self._made: dict[tuple[int, Depth, Between], list[_Made]] = {}
 
     def peaks(
         self, sizes: Mapping[str, int], workload: Workload, planned: Sequence[PlannedCall]
@@ -105,6 +112,22 @@ class Programs:
         Raises:
             UnsupportedError: when a call has a graph that was not recorded.
         """
+        if workload.batch == 1:
+            try:
+                yield from list(self._followed(self._one, sizes, workload, planned))
+            except LoweringError:
+                self._one = self._several
+            else:
+                return
+        yield from self._followed(self._several, sizes, workload, planned)
+
+    def _followed(
+        self,
+        depth: Depth,
+        sizes: Mapping[str, int],
+        workload: Workload,
+        planned: Sequence[PlannedCall],
+    ) -> Iterator[CallPeak[CallPhase]]:
         machine = Machine(self._device)
         last: tuple[_Made, tuple[int, ...]] | None = None
         reached, known = -1, dict[str, int]()
@@ -115,7 +138,7 @@ class Programs:
             here = call_sizes(sizes, self._recorded.attention, workload, call, self._target)
             structure = structure_of(self._recorded, self._variant, here)
             here |= before(known)
-            made = self._program(structure, here, call, last)
+            made = self._program(structure, depth, here, call, last)
             yield machine.call_peak(
                 made.program,
                 here,
@@ -132,48 +155,51 @@ class Programs:
     def _program(
         self,
         structure: Structure,
+        depth: Depth,
         sizes: Mapping[str, int],
         call: PlannedCall,
         last: tuple[_Made, tuple[int, ...]] | None,
     ) -> _Made:
         found = NOTHING
         if last is not None:
-            caches = self._caches_of(structure, sizes, call)
+            caches = self._caches_of(structure, depth, sizes, call)
             wanted = zip(caches.shapes(sizes), caches.itemsizes, strict=True)
             lowered = last[0].lowered
             items = (entry.itemsize for entry in lowered.held)
             found = lowered.leaves.handed_over(zip(last[1], items, strict=True), wanted)
-        known = self._made.setdefault((id(structure), found), [])
+        known = self._made.setdefault((id(structure), depth, found), [])
         for made in known:
             if all(made.holds(sizes)):
                 return made
         guards = Guards(sizes)
-        made = self._lowered(self._assembled(structure, guards.sizes, call), guards, found)
+        graph = self._assembled(structure, depth, guards.sizes, call)
+        made = self._lowered(graph, depth, guards, found)
         known.append(made)
         return made
 
     def _assembled(
-        self, structure: Structure, sizes: Mapping[str, int], call: PlannedCall
+        self, structure: Structure, depth: Depth, sizes: Mapping[str, int], call: PlannedCall
     ) -> Assembled:
-        return assembled(self._recorded, structure, self._depth.kinds, sizes, call)
+        return assembled(self._recorded, structure, depth.kinds, sizes, call)
 
     def _caches_of(
-        self, structure: Structure, sizes: Mapping[str, int], call: PlannedCall
+        self, structure: Structure, depth: Depth, sizes: Mapping[str, int], call: PlannedCall
     ) -> _Caches:
-        if id(structure) not in self._caches:
-            graph = self._assembled(structure, Guards(sizes).sizes, call).call
+        key = id(structure), depth
+        if key not in self._caches:
+            graph = self._assembled(structure, depth, Guards(sizes).sizes, call).call
             arrays = [graph.arrays[i] for i in graph.of_role("cache")]
-            self._caches[id(structure)] = _Caches(
+            self._caches[key] = _Caches(
                 self._shapes([array.shape for array in arrays]),
                 tuple(dtypes.BITS[array.dtype] // 8 for array in arrays),
             )
-        return self._caches[id(structure)]
+        return self._caches[key]
 
     def _shapes(self, shapes: Sequence[tuple[int, ...]]) -> _Values:
         texts = (f"({''.join(f'{expression(axis)},' for axis in shape)})" for shape in shapes)
         return evaluator(texts, self._functions)
 
-    def _lowered(self, graph: Assembled, guards: Guards, found: Between) -> _Made:
+    def _lowered(self, graph: Assembled, depth: Depth, guards: Guards, found: Between) -> _Made:
         mlx = self._target.versions.mlx
         lowered = lower(graph.call, self._device, mlx, found, guards.sizes)
         layers = dict(enumerate(graph.array_layers))
@@ -181,7 +207,7 @@ class Programs:
         steps = [layers.get(nodes[step.node].outputs[0]) for step in lowered.steps]
         return _Made(
             evaluator([f"({guards.condition()})"], self._functions),
-            program(lowered, graph.array_layers, steps, self._depth.like, self._functions),
+            program(lowered, graph.array_layers, steps, depth.like, self._functions),
             self._shapes([entry.shape for entry in lowered.held]),
             lowered,
         )
