@@ -140,7 +140,7 @@ class _Pass:
             else:
                 self._lay(view, kept.laid_out, sizes)
                 view.buffer = buffers.get(kept.buffer) or self._new(view.nbytes)
-                buffers[kept.buffer] = view.buffer  # type: ignore[assignment]
+                buffers[kept.buffer] = view.buffer
             view.buffer.references += 1
         taken = Counter(i for kept in found.kept if kept for i in kept.waiting)
         sources = [View((), 1) for _ in found.sources]
@@ -370,10 +370,9 @@ class _Pass:
                 buffer = numbers.setdefault(number, len(numbers))
                 sources.setdefault(id(source), (buffer, source.references))
             positions = list(sources)
-            number = entry.buffer
-            buffer = None if number is None else numbers.setdefault(number, len(numbers))
+            own = None if entry.buffer is None else numbers.setdefault(entry.buffer, len(numbers))
             places = tuple(positions.index(id(source)) for source in waiting)
-            kept.append(Kept(laid_out, buffer, places))
+            kept.append(Kept(laid_out, own, places))
         return Between(tuple(kept), tuple(sources.values()))
 
 

@@ -91,7 +91,8 @@ class Machine:
     ) -> "_Left":
         """Run the layers one after another."""
         left, local = _Left([], [], [], []), program.local
-        self._slots = slots = [None] * program.slots
+        slots: list[Any] = [None] * program.slots
+        self._slots = slots
         for block, loaded in zip(blocks, loads, strict=True):
             slots[local : 2 * local] = slots[:local]
             slots[:local] = [None] * local
@@ -177,7 +178,7 @@ class Machine:
         used = {id(x) for each in taken for x in (each.buffer, *each.waiting)}
         lost = [each for each in self._held if each.buffer is None]
         for each in chain.from_iterable(left.values()):
-            if id(each.buffer) not in used:
+            if each.buffer is not None and id(each.buffer) not in used:
                 used.add(id(each.buffer))
                 self._memory.release(each.buffer)
             lost.append(each)
@@ -189,7 +190,8 @@ class Machine:
     def _load(self, block: Block, found: Iterator[_Held | None]) -> list[tuple[int, Any]]:
         """Return what is there when a call begins, by slot."""
         memory, values = self._memory, self._values
-        loaded = []
+        loaded: list[tuple[int, Any]] = []
+        buffer: Any
         for cache in block.caches:
             before = next(found)
             if before is None:
@@ -202,7 +204,8 @@ class Machine:
                 buffer = before.buffer
                 loaded += zip(cache.waiting, before.waiting, strict=True)
                 loaded += zip(cache.flags, before.flags, strict=True)
-            loaded.append((cache.slot, buffer))
+            if cache.slot is not None:
+                loaded.append((cache.slot, buffer))
         for slot, number, name in block.inputs:
             buffer = memory.allocate(values[number])
             buffer.references, buffer.operation = 1, name

@@ -141,7 +141,10 @@ class _Cut:
 
     def block(self, layer: int) -> Block:
         lowered = self.lowered
-        slot, of = (lambda number: self.slot(number, layer)), self.home
+        of = self.home
+
+        def slot(number: int) -> Slot:
+            return self.slot(number, layer)
 
         def mine(numbers: Iterable[int]) -> tuple[Slot, ...]:
             return tuple(slot(number) for number in numbers if of.get(number) == layer)

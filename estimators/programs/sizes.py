@@ -176,7 +176,7 @@ class Size(int):
         over, under = polynomial(above), polynomial(below)
         if _quotient(over, under) is not None:
             return 0
-        rest = {(f"(({text_of(over)})%({text_of(under)}))",): 1}
+        rest: dict[tuple[str, ...], int] = {(f"(({text_of(over)})%({text_of(under)}))",): 1}
         return self._with(int(above) % int(below), rest)
 
 

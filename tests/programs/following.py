@@ -10,7 +10,7 @@ from memfit.estimators.programs.answers import functions
 from memfit.estimators.programs.lowering import lower
 from memfit.estimators.programs.machine import Machine
 from memfit.estimators.programs.program import program
-from memfit.estimators.programs.steps import NOTHING, Lowered
+from memfit.estimators.programs.steps import Lowered
 from memfit.estimators.trace.graph_format import Call, Trace
 from memfit.estimators.trace.replay import CallPeak
 
@@ -42,5 +42,5 @@ def _lowered(call: Call, device: Device, trace: Trace, last: Lowered | None) -> 
     caches = [call.arrays[i] for i in call.of_role("cache")]
     wanted = [(array.shape, dtypes.BITS[array.dtype] // 8) for array in caches]
     left = [(entry.shape, entry.itemsize) for entry in last.held]
-    found = last.leaves.handed_over(left, wanted) if last else NOTHING
+    found = last.leaves.handed_over(left, wanted)
     return lower(call, device, trace.mlx_version, found)

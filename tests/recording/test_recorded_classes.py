@@ -97,8 +97,7 @@ def test_headers_of_packed_weights_are_answered_as_by_trace(
     plain = {key: value for key, value in config.items() if key != "quantization"}
     path = write_checkpoint(tmp_path, config, quantised_tensors(plain, bits, group_size))
     recorded, traced = (
-        Catalog().sized(str(path), device=MAC, method=method)  # type: ignore[arg-type]
-        for method in ("auto", "trace")
+        Catalog().sized(str(path), device=MAC, method=method) for method in ("auto", "trace")
     )
     assert isinstance(recorded.runtime_model.source, Recorded)
     a, b = (each.figures_for(WORKLOADS[1]) for each in (recorded, traced))
