@@ -109,9 +109,9 @@ class _Assembly:
 
     def _at(self, part: int, reference: Reference) -> int:
         if not reference.block:
-            return self._positions[part][reference.index]
+            return self._positions[part][reference.place]
         other = 0 if reference.block < 0 else part - reference.block
-        return self._positions[other][self._parts[other].exports[reference.index]]
+        return self._positions[other][self._parts[other].exports[reference.place]]
 
     def _argument(self, argument: Argument) -> Any:
         if isinstance(argument, tuple):

@@ -14,12 +14,14 @@ from msgspec import Struct
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.trace.graph_format import Role
 
-SCHEMA = "memfit.programs/1"
+_Schema = Literal["memfit.programs/1"]
+SCHEMA: _Schema = "memfit.programs/1"
 
 Value = bool | int | float | str | None
 Fact = Value | tuple[Value, ...]
-# An integer that depends on sizes is a text "=2*L"; other texts are MLX's own.
-Argument = bool | int | float | str | tuple[int | str, ...]
+# A number, a text, or a tuple of them. An integer that depends on sizes is a text "=2*L"; other
+# texts are MLX's own.
+Argument = Any
 
 LAYER = "#"
 """Stands for the layer's number in the name of a weight or of a cache's array."""
@@ -30,7 +32,7 @@ class Reference(NamedTuple):
 
     block: int
     """0 is the block itself, 1 the layer before, 2 the one before that; -1 is the prologue."""
-    index: int
+    place: int
     """Position in the block's own arrays, or in what another block exports."""
 
 
@@ -119,7 +121,7 @@ class Variant(Struct, frozen=True, forbid_unknown_fields=True):
 class RecordedClass(Struct, frozen=True, forbid_unknown_fields=True):
     """The data of one class."""
 
-    schema: Literal["memfit.programs/1"]
+    schema: _Schema
     model_type: str
     versions: Mapping[str, str]
     """The versions of MLX and mlx-lm that it was recorded with."""
@@ -188,7 +190,7 @@ def references(text: str) -> tuple[Reference, ...]:
     """Return the references of a text: own arrays by number, exports of others: ``^3``, ``1:3``.
 
     >>> references("4 ^0 1:7")
-    (Reference(block=0, index=4), Reference(block=-1, index=0), Reference(block=1, index=7))
+    (Reference(block=0, place=4), Reference(block=-1, place=0), Reference(block=1, place=7))
     """
     return tuple(map(_reference, text.split()))
 
@@ -206,10 +208,10 @@ def reference_text(reference: Reference) -> str:
     >>> reference_text(Reference(-1, 3)), reference_text(Reference(0, 3))
     ('^3', '3')
     """
-    block, index = reference
+    block, place = reference
     if block < 0:
-        return f"^{index}"
-    return f"{block}:{index}" if block else str(index)
+        return f"^{place}"
+    return f"{block}:{place}" if block else str(place)
 
 
 # What a layer computes can depend on its place among these many of the first and the last.

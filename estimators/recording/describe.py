@@ -34,7 +34,7 @@ def class_description(plan: ClassPlan, *, seed: int = 2) -> dict[str, Any]:
 
 
 def _plain(model: TracedModel, kinds: tuple[str, ...]) -> dict[str, Any]:
-    values = msgspec.to_builtins(model.describe(model.first_call()), enc_hook=str)
+    values: dict[str, Any] = msgspec.to_builtins(model.describe(model.first_call()), enc_hook=str)
     for name in _GIVEN:
         values.pop(name)
     values["attention_widths"] = sorted(map(list, values["attention_widths"]))

@@ -193,7 +193,7 @@ def _joined(terms: Sequence[tuple[int, str]]) -> str:
     >>> _joined([(-1, "P"), (2, "L"), (3, "")])
     '2*L + 3 - P'
     """
-    parts = []
+    parts: list[str] = []
     for factor, text in sorted((t for t in terms if t[0]), key=lambda t: t[0] < 0):
         size = abs(factor)
         shown = _scaled(size, text) if text else str(size)

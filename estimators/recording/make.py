@@ -100,11 +100,11 @@ def fitted_call(drawn: Sequence[DrawnCall]) -> tuple[FittedCall, tuple[str, ...]
 def _argument(values: list[Any], text: Callable[[tuple[int, ...]], str]) -> Argument:
     first = values[0]
     if isinstance(first, tuple):
-        return tuple(_argument([each[k] for each in values], text) for k in range(len(first)))  # type: ignore[return-value]
+        return tuple(_argument([each[k] for each in values], text) for k in range(len(first)))
     if isinstance(first, float):
         return 0.0
     if isinstance(first, bool) or not isinstance(first, int):
-        return first  # type: ignore[no-any-return]
+        return first
     found = text(tuple(values))
     return int(found) if found.lstrip("-").isdigit() else f"={found}"
 

@@ -8,28 +8,28 @@ from memfit.estimators.recording.classes import ClassPlan
 
 # ---- what is common to many classes
 
-_WIDTHS = {
+WIDTHS = {
     "hidden_size": range(96, 640, 16),
     "intermediate_size": range(128, 640, 16),
     "vocab_size": range(300, 900, 7),
 }
-_PACKED_WIDTHS = {
+PACKED_WIDTHS = {
     "hidden_size": range(128, 960, 64),
     "intermediate_size": range(128, 960, 64),
 }
-_HEADS = {
+HEADS = {
     "num_attention_heads": (4, 8, 12, 16, 24),
     "num_key_value_heads": (2, 4),
 }
 # Of widths that Metal has kernels for: those of others hold all scores, in graphs of their own.
-_HEAD_DIMS = {"head_dim": (64, 128)}
-_EXPERTS = {
+HEAD_DIMS = {"head_dim": (64, 128)}
+EXPERTS = {
     "moe_intermediate_size": range(96, 480, 16),
     "num_experts_per_tok": (2, 3, 4, 5, 6),
 }
-_PACKED_LATENT = {"qk_nope_head_dim": (64, 128, 192)}
-_PACKED_EXPERTS = {"moe_intermediate_size": range(128, 640, 64)}
-_LATENT = {
+PACKED_LATENT = {"qk_nope_head_dim": (64, 128, 192)}
+PACKED_EXPERTS = {"moe_intermediate_size": range(128, 640, 64)}
+LATENT = {
     "num_attention_heads": (4, 8, 12, 20),
     "kv_lora_rank": (192, 320, 384),
     "q_lora_rank": range(64, 320, 64),
@@ -37,10 +37,10 @@ _LATENT = {
     "qk_nope_head_dim": (64, 96, 128, 192),
     "v_head_dim": (64, 128, 192, 256),
 }
-_GROUPED = RecordedAttention("num_attention_heads", "num_key_value_heads", "head_dim", "head_dim")
-_WINDOWED = _GROUPED._replace(keys="W1")
+GROUPED = RecordedAttention("num_attention_heads", "num_key_value_heads", "head_dim", "head_dim")
+WINDOWED = GROUPED._replace(keys="W1")
 # Of a chunk all heads have keys and values of their own; a token reads what they are made from.
-_UNFOLDED = RecordedAttention(
+UNFOLDED = RecordedAttention(
     "num_attention_heads",
     "num_attention_heads",
     "qk_nope_head_dim",
@@ -48,7 +48,7 @@ _UNFOLDED = RecordedAttention(
     when="L > 1",
     masks=("array",),
 )
-_FOLDED = RecordedAttention(
+FOLDED = RecordedAttention(
     "num_attention_heads",
     "1",
     "kv_lora_rank",
@@ -57,16 +57,16 @@ _FOLDED = RecordedAttention(
     masks=("array",),
 )
 # Hidden sizes that heads of 64 and of 128 divide.
-_SPLIT_WIDTHS = tuple((heads * dim, heads) for heads in (4, 8, 12, 16, 20) for dim in (64, 128))
+SPLIT_WIDTHS = tuple((heads * dim, heads) for heads in (4, 8, 12, 16, 20) for dim in (64, 128))
 # mlx-lm models/switch_layers.py sorts the rows of experts from 64 on.
-_SORTED = "B*L*num_experts_per_tok >= 64"
+SORTED = "B*L*num_experts_per_tok >= 64"
 
 
-def _dims(*groups: Mapping[str, Any], **others: str) -> Mapping[str, str]:
+def same_names(*groups: Mapping[str, Any], **others: str) -> Mapping[str, str]:
     return {name: name for group in groups for name in group} | others
 
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+SLIDING, FULL = "sliding_attention", "full_attention"
 
 # ---- the classes
 
@@ -80,85 +80,85 @@ PLANS = (
             "max_position_embeddings": 4096,
             "tie_word_embeddings": False,
         },
-        dims=_dims(_WIDTHS, _HEADS, _HEAD_DIMS),
-        draws={**_WIDTHS, **_HEADS, **_HEAD_DIMS},
-        packed_draws={**_PACKED_WIDTHS},
-        attention=(_GROUPED,),
+        dims=same_names(WIDTHS, HEADS, HEAD_DIMS),
+        draws={**WIDTHS, **HEADS, **HEAD_DIMS},
+        packed_draws={**PACKED_WIDTHS},
+        attention=(GROUPED,),
     ),
     ClassPlan(
         base={"model_type": "glm4_moe_lite", "num_hidden_layers": 5},
-        dims=_dims(
-            _WIDTHS,
-            _EXPERTS,
-            _LATENT,
+        dims=same_names(
+            WIDTHS,
+            EXPERTS,
+            LATENT,
             n_routed_experts="n_routed_experts",
             n_shared_experts="n_shared_experts",
         ),
         draws={
-            **_WIDTHS,
-            **_EXPERTS,
-            **_LATENT,
+            **WIDTHS,
+            **EXPERTS,
+            **LATENT,
             "n_routed_experts": range(8, 40, 2),
             "n_shared_experts": (1, 2, 3),
         },
-        packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS, **_PACKED_LATENT},
+        packed_draws={**PACKED_WIDTHS, **PACKED_EXPERTS, **PACKED_LATENT},
         kinds=("i >= first_k_dense_replace and i % moe_layer_freq == 0",),
-        features=(_SORTED,),
-        attention=(_UNFOLDED, _FOLDED),
+        features=(SORTED,),
+        attention=(UNFOLDED, FOLDED),
     ),
     ClassPlan(
         base={"model_type": "nanochat", "num_hidden_layers": 5},
-        dims=_dims(
-            _WIDTHS,
+        dims=same_names(
+            WIDTHS,
             num_attention_heads="num_attention_heads",
             num_key_value_heads="num_key_value_heads",
             head_dim="hidden_size//num_attention_heads",
         ),
         draws={
-            **_WIDTHS,
-            "hidden_size num_attention_heads": _SPLIT_WIDTHS,
+            **WIDTHS,
+            "hidden_size num_attention_heads": SPLIT_WIDTHS,
             "num_key_value_heads": (2, 4),
         },
         packed_draws={"intermediate_size": range(128, 960, 64)},
-        attention=(_GROUPED,),
+        attention=(GROUPED,),
     ),
     ClassPlan(
         base={
             "model_type": "afmoe",
             "num_hidden_layers": 12,
-            "layer_types": [_SLIDING, _SLIDING, _SLIDING, _FULL] * 3,
+            "layer_types": [SLIDING, SLIDING, SLIDING, FULL] * 3,
         },
-        dims=_dims(
-            _WIDTHS,
-            _HEADS,
-            _HEAD_DIMS,
-            _EXPERTS,
+        dims=same_names(
+            WIDTHS,
+            HEADS,
+            HEAD_DIMS,
+            EXPERTS,
             num_experts="num_experts",
             num_shared_experts="num_shared_experts",
             W="sliding_window",
         ),
         draws={
-            **_WIDTHS,
-            **_HEADS,
-            **_HEAD_DIMS,
-            **_EXPERTS,
+            **WIDTHS,
+            **HEADS,
+            **HEAD_DIMS,
+            **EXPERTS,
             "num_experts": range(8, 40, 2),
             "num_shared_experts": (1, 2, 3),
             "sliding_window": (128, 256, 512, 768, 1024),
         },
-        packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS},
+        packed_draws={**PACKED_WIDTHS, **PACKED_EXPERTS},
         kinds=("layer_types[i]", "i >= num_dense_layers"),
-        features=(_SORTED,),
-        attention=(_GROUPED, _WINDOWED),
+        features=(SORTED,),
+        attention=(GROUPED, WINDOWED),
     ),
     ClassPlan(
         base={
             "model_type": "youtu_llm",
             "num_hidden_layers": 5,
         },
-        dims=_dims(_WIDTHS, _LATENT),
-        draws={**_WIDTHS, **_LATENT},
-        packed_draws={**_PACKED_WIDTHS, **_PACKED_LATENT},
+        dims=same_names(WIDTHS, LATENT),
+        draws={**WIDTHS, **LATENT},
+        packed_draws={**PACKED_WIDTHS, **PACKED_LATENT},
         attention=(
             RecordedAttention(
                 "num_attention_heads",
@@ -172,33 +172,33 @@ PLANS = (
         base={
             "model_type": "exaone_moe",
             "num_hidden_layers": 12,
-            "layer_types": [_SLIDING, _SLIDING, _SLIDING, _FULL] * 3,
+            "layer_types": [SLIDING, SLIDING, SLIDING, FULL] * 3,
             "is_moe_layer": [False] + [True] * 11,
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 4096,
         },
-        dims=_dims(
-            _WIDTHS,
-            _HEADS,
-            _HEAD_DIMS,
-            _EXPERTS,
+        dims=same_names(
+            WIDTHS,
+            HEADS,
+            HEAD_DIMS,
+            EXPERTS,
             num_experts="num_experts",
             num_shared_experts="num_shared_experts",
             W="sliding_window",
         ),
         draws={
-            **_WIDTHS,
-            **_HEADS,
-            **_HEAD_DIMS,
-            **_EXPERTS,
+            **WIDTHS,
+            **HEADS,
+            **HEAD_DIMS,
+            **EXPERTS,
             "num_experts": range(8, 40, 2),
             "num_shared_experts": (1, 2, 3),
             "sliding_window": (128, 256, 512, 768, 1024),
         },
-        packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS},
+        packed_draws={**PACKED_WIDTHS, **PACKED_EXPERTS},
         kinds=("layer_types[i]", "is_moe_layer[i]"),
-        features=(_SORTED,),
-        attention=(_GROUPED, _WINDOWED),
+        features=(SORTED,),
+        attention=(GROUPED, WINDOWED),
     ),
     ClassPlan(
         base={
@@ -213,26 +213,26 @@ PLANS = (
             "tie_word_embeddings": False,
             "partial_rotary_factor": 1.0,
         },
-        dims=_dims(
-            _WIDTHS,
-            _HEADS,
-            _HEAD_DIMS,
-            _EXPERTS,
+        dims=same_names(
+            WIDTHS,
+            HEADS,
+            HEAD_DIMS,
+            EXPERTS,
             n_routed_experts="n_routed_experts",
             n_shared_experts="n_shared_experts",
         ),
         draws={
-            **_WIDTHS,
-            **_HEADS,
-            **_HEAD_DIMS,
-            **_EXPERTS,
+            **WIDTHS,
+            **HEADS,
+            **HEAD_DIMS,
+            **EXPERTS,
             "n_routed_experts": range(8, 40, 2),
             "n_shared_experts": (1, 2),
         },
-        packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS},
+        packed_draws={**PACKED_WIDTHS, **PACKED_EXPERTS},
         kinds=("i >= first_k_dense_replace",),
-        features=(_SORTED,),
-        attention=(_GROUPED,),
+        features=(SORTED,),
+        attention=(GROUPED,),
     ),
     ClassPlan(
         base={
@@ -248,8 +248,9 @@ PLANS = (
             "mla_scale_kv_lora": True,
             "attention_bias": False,
         },
-        dims=_dims(
-            _LATENT,
+        dims=same_names(
+            LATENT,
+            all_experts="n_routed_experts + zero_expert_num",
             **{
                 n: n
                 for n in (
@@ -264,7 +265,7 @@ PLANS = (
             },
         ),
         draws={
-            **_LATENT,
+            **LATENT,
             "kv_lora_rank": (192, 320, 384),
             "q_lora_rank": (64, 128, 256, 448),
             "hidden_size": range(96, 640, 16),
@@ -276,7 +277,7 @@ PLANS = (
             "zero_expert_num": range(2, 20, 2),
         },
         packed_draws={
-            **_PACKED_LATENT,
+            **PACKED_LATENT,
             "hidden_size": range(128, 960, 64),
             "ffn_hidden_size": range(128, 960, 64),
             "expert_ffn_hidden_size": range(128, 640, 64),
@@ -285,7 +286,7 @@ PLANS = (
         features=("B*L*moe_topk >= 64",),
         # Equal ones have one factor of scale.
         guards=("q_lora_rank != kv_lora_rank",),
-        attention=(_UNFOLDED, _FOLDED),
+        attention=(UNFOLDED, FOLDED),
     ),
     ClassPlan(
         base={
@@ -308,20 +309,20 @@ PLANS = (
             "num_key_value_heads": "(num_attention_heads + n_shared_head - 1)//n_shared_head",
         },
         draws={
-            "hidden_size num_attention_heads": _SPLIT_WIDTHS,
+            "hidden_size num_attention_heads": SPLIT_WIDTHS,
             "intermediate_size": range(128, 640, 16),
             "vocab_size": range(300, 900, 7),
             "n_shared_head": (2, 4),
         },
         packed_draws={"intermediate_size": range(128, 960, 64)},
-        attention=(_GROUPED,),
+        attention=(GROUPED,),
     ),
     ClassPlan(
         base={"model_type": "talkie", "num_hidden_layers": 5},
-        dims=_dims(_WIDTHS, _HEAD_DIMS, num_attention_heads="num_attention_heads"),
-        draws={**_WIDTHS, **_HEAD_DIMS, "num_attention_heads": (2, 4, 6, 8, 12)},
-        packed_draws={**_PACKED_WIDTHS},
-        attention=(_GROUPED._replace(kv_heads="num_attention_heads"),),
+        dims=same_names(WIDTHS, HEAD_DIMS, num_attention_heads="num_attention_heads"),
+        draws={**WIDTHS, **HEAD_DIMS, "num_attention_heads": (2, 4, 6, 8, 12)},
+        packed_draws={**PACKED_WIDTHS},
+        attention=(GROUPED._replace(kv_heads="num_attention_heads"),),
     ),
 )
 

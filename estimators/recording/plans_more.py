@@ -3,32 +3,32 @@
 from memfit.estimators.programs.graph import RecordedAttention
 from memfit.estimators.recording.classes import ClassPlan
 from memfit.estimators.recording.plans import (
-    _EXPERTS,
-    _FOLDED,
-    _FULL,
-    _GROUPED,
-    _HEAD_DIMS,
-    _HEADS,
-    _LATENT,
-    _PACKED_EXPERTS,
-    _PACKED_LATENT,
-    _PACKED_WIDTHS,
-    _SLIDING,
-    _SORTED,
-    _SPLIT_WIDTHS,
-    _WIDTHS,
-    _WINDOWED,
+    EXPERTS,
+    FOLDED,
+    FULL,
+    GROUPED,
+    HEAD_DIMS,
+    HEADS,
+    LATENT,
+    PACKED_EXPERTS,
+    PACKED_LATENT,
+    PACKED_WIDTHS,
     PLANS,
-    _dims,
+    SLIDING,
+    SORTED,
+    SPLIT_WIDTHS,
+    WIDTHS,
+    WINDOWED,
+    same_names,
 )
 
-_PLAIN_ROPES = {kind: {"rope_theta": 10000.0, "rope_type": "default"} for kind in (_FULL, _SLIDING)}
-_THREE_OF_FOUR = [_SLIDING, _SLIDING, _SLIDING, _FULL] * 3
+_PLAIN_ROPES = {kind: {"rope_theta": 10000.0, "rope_type": "default"} for kind in (FULL, SLIDING)}
+_THREE_OF_FOUR = [SLIDING, SLIDING, SLIDING, FULL] * 3
 _WINDOWS = (128, 256, 512, 768, 1024)
 _SPLIT = {
-    **_WIDTHS,
-    **_EXPERTS,
-    "hidden_size num_attention_heads": _SPLIT_WIDTHS,
+    **WIDTHS,
+    **EXPERTS,
+    "hidden_size num_attention_heads": SPLIT_WIDTHS,
     "num_key_value_heads": (2, 4),
 }
 
@@ -53,23 +53,23 @@ MORE = (
                 "llama_4_scaling_beta": 0.1,
             },
         },
-        dims=_dims(
-            _WIDTHS,
-            _EXPERTS,
-            _LATENT,
+        dims=same_names(
+            WIDTHS,
+            EXPERTS,
+            LATENT,
             n_routed_experts="n_routed_experts",
             n_shared_experts="n_shared_experts",
         ),
         draws={
-            **_WIDTHS,
-            **_EXPERTS,
-            **_LATENT,
+            **WIDTHS,
+            **EXPERTS,
+            **LATENT,
             "n_routed_experts": range(8, 40, 2),
             "n_shared_experts": (1, 2, 3),
         },
-        packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS, **_PACKED_LATENT},
+        packed_draws={**PACKED_WIDTHS, **PACKED_EXPERTS, **PACKED_LATENT},
         kinds=("i >= first_k_dense_replace",),
-        features=(_SORTED,),
+        features=(SORTED,),
         attention=(
             RecordedAttention(
                 "num_attention_heads",
@@ -78,15 +78,15 @@ MORE = (
                 "v_head_dim",
                 when="L > 1",
             ),
-            _FOLDED,
+            FOLDED,
         ),
     ),
     ClassPlan(
         base={"model_type": "deepseek", "num_hidden_layers": 6, "first_k_dense_replace": 1},
-        dims=_dims(
-            _WIDTHS,
-            _EXPERTS,
-            _HEADS,
+        dims=same_names(
+            WIDTHS,
+            EXPERTS,
+            HEADS,
             n_routed_experts="n_routed_experts",
             n_shared_experts="n_shared_experts",
             head_dim="hidden_size//num_attention_heads",
@@ -96,10 +96,10 @@ MORE = (
             "n_routed_experts": range(8, 40, 2),
             "n_shared_experts": (1, 2),
         },
-        packed_draws={"intermediate_size": range(128, 960, 64), **_PACKED_EXPERTS},
+        packed_draws={"intermediate_size": range(128, 960, 64), **PACKED_EXPERTS},
         kinds=("i >= first_k_dense_replace and i % moe_layer_freq == 0",),
-        features=(_SORTED,),
-        attention=(_GROUPED,),
+        features=(SORTED,),
+        attention=(GROUPED,),
     ),
     ClassPlan(
         base={
@@ -113,10 +113,10 @@ MORE = (
             "rope_theta": 500000.0,
             "max_position_embeddings": 4096,
         },
-        dims=_dims(
-            _WIDTHS,
-            _EXPERTS,
-            _HEADS,
+        dims=same_names(
+            WIDTHS,
+            EXPERTS,
+            HEADS,
             num_experts="num_experts",
             n_shared_experts="n_shared_experts",
             head_dim="hidden_size//num_attention_heads",
@@ -126,10 +126,10 @@ MORE = (
             "num_experts": range(8, 40, 2),
             "n_shared_experts": (1, 2),
         },
-        packed_draws={"intermediate_size": range(128, 960, 64), **_PACKED_EXPERTS},
+        packed_draws={"intermediate_size": range(128, 960, 64), **PACKED_EXPERTS},
         kinds=("i not in mlp_only_layers and (i + 1) % decoder_sparse_step == 0",),
-        features=(_SORTED,),
-        attention=(_GROUPED,),
+        features=(SORTED,),
+        attention=(GROUPED,),
     ),
     ClassPlan(
         base={
@@ -137,11 +137,11 @@ MORE = (
             "num_hidden_layers": 12,
             "sliding_window_pattern": 4,
         },
-        dims=_dims(_WIDTHS, _HEADS, _HEAD_DIMS, W="window_size"),
-        draws={**_WIDTHS, **_HEADS, **_HEAD_DIMS, "window_size": _WINDOWS},
-        packed_draws={**_PACKED_WIDTHS},
+        dims=same_names(WIDTHS, HEADS, HEAD_DIMS, W="window_size"),
+        draws={**WIDTHS, **HEADS, **HEAD_DIMS, "window_size": _WINDOWS},
+        packed_draws={**PACKED_WIDTHS},
         kinds=("(i + 1) % sliding_window_pattern == 0",),
-        attention=(_GROUPED, _WINDOWED),
+        attention=(GROUPED, WINDOWED),
     ),
     ClassPlan(
         base={
@@ -154,21 +154,21 @@ MORE = (
             "norm_topk_prob": True,
             "rope_parameters": _PLAIN_ROPES,
         },
-        dims=_dims(
-            _WIDTHS, _HEADS, _HEAD_DIMS, _EXPERTS, num_experts="num_experts", W="sliding_window"
+        dims=same_names(
+            WIDTHS, HEADS, HEAD_DIMS, EXPERTS, num_experts="num_experts", W="sliding_window"
         ),
         draws={
-            **_WIDTHS,
-            **_HEADS,
-            **_HEAD_DIMS,
-            **_EXPERTS,
+            **WIDTHS,
+            **HEADS,
+            **HEAD_DIMS,
+            **EXPERTS,
             "num_experts": range(8, 40, 2),
             "sliding_window": _WINDOWS,
         },
-        packed_draws={**_PACKED_WIDTHS, **_PACKED_EXPERTS},
+        packed_draws={**PACKED_WIDTHS, **PACKED_EXPERTS},
         kinds=("layer_types[i]",),
-        features=(_SORTED,),
-        attention=(_GROUPED, _WINDOWED),
+        features=(SORTED,),
+        attention=(GROUPED, WINDOWED),
     ),
     ClassPlan(
         base={
@@ -177,11 +177,11 @@ MORE = (
             "layer_types": _THREE_OF_FOUR,
             "rope_parameters": _PLAIN_ROPES,
         },
-        dims=_dims(_WIDTHS, _HEADS, _HEAD_DIMS, W="sliding_window"),
-        draws={**_WIDTHS, **_HEADS, **_HEAD_DIMS, "sliding_window": _WINDOWS},
-        packed_draws={**_PACKED_WIDTHS},
+        dims=same_names(WIDTHS, HEADS, HEAD_DIMS, W="sliding_window"),
+        draws={**WIDTHS, **HEADS, **HEAD_DIMS, "sliding_window": _WINDOWS},
+        packed_draws={**PACKED_WIDTHS},
         kinds=("layer_types[i]",),
-        attention=(_GROUPED, _WINDOWED),
+        attention=(GROUPED, WINDOWED),
     ),
 )
 

@@ -14,7 +14,7 @@ from memfit.estimators.programs.graph import decoded
 from memfit.estimators.runtimes.source import Recorded, Traced
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.sized_model import SizedModel
-from tests.models import write_config
+from tests.models import quantised_tensors, write_checkpoint, write_config
 from tests.recording.configs import CONFIGS
 
 pytest.importorskip("mlx.core")
@@ -83,6 +83,38 @@ def test_recorded_peaks_are_those_of_the_trace_to_the_byte(
         assert (a.kv.nbytes, a.ssm_bytes) == (b.kv.nbytes, b.ssm_bytes), workload
         assert a.moment.largest_buffer_bytes == b.moment.largest_buffer_bytes, workload
     assert recorded.footprint.sizes == traced.footprint.sizes
+
+
+@pytest.mark.parametrize(("bits", "group_size"), [(3, 64), (4, 128), (8, 32)])
+def test_headers_of_packed_weights_are_answered_as_by_trace(
+    tmp_path: Path, bits: int, group_size: int
+) -> None:
+    config = {
+        **next(c for name, c in CONFIGS.items() if name == "nanochat-1"),
+        "num_hidden_layers": 4,
+        "quantization": {"bits": bits, "group_size": group_size},
+    }
+    plain = {key: value for key, value in config.items() if key != "quantization"}
+    path = write_checkpoint(tmp_path, config, quantised_tensors(plain, bits, group_size))
+    recorded, traced = (
+        Catalog().sized(str(path), device=MAC, method=method) for method in ("auto", "trace")
+    )
+    assert isinstance(recorded.runtime_model.source, Recorded)
+    a, b = (each.figures_for(WORKLOADS[1]) for each in (recorded, traced))
+    assert (a.moment.nbytes, a.kv.nbytes) == (b.moment.nbytes, b.kv.nbytes)
+    assert recorded.footprint.nbytes == traced.footprint.nbytes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"torch_dtype": "float16"},
+        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+    ],
+)
+def test_what_no_recording_has_is_traced(tmp_path: Path, changes: Mapping[str, Any]) -> None:
+    config = {**CONFIGS["nanochat-0"], "num_hidden_layers": 2, **changes}
+    assert not isinstance(_sized(tmp_path, config, None, "auto").runtime_model.source, Recorded)
 
 
 def _changed(value: Any) -> Iterator[Any]:
