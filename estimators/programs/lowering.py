@@ -370,16 +370,10 @@ class _Pass:
                 buffer = numbers.setdefault(number, len(numbers))
                 sources.setdefault(id(source), (buffer, source.references))
             positions = list(sources)
-<<<<<<< HEAD
             own = entry.buffer
             place = None if own is None else numbers.setdefault(own, len(numbers))
             places = tuple(positions.index(id(source)) for source in waiting)
             kept.append(Kept(laid_out, place, places))
-=======
-            own = None if entry.buffer is None else numbers.setdefault(entry.buffer, len(numbers))
-            places = tuple(positions.index(id(source)) for source in waiting)
-            kept.append(Kept(laid_out, own, places))
->>>>>>> w/rec
         return Between(tuple(kept), tuple(sources.values()))
 
 

@@ -190,12 +190,7 @@ class Machine:
     def _load(self, block: Block, found: Iterator[_Held | None]) -> list[tuple[int, Any]]:
         """Return what is there when a call begins, by slot."""
         memory, values = self._memory, self._values
-<<<<<<< HEAD
         loaded: list[tuple[Any, Any]] = []
-=======
-        loaded: list[tuple[int, Any]] = []
-        buffer: Any
->>>>>>> w/rec
         for cache in block.caches:
             before = next(found)
             buffer = before.buffer if before else None
@@ -208,8 +203,7 @@ class Machine:
             else:
                 loaded += zip(cache.waiting, before.waiting, strict=True)
                 loaded += zip(cache.flags, before.flags, strict=True)
-            if cache.slot is not None:
-                loaded.append((cache.slot, buffer))
+            loaded.append((cache.slot, buffer))
         for slot, number, name in block.inputs:
             buffer = memory.allocate(values[number])
             buffer.references, buffer.operation = 1, name
