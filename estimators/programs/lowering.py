@@ -43,10 +43,11 @@ from memfit.estimators.programs.steps import (
     Marked,
     Outcome,
     Step,
+    is_of_before,
 )
 from memfit.estimators.trace.buffers import rule_of
 from memfit.estimators.trace.graph_format import Call
-from memfit.estimators.trace.layouts import Allocation, View, row_strides
+from memfit.estimators.trace.layouts import Allocation, Strides, View, row_strides
 from memfit.estimators.trace.replay import (
     becomes,
     count_users,
@@ -399,9 +400,30 @@ def _renamed(flags: Mapping[int, int]) -> Callable[[Test], Test]:
 
 def _laid_out(view: View, layout: Layout) -> LaidOut | None:
     default = tuple(map(expression, row_strides(view.shape)))
-    strides = tuple(map(expression, layout.strides)) if layout.strides else default
-    size = expression(layout.data_size)
-    in_rows = strides == default
-    if in_rows and layout.row and layout.dense and size == expression(view.size):
+    strides, size = default, expression(layout.data_size)
+    if layout.strides:
+        strides = tuple(map(expression, _in_own_sizes(view.shape, layout.strides)))
+    if strides == default and layout.row and layout.dense and size == expression(view.size):
         return None
-    return LaidOut(strides, size, layout.row, layout.column, layout.dense)
+    return LaidOut(strides, expression(_fixed(layout.data_size)), *layout[2:])
+
+
+def _in_own_sizes(shape: tuple[int, ...], strides: Strides) -> Strides:
+    """Return strides in sizes of this call: what an earlier call laid out may name its sizes."""
+    if not any(map(is_of_before, map(expression, strides))):
+        return strides
+    own, step = list(strides), 1
+    for axis in sorted(range(len(shape)), key=lambda axis: int(strides[axis])):
+        if int(strides[axis]) == int(step):
+            own[axis] = step
+        step = step * shape[axis]
+    # Each comparison is a guard, under which the expressions are the same.
+    if all(int(a) == int(b) and a == b for a, b in zip(strides, own, strict=True)):
+        strides = tuple(own)
+    return tuple(map(_fixed, strides))
+
+
+def _fixed(size: int) -> int:
+    """Return a size as a number, guarded, where the next call has no name for what it is of."""
+    number = int(size)
+    return number if is_of_before(expression(size)) and size == number else size

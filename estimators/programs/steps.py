@@ -12,6 +12,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.programs.expressions import evaluate
 from memfit.estimators.trace.layouts import Strides, View
 
+_BEFORE = "_before"
 _NAME = re.compile(r"[A-Za-z_]\w*")
 TEMPORARY = -1
 """The number of a buffer that a kernel has for itself."""
@@ -125,8 +126,13 @@ def before(sizes: Mapping[str, int]) -> dict[str, int]:
     return {_named_before(name): size for name, size in sizes.items()}
 
 
+def is_of_before(text: str) -> bool:
+    """Whether an expression is in sizes of the call before."""
+    return _BEFORE in text
+
+
 def _named_before(text: str) -> str:
-    return _NAME.sub(r"\g<0>_before", text)
+    return _NAME.sub(rf"\g<0>{_BEFORE}", text)
 
 
 class Kept(NamedTuple):
