@@ -248,6 +248,9 @@ class _Pass:
         self, view: View, layouts: Sequence[Layout]
     ) -> list[tuple[tuple[int, bool], ...]]:
         """Lay an output; return the flags that each result sets to tell how it does."""
+        layouts[0].put(view)
+        if len(layouts) == 1:
+            return [()]
         default = row_strides(view.shape)
         keys = [identity(each._replace(strides=each.strides or default)) for each in layouts]
         different = dict(zip(reversed(keys), reversed(layouts), strict=True))
@@ -256,7 +259,6 @@ class _Pass:
         tree: Any = last
         for flag, layout in zip(reversed(flags), reversed(others), strict=True):
             tree = Fork(Marked(flag), layout, tree)
-        layouts[0].put(view)
         if flags:
             self._layouts[id(view)] = tree
         order = list(dict.fromkeys(keys))

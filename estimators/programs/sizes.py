@@ -7,7 +7,7 @@ what the rules found holds wherever the guards do.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -45,13 +45,13 @@ class Guards:
     def __iter__(self) -> Iterator[Guard]:
         return (Guard(*key, holds) for key, holds in self._found.items())
 
-    def compare(self, left: int, right: int, relation: str, *, holds: bool) -> bool:
+    def compare(self, left: int, right: int, relation: str, *, holds: bool) -> None:
+        """Note that a comparison came out so, unless it always does."""
         difference = _sum(polynomial(left), polynomial(right), -1)
         if any(difference) and not self._follows(difference, relation, holds=holds):
             if relation == "==" and min(difference.items(), key=_place)[1] < 0:
                 difference = {monomial: -count for monomial, count in difference.items()}
             self._found.setdefault((text_of(difference), relation), holds)
-        return holds
 
     def _follows(self, difference: Polynomial, relation: str, *, holds: bool) -> bool:
         """Whether it holds for all positive values of the names that are positive."""
@@ -86,7 +86,23 @@ class Size(int):
     def __new__(cls, value: int, terms: Polynomial, guards: Guards) -> "Size":
         self = int.__new__(cls, value)
         self.terms, self.guards = terms, guards
+        # Shapes share few sizes, of which the rules ask the same again and again.
+        self._compared: dict[tuple[str, int], int] = {}
         return self
+
+    @cached_property
+    def text(self) -> str:
+        """The polynomial in Python."""
+        return text_of(self.terms)
+
+    def _compare(self, relation: str, other: int, *, holds: bool) -> bool:
+        key = relation, other if type(other) is int else id(other)
+        if key not in self._compared:
+            # With the other one, whose identity stays its own as long.
+            self._compared[key] = other
+            left, right = (other, self) if relation == ">" else (self, other)
+            self.guards.compare(left, right, "<" if relation == ">" else relation, holds=holds)
+        return holds
 
     def __add__(self, other: int) -> "Size":
         if type(other) is int and not other:
@@ -132,19 +148,19 @@ class Size(int):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, int):
             return NotImplemented
-        return self.guards.compare(self, other, "==", holds=int(self) == int(other))
+        return self._compare("==", other, holds=int(self) == int(other))
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __lt__(self, other: int) -> bool:
-        return self.guards.compare(self, other, "<", holds=int(self) < int(other))
+        return self._compare("<", other, holds=int(self) < int(other))
 
     def __ge__(self, other: int) -> bool:
         return not self < other
 
     def __gt__(self, other: int) -> bool:
-        return self.guards.compare(other, self, "<", holds=int(other) < int(self))
+        return self._compare(">", other, holds=int(other) < int(self))
 
     def __le__(self, other: int) -> bool:
         return not self > other
@@ -189,7 +205,7 @@ def polynomial(number: int) -> Polynomial:
 
 def expression(number: int) -> str:
     """Return a number as text: of a `Size` its polynomial, in Python."""
-    return text_of(polynomial(number))
+    return number.text if isinstance(number, Size) else str(number)
 
 
 def text_of(terms: Polynomial) -> str:
