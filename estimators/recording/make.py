@@ -34,7 +34,7 @@ from memfit.estimators.recording.classes import ClassPlan
 from memfit.estimators.recording.describe import class_description
 from memfit.estimators.recording.draws import LEAST, DrawnCall, draw_calls
 from memfit.estimators.recording.fit import Fitting
-from memfit.estimators.recording.plans_more import CLASSES
+from memfit.estimators.recording.plans import CLASSES
 from memfit.estimators.recording.settings import class_settings, ignored_settings
 from memfit.estimators.recording.split import FittedCall, Splitting, block_text, layers_root
 from memfit.estimators.recording.verify import verify

@@ -58,6 +58,12 @@ FOLDED = RecordedAttention(
 )
 # Hidden sizes that heads of 64 and of 128 divide.
 SPLIT_WIDTHS = tuple((heads * dim, heads) for heads in (4, 8, 12, 16, 20) for dim in (64, 128))
+SPLIT = {
+    **WIDTHS,
+    **EXPERTS,
+    "hidden_size num_attention_heads": SPLIT_WIDTHS,
+    "num_key_value_heads": (2, 4),
+}
 # mlx-lm models/switch_layers.py sorts the rows of experts from 64 on.
 SORTED = "B*L*num_experts_per_tok >= 64"
 
@@ -323,6 +329,26 @@ PLANS = (
         draws={**WIDTHS, **HEAD_DIMS, "num_attention_heads": (2, 4, 6, 8, 12)},
         packed_draws={**PACKED_WIDTHS},
         attention=(GROUPED._replace(kv_heads="num_attention_heads"),),
+    ),
+    ClassPlan(
+        base={"model_type": "deepseek", "num_hidden_layers": 6, "first_k_dense_replace": 1},
+        dims=same_names(
+            WIDTHS,
+            EXPERTS,
+            HEADS,
+            n_routed_experts="n_routed_experts",
+            n_shared_experts="n_shared_experts",
+            head_dim="hidden_size//num_attention_heads",
+        ),
+        draws={
+            **SPLIT,
+            "n_routed_experts": range(8, 40, 2),
+            "n_shared_experts": (1, 2),
+        },
+        packed_draws={"intermediate_size": range(128, 960, 64), **PACKED_EXPERTS},
+        kinds=("i >= first_k_dense_replace and i % moe_layer_freq == 0",),
+        features=(SORTED,),
+        attention=(GROUPED,),
     ),
 )
 

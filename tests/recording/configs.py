@@ -3,7 +3,8 @@
 From the configs of the models on the Hub, and from the defaults of mlx-lm's ModelArgs, which its
 authors took from them: zai-org/GLM-4.7-Flash, karpathy/nanochat-d32, arcee-ai/Trinity-Mini and
 Trinity-Nano, LGAI-EXAONE/K-EXAONE-236B-A23B, tencent/Youtu-LLM-2B,
-meituan-longcat/LongCat-Flash-Chat, pfnet/plamo-13b.
+meituan-longcat/LongCat-Flash-Chat, pfnet/plamo-13b,
+deepseek-ai/deepseek-moe-16b-base.
 """
 
 from typing import Any
@@ -95,6 +96,21 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
         }
     ],
     "talkie": [{}],
+    "deepseek": [
+        {
+            "vocab_size": 102400,
+            "hidden_size": 2048,
+            "intermediate_size": 10944,
+            "moe_intermediate_size": 1408,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "n_shared_experts": 2,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 6,
+            "first_k_dense_replace": 1,
+        }
+    ],
 }
 CONFIGS = {
     f"{model_type}-{number}": {"model_type": model_type, **config}
