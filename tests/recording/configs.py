@@ -111,6 +111,27 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
             "first_k_dense_replace": 1,
         }
     ],
+    "Klear": [
+        {
+            "hidden_size": 2048,
+            "num_hidden_layers": 32,
+            "intermediate_size": 7168,
+            "num_attention_heads": 32,
+            "attention_bias": False,
+            "mlp_only_layers": [],
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "decoder_sparse_step": 1,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 896,
+            "rms_norm_eps": 1e-5,
+            "vocab_size": 151936,
+            "num_key_value_heads": 4,
+            "rope_theta": 500000.0,
+            "max_position_embeddings": 65536,
+            "norm_topk_prob": True,
+        }
+    ],
 }
 CONFIGS = {
     f"{model_type}-{number}": {"model_type": model_type, **config}
