@@ -1,6 +1,6 @@
 """The classes that are recorded, one file of data each."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -95,10 +95,20 @@ def recorded_model(recorded: RecordedClass, config: Mapping[str, Any]) -> Record
         value = settings.get(name)
         if value != known and not (_is_number(value) and value > 0):
             raise model.unrecorded(f"{name} {short(value)}")
+    if not kinds or any(len(each) != len(kinds) for each in _lists(recorded, settings)):
+        raise model.unrecorded(f"{len(kinds)} layers beside its lists of layers")
     missing = set(kinds) - set(recorded.description["layers"])
     if missing:
         raise model.unrecorded(f"layers of kind {short(min(missing))}")
     return model
+
+
+def _lists(recorded: RecordedClass, settings: Mapping[str, Any]) -> Iterator[list[Any]]:
+    """Yield the settings that say something of each layer."""
+    for kind in recorded.kinds:
+        name, is_indexed, _ = kind.partition("[i]")
+        if is_indexed and isinstance(settings.get(name), list):
+            yield settings[name]
 
 
 def _plain(value: Any) -> Any:

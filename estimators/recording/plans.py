@@ -64,6 +64,8 @@ SPLIT = {
     "hidden_size num_attention_heads": SPLIT_WIDTHS,
     "num_key_value_heads": (2, 4),
 }
+# The scores of one expert are not normalised.
+SEVERAL_EXPERTS = "num_experts_per_tok > 1"
 # mlx-lm models/switch_layers.py sorts the rows of experts from 64 on.
 SORTED = "B*L*num_experts_per_tok >= 64"
 
@@ -110,6 +112,7 @@ PLANS = (
         packed_draws={**PACKED_WIDTHS, **PACKED_EXPERTS, **PACKED_LATENT},
         kinds=("i >= first_k_dense_replace and i % moe_layer_freq == 0",),
         features=(SORTED,),
+        guards=(SEVERAL_EXPERTS,),
         attention=(UNFOLDED, FOLDED),
     ),
     ClassPlan(
@@ -155,6 +158,7 @@ PLANS = (
         packed_draws={**PACKED_WIDTHS, **PACKED_EXPERTS},
         kinds=("layer_types[i]", "i >= num_dense_layers"),
         features=(SORTED,),
+        guards=(SEVERAL_EXPERTS,),
         attention=(GROUPED, WINDOWED),
     ),
     ClassPlan(
@@ -204,6 +208,7 @@ PLANS = (
         packed_draws={**PACKED_WIDTHS, **PACKED_EXPERTS},
         kinds=("layer_types[i]", "is_moe_layer[i]"),
         features=(SORTED,),
+        guards=(SEVERAL_EXPERTS,),
         attention=(GROUPED, WINDOWED),
     ),
     ClassPlan(
@@ -291,7 +296,7 @@ PLANS = (
         layer_count="num_layers",
         features=("B*L*moe_topk >= 64",),
         # Equal ones have one factor of scale.
-        guards=("q_lora_rank != kv_lora_rank",),
+        guards=("q_lora_rank != kv_lora_rank", "moe_topk > 1"),
         attention=(UNFOLDED, FOLDED),
     ),
     ClassPlan(
@@ -321,6 +326,7 @@ PLANS = (
             "n_shared_head": (2, 4),
         },
         packed_draws={"intermediate_size": range(128, 960, 64)},
+        guards=("hidden_size % num_attention_heads == 0",),
         attention=(GROUPED,),
     ),
     ClassPlan(
@@ -348,6 +354,7 @@ PLANS = (
         packed_draws={"intermediate_size": range(128, 960, 64), **PACKED_EXPERTS},
         kinds=("i >= first_k_dense_replace and i % moe_layer_freq == 0",),
         features=(SORTED,),
+        guards=(SEVERAL_EXPERTS,),
         attention=(GROUPED,),
     ),
     ClassPlan(
