@@ -388,6 +388,7 @@ PLANS = (
         packed_draws={"intermediate_size": range(128, 960, 64), **PACKED_EXPERTS},
         kinds=("i not in mlp_only_layers and (i + 1) % decoder_sparse_step == 0",),
         features=(SORTED,),
+        guards=(SEVERAL_EXPERTS, "hidden_size % num_attention_heads == 0"),
         attention=(GROUPED,),
     ),
 )
