@@ -135,9 +135,9 @@ class Programs:
             (call.position for call in planned if call.phase not in CHUNKS), planned[-1].position
         )
         for call in planned:
-            here = call_sizes(sizes, self._recorded.attention, workload, call, self._target)
-            structure = structure_of(self._recorded, self._variant, here)
-            here |= before(known)
+            own = call_sizes(sizes, self._recorded.attention, workload, call, self._target)
+            structure = structure_of(self._recorded, self._variant, own)
+            here = own | before(known)
             made = self._program(structure, depth, here, call, last)
             yield machine.call_peak(
                 made.program,
@@ -148,8 +148,7 @@ class Programs:
             )
             if call.phase in CHUNKS:
                 machine.wait()
-            reached = call.position + call.tokens
-            known = {name: size for name, size in here.items() if name not in before(known)}
+            reached, known = call.position + call.tokens, own
             last = made, made.shapes(here)
 
     def _program(
