@@ -27,7 +27,6 @@ from memfit.estimators.programs.forks import (
     mapped,
     tree_of,
 )
-from memfit.estimators.programs.sizes import expression
 from memfit.estimators.programs.steps import (
     NOTHING,
     TEMPORARY,
@@ -36,18 +35,17 @@ from memfit.estimators.programs.steps import (
     Choice,
     Entry,
     Kept,
-    LaidOut,
     Layout,
     Lowered,
     LoweringError,
     Marked,
     Outcome,
     Step,
-    is_of_before,
+    laid_out_as,
 )
 from memfit.estimators.trace.buffers import rule_of
 from memfit.estimators.trace.graph_format import Call
-from memfit.estimators.trace.layouts import Allocation, Strides, View, row_strides
+from memfit.estimators.trace.layouts import Allocation, View, row_strides
 from memfit.estimators.trace.replay import (
     becomes,
     count_users,
@@ -367,7 +365,7 @@ class _Pass:
             view = self._views[entry.array]
             tree = self._layouts.get(id(view), Layout.of(view))
             flags = {flag: index for index, flag in enumerate(entry.flags)}
-            laid_out = mapped(tree, _renamed(flags), partial(_laid_out, view))
+            laid_out = mapped(tree, _renamed(flags), partial(laid_out_as, view))
             waiting = self._waiting.get(id(view), ())
             for source, number in zip(waiting, entry.waiting, strict=True):
                 buffer = numbers.setdefault(number, len(numbers))
@@ -398,34 +396,3 @@ def _is_own(buffer: Allocation | None) -> bool:
 
 def _renamed(flags: Mapping[int, int]) -> Callable[[Test], Test]:
     return lambda test: Marked(flags[test[0]])
-
-
-def _laid_out(view: View, layout: Layout) -> LaidOut | None:
-    default = tuple(map(expression, row_strides(view.shape)))
-    strides, size = default, expression(layout.data_size)
-    if layout.strides:
-        strides = tuple(map(expression, _in_own_sizes(view.shape, layout.strides)))
-    if strides == default and layout.row and layout.dense and size == expression(view.size):
-        return None
-    return LaidOut(strides, expression(_fixed(layout.data_size)), *layout[2:])
-
-
-def _in_own_sizes(shape: tuple[int, ...], strides: Strides) -> Strides:
-    """Return strides in sizes of this call: what an earlier call laid out may name its sizes."""
-    if not any(map(is_of_before, map(expression, strides))):
-        return strides
-    own, step = list(strides), 1
-    for axis in sorted(range(len(shape)), key=lambda axis: int(strides[axis])):
-        if int(strides[axis]) == int(step):
-            own[axis] = step
-        step = step * shape[axis]
-    # Each comparison is a guard, under which the expressions are the same.
-    if all(int(a) == int(b) and a == b for a, b in zip(strides, own, strict=True)):
-        strides = tuple(own)
-    return tuple(map(_fixed, strides))
-
-
-def _fixed(size: int) -> int:
-    """Return a size as a number, guarded, where the next call has no name for what it is of."""
-    number = int(size)
-    return number if is_of_before(expression(size)) and size == number else size

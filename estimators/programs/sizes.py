@@ -82,12 +82,13 @@ class Size(int):
 
     terms: Polynomial
     guards: Guards
+    # Shapes share few sizes, of which the rules ask the same again and again.
+    _compared: dict[tuple[str, int], int]
 
     def __new__(cls, value: int, terms: Polynomial, guards: Guards) -> "Size":
         self = int.__new__(cls, value)
         self.terms, self.guards = terms, guards
-        # Shapes share few sizes, of which the rules ask the same again and again.
-        self._compared: dict[tuple[str, int], int] = {}
+        self._compared = {}
         return self
 
     @cached_property

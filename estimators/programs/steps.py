@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.programs.expressions import evaluate
-from memfit.estimators.trace.layouts import Strides, View
+from memfit.estimators.programs.sizes import expression
+from memfit.estimators.trace.layouts import Strides, View, row_strides
 
 _BEFORE = "_before"
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -126,13 +127,45 @@ def before(sizes: Mapping[str, int]) -> dict[str, int]:
     return {_named_before(name): size for name, size in sizes.items()}
 
 
-def is_of_before(text: str) -> bool:
+def _is_of_before(text: str) -> bool:
     """Whether an expression is in sizes of the call before."""
     return _BEFORE in text
 
 
 def _named_before(text: str) -> str:
     return _NAME.sub(rf"\g<0>{_BEFORE}", text)
+
+
+def laid_out_as(view: View, layout: Layout) -> LaidOut | None:
+    """Return how a call leaves an array, None: in rows."""
+    default = tuple(map(expression, row_strides(view.shape)))
+    strides, size = default, expression(layout.data_size)
+    if layout.strides:
+        strides = tuple(map(expression, _in_own_sizes(view.shape, layout.strides)))
+    if strides == default and layout.row and layout.dense and size == expression(view.size):
+        return None
+    return LaidOut(strides, expression(_fixed(layout.data_size)), *layout[2:])
+
+
+def _in_own_sizes(shape: tuple[int, ...], strides: Strides) -> Strides:
+    """Return strides in sizes of this call: what an earlier call laid out may name its sizes."""
+    if not any(map(_is_of_before, map(expression, strides))):
+        return strides
+    own, step = list(strides), 1
+    for axis in sorted(range(len(shape)), key=lambda axis: int(strides[axis])):
+        if int(strides[axis]) == int(step):
+            own[axis] = step
+        step = step * shape[axis]
+    # Each comparison is a guard, under which the expressions are the same.
+    if all(int(a) == int(b) and a == b for a, b in zip(strides, own, strict=True)):
+        strides = tuple(own)
+    return tuple(map(_fixed, strides))
+
+
+def _fixed(size: int) -> int:
+    """Return a size as a number, guarded, where the next call has no name for what it is of."""
+    number = int(size)
+    return number if _is_of_before(expression(size)) and size == number else size
 
 
 class Kept(NamedTuple):
