@@ -9,6 +9,8 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.expert_capacity import capacity_of
 from memfit.estimators.runtimes.facets import load_bytes, loaded_weights
+from memfit.estimators.runtimes.held import most_held_bytes
+from memfit.estimators.runtimes.run_limits import server_buffers
 from memfit.estimators.sizing.search import largest_workload, longest_context, longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -44,6 +46,11 @@ class GateFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Experts a layer has, None for a model without experts."""
     basis: Basis
     """Basis of the figure of the weights: how far it can be trusted."""
+    held_bytes: Bytes | None = None
+    """Most bytes that MLX holds in the run with the largest peak, with freed ones that it keeps;
+    None where they are not known."""
+    buffers: Count | None = None
+    """Buffers of Metal when ``mlx_lm.server`` has generated the target's tokens; None elsewhere."""
     training_peak_bytes: Bytes | None = None
     """Most bytes while mlx_lm.lora runs the target's recipe, None without one."""
     workspace_basis: Basis | None = None
@@ -98,6 +105,8 @@ def figures_of(
         peak_bytes=moment.nbytes,
         load_peak_bytes=max(load_bytes(sized.runtime_model), sized.resident_bytes),
         wired_limit_bytes=sized.requirement(largest).peak_bytes,
+        held_bytes=most_held_bytes(moment, sized.device),
+        buffers=server_buffers(sized.runtime_model, workload),
         # As memfit estimate recommends it.
         context_tokens=longest_context(sized, workload, longest_prompt(sized))
         if with_context

@@ -30,7 +30,7 @@ from memfit.estimators.machine.device import Device
 BoundName = Literal["weights", "workspace", "baseline_weights", "baseline_workspace"]
 RequiredBasis = Literal["exact", "derived", "bound"]
 Sense = Literal["at most", "at least"]
-Unit = Literal["bytes", "tokens", "experts", "basis"]
+Unit = Literal["bytes", "tokens", "experts", "buffers", "basis"]
 
 NUMBER = r"^[0-9]+(\.[0-9]+)?"
 _SHARE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,9})?)\s*%")
@@ -101,6 +101,17 @@ def parse_experts(value: Any) -> LimitValue:
     if isinstance(value, str) and _SHARE.fullmatch(value.strip()):
         return parse_limit_value(value)
     raise InputError(f"expected experts a layer such as 64 or 50%, got {value!r:.60}")
+
+
+def parse_buffers(value: Any) -> LimitValue:
+    """Return a number of buffers such as ``250000``.
+
+    Raises:
+        InputError: for anything else.
+    """
+    if type(value) is int and 1 <= value <= MAX_COUNT:
+        return LimitValue(str(value), Fraction(value))
+    raise InputError(f"expected a number of buffers such as 250000, got {short(value)}")
 
 
 def parse_tokens(value: Any) -> int:
@@ -232,6 +243,13 @@ _EXPERTS = LimitKind(
     sense="at least",
     unit="experts",
 )
+_BUFFERS = LimitKind(
+    parse=lambda _, value: parse_buffers(value),
+    schema=Positive,
+    allowed=lambda limit, *_: limit.amount.most(0),
+    relative_to="",
+    unit="buffers",
+)
 _GROWTH = LimitKind(
     parse=_parse_up_to(_MOST_GROWTH, "baseline"),
     schema=Amount,
@@ -247,6 +265,8 @@ _TRAINING = ("grad_checkpoint", "batch_size", "quantize", "num_layers", "max_seq
 
 _RULES = (
     LimitRule("peak", "peak", _MEMORY, "run", "peak_bytes", _RUN),
+    LimitRule("held", "held memory", _MEMORY, "run", "held_bytes", _RUN),
+    LimitRule("buffers", "buffers", _BUFFERS, "weights", "buffers", ()),
     LimitRule("workspace", "workspace", _MEMORY, "run", "workspace_bytes", _WORKSPACE),
     LimitRule("load_peak", "load peak", _MEMORY, "weights", "load_peak_bytes", _WEIGHTS),
     LimitRule("wired_limit", "wired limit", _MEMORY, "run", "wired_limit_bytes", _RUN),

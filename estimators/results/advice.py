@@ -1,11 +1,11 @@
 """What to do about an estimate as data: actions, settings, and what needs how much where."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from memfit.estimators.base.images import ImageSize
-from memfit.estimators.base.units import Bytes, Count, Positive, Tokens
+from memfit.estimators.base.units import Bytes, Count, Number, Positive, Tokens
 from memfit.estimators.base.workload import ServerSettings
 from memfit.estimators.results.terms import Cost, Method, Settings, State, Verdict
 
@@ -104,6 +104,39 @@ class ServerRun(Struct, frozen=True, kw_only=True):
     """The bound of that prompt."""
 
 
+class Alternative(Struct, frozen=True, kw_only=True):
+    """A sample that fits the machine of a model that does not."""
+
+    name: str
+    """What opens it."""
+    weights: str
+    """What the weights are: their bits, or as they are."""
+    weight_bits: Positive | None
+    """What mlx_lm.convert has to make of the weights; None: they stay as they are."""
+    prefill_step: Positive
+    verdict: Verdict
+    needed_bytes: Bytes
+    """The peak with the margin."""
+    context_tokens: Tokens
+    """The longest prompt that fits comfortably; 0 when none does."""
+
+
+class FirstToken(Struct, frozen=True, kw_only=True):
+    """How long a prompt takes before its first token."""
+
+    prompt_tokens: Positive
+    seconds: Number
+    """With the most GPU cores that the machine is sold with."""
+    range_seconds: Annotated[tuple[Number, ...], Meta(min_length=2, max_length=2)]
+    """The least and the most to expect, with the fewest cores too."""
+    turn_range_seconds: (
+        Annotated[tuple[Number, ...], Meta(min_length=2, max_length=2)] | UnsetType
+    ) = UNSET
+    """With the reply, where the request has one and its speed can be expected."""
+    at_usual_step_seconds: Number | UnsetType = UNSET
+    """With the runtime's own prefill step, where that is more than 5 % faster."""
+
+
 class Action(Struct, frozen=True, kw_only=True):
     """Settings that make the request fit, or allow a longer prompt."""
 
@@ -131,6 +164,8 @@ class Action(Struct, frozen=True, kw_only=True):
     """The least memory of a host on which that fits."""
     runtime: str | UnsetType = UNSET
     """The runtime to take instead, with its own prefill step."""
+    first_token: FirstToken | UnsetType = UNSET
+    """Of the request, or of the longer prompt, with these settings."""
 
 
 class PartialExperts(Struct, frozen=True, kw_only=True):
@@ -158,7 +193,9 @@ class Recommended(Struct, frozen=True, kw_only=True):
     """What to set on this machine for the best action; None where there is nothing to set."""
 
     context_tokens: Tokens | None
-    """The longest prompt that its last command runs."""
+    """The longest prompt that its last command runs, by its bytes."""
+    context_verdict: Verdict = "fits"
+    """Of that prompt: tight where something else than its bytes may end it."""
     wired_limit_bytes: Bytes | None
     """MLX's wired limit that keeps all of that prompt resident, at most what MLX accepts."""
     expert_capacity: Count | None
@@ -194,6 +231,8 @@ class GridRow(Struct, frozen=True, kw_only=True):
     flags that are printed."""
     context_step: Positive
     """The prefill step of that prompt."""
+    context_verdict: Verdict = "fits"
+    """Of that prompt: tight where something else than its bytes may end it."""
 
 
 class LeftOut(Struct, frozen=True):

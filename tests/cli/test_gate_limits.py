@@ -16,6 +16,7 @@ AT_MOST = {
     "workspace": "workspace_bytes",
     "load_peak": "load_peak_bytes",
     "wired_limit": "wired_limit_bytes",
+    "held": "held_bytes",
 }
 GROWN = {"weights": "weights_bytes", "kv_per_token": "kv_bytes_per_token", "peak": "peak_bytes"}
 CASE = SAMPLES.parent / "tests" / "arch" / "cases" / "qwen3.json"

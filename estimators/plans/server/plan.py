@@ -69,6 +69,7 @@ def plan_server(
     )
     sequential = one_at_a_time(sized, workload)
     most = max(usual, key=lambda mix: mix[0].peak_bytes, default=None)
+    limits = run_limits(sized.runtime_model, longest, serving=True)
     return ServerPlan(
         model=sized.checkpoint.id,
         runtime=runtime_summary(sized.runtime_model.runtime),
@@ -87,7 +88,8 @@ def plan_server(
             (run.idle_bytes for _, run in usual),
             default=largest.weights_bytes + largest.cache_bytes,
         ),
-        verdict=tightened(verdict, run_limits(sized.runtime_model, longest, serving=True)),
+        verdict=tightened(verdict, limits),
+        limits=limits,
         waited=max((mix.waited for mix, _ in usual), default=0),
         fitting=better,
         fitting_bound=bound.moment(better) if better else None,
