@@ -85,8 +85,10 @@ def with_weight_bits(sized: SizedModel, bits: int) -> SizedModel:
     subject = view.runtime_model.subject
     _, footprint = _with_adapter(model, footprint, subject.adapter)
     source = subject.source
-    if isinstance(source, Interpolated | Recorded):
-        source = type(source)(source.workspace.converted(quantize))
+    if isinstance(source, Recorded):
+        source = Recorded(source.workspace.converted(quantize))
+    elif isinstance(source, Interpolated):
+        source = Interpolated(source.workspace.converted(quantize))
     subject = replace(subject, model=model, footprint=footprint, source=source, method="formula")
     return view._under(bind(view.runtime_model.runtime, subject))
 
