@@ -83,8 +83,9 @@ class Serving(Struct, frozen=True):
         counts = range(SERVER_KEEPS, least - 1, -1) if least else ()
         more = [replace(flags, prompt_cache_size=count) for count in counts]
 
+        # The request may need more than the longest prompt: needs are not monotone.
         def fits(flags: ServerSettings) -> bool:
-            return self._fits(self._need(settings, flags, longest))
+            return all(self._fits(self._need(settings, flags, each)) for each in (longest, None))
 
         flags = first_fitting(more, fits, monotone=True) or flags
         return ServerRun(
