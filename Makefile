@@ -1,7 +1,8 @@
 # make demo, make test: each sets itself up. make check: everything CI runs. uv is used if installed.
-# make test leaves out the tests marked exhaustive; make test-all runs them too, and tests of drawn
-# examples again with five times as many (tests/conftest.py reads -m for that); make coverage
-# measures the branches that the others run, which take twice as long with it.
+# make test leaves out the tests marked exhaustive, and draws a fifth of the examples (tests/conftest.py
+# reads -m for that); make check runs a third of every sweep of exhaustive cases, another one each day;
+# make test-all runs everything; make coverage measures the branches that the quick tests run, which
+# take twice as long with it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,16 +17,21 @@ CREATE_VENV := uv venv --quiet --python $(PYTHON) $(VENV)
 INSTALL := uv pip install --quiet --python $(BIN)/python
 endif
 
-.PHONY: demo test test-all coverage test-browser check docs programs lint format types imports wheel requirements clean
+.PHONY: demo test test-all coverage test-browser check docs programs lint format tree types imports wheel requirements clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/memfit estimate
+	@echo
+	@echo "That was a sample. What next (after 'source $(BIN)/activate' it is memfit):"
+	@echo "  $(BIN)/memfit fits --memory 32GB                     what a Mac with 32 GB can run"
+	@echo "  $(BIN)/memfit qwen3-8b-4bit --device m4-max-64       one model on a Mac; memfit devices lists the names"
+	@echo "  $(BIN)/memfit server qwen3-8b-4bit --memory 16GB     what mlx_lm.server takes, and its flags"
 
 test: $(VENV)/.dev
 	$(PYTEST) -m 'not exhaustive'
 
-test-all: test
-	$(PYTEST) -m exhaustive
+test-all: $(VENV)/.dev
+	MEMFIT_TESTS=all $(PYTEST)
 
 coverage: $(VENV)/.dev
 	$(PYTEST) -m 'not exhaustive' --cov --cov-report=
@@ -36,7 +42,10 @@ test-browser: $(VENV)/.dev
 	.ci/install-browser
 	$(BIN)/pytest tests/browser
 
-check: lint types imports test-all wheel
+# Each of the first uses one core, so that two run at a time.
+check: $(VENV)/.dev
+	$(MAKE) --jobs 2 types imports wheel lint
+	MEMFIT_TESTS=day $(PYTEST)
 
 # Everything that is generated from the code; a test fails where a file is stale.
 docs: $(VENV)/.dev
@@ -47,6 +56,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m tests.cli.test_first_screen
 	$(BIN)/python -m tests.trace.test_rules_page
 	$(BIN)/python -m tests.test_docs
+	-$(BIN)/python -m tests.browser.screenshots
 
 # The recorded classes of mlx-lm, of all or those in CLASSES: docs/programs.md. It takes minutes.
 programs: $(VENV)/.dev
@@ -61,12 +71,13 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 # mypy and import-linter know folders only, so they read the link tree.
-types: $(VENV)/.dev
+tree:
 	.ci/link-tree
+
+types: $(VENV)/.dev tree
 	cd .tree && MYPYPATH=. ../$(BIN)/mypy --config-file ../pyproject.toml *
 
-imports: $(VENV)/.dev
-	.ci/link-tree
+imports: $(VENV)/.dev tree
 	cd .tree && PYTHONPATH=. ../$(BIN)/lint-imports --config ../pyproject.toml
 
 wheel: $(VENV)/.dev

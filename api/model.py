@@ -102,6 +102,26 @@ class OpenModel:
         device, ranks = self._place or place(None, {})
         return self.answer(question, device, ranks, plot=plot, explain=explain)
 
+    def peak(
+        self, context: str | int | Workload | None = None, **settings: "Unpack[WorkloadSettings]"
+    ) -> int:
+        """Return the peak of a run in bytes, without the verdict and advice of `at`.
+
+        A new length takes milliseconds, the same workload again microseconds. It is always
+        computed; `at` takes a measurement of this machine where there is one of the workload.
+
+        Raises:
+            InputError: when a value cannot be read or is out of range.
+            UnsupportedError: when the runtime cannot run the workload, or does not load the model.
+        """
+        from memfit.estimators.sizing.sized_model import peak_of, require_loaded
+        from memfit.settings import place, workload
+
+        device, ranks = self._place or place(None, {})
+        question = workload(context, settings)
+        target = self._resolved(question, device, ranks, measures=False)
+        return peak_of(require_loaded(target.sized), target.workload)
+
     def answer(
         self,
         question: WorkloadQuestion,
@@ -122,6 +142,13 @@ class OpenModel:
         target = self._resolved(question, device, ranks, measures=self._may_use_measurements)
         sized, run = target.sized, target.workload
         result = target.ranks.added(answer(sized, run))
+        if device is not None and result.verdict == "exceeds":
+            from memfit.estimators.sizing.alternatives import alternatives, is_hopeless
+
+            if is_hopeless(result) and not run.images:
+                result = replace(
+                    result, alternatives=alternatives(result.model.id, device, question)
+                )
         if plot and not result.refusal:
             result = with_plots(result, sized)
         if explain:

@@ -55,6 +55,8 @@ class OpenSettings(TypedDict, total=False):
     host_bandwidth: int | str | None
     capacity: int | str | None
     kv_cache_dtype: str | None
+    max_requests: int | None
+    mtp_tokens: int | None
 
 
 class MachineSettings(TypedDict, total=False):
@@ -62,7 +64,9 @@ class MachineSettings(TypedDict, total=False):
 
     memory: int | str | None
     working_set: int | str | None
+    reserve: int | str | None
     os_regime: "OsRegime | str | None"
+    gpu_cores: int | None
     ranks: int | None
     parallel: Literal["tensor", "pipeline"] | None
     split: str | Sequence[int] | None
@@ -82,6 +86,7 @@ class WorkloadSettings(TypedDict, total=False):
     kv_group_size: int | None
     quantized_kv_start: int | None
     max_kv_size: int | None
+    cached_tokens: int | str | None
     image: "Prompted"
     video: "Prompted"
 

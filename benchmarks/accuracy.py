@@ -93,6 +93,8 @@ class Figures:
 
     peaks: tuple[int, ...]
     caches: int
+    held: tuple[int, ...]
+    """The most in use and kept for reuse together."""
 
 
 def main() -> None:
@@ -114,7 +116,7 @@ def main() -> None:
 
 def against_measured(seed: int, only: str) -> None:
     """Print predicted and measured peaks above the weights, and how often they agree."""
-    ratios, spreads, wrong_caches = [], [], 0
+    ratios, held, spreads, wrong_caches = [], [], [], 0
     paths = [path for path in sorted(CASES.glob("*.json")) if only in path.stem]
     if not paths:
         stop(f"--only {only}: no case of tests/arch/cases has this in its name")
@@ -125,16 +127,21 @@ def against_measured(seed: int, only: str) -> None:
             continue
         middle = median(measured.peaks)
         ratios.append(predicted.peaks[0] / middle)
+        held.append(predicted.held[0] / median(measured.held))
         spreads.append((max(measured.peaks) - min(measured.peaks)) / middle)
         wrong_caches += predicted.caches != measured.caches
         print(
             f"| {case.name} | {case.dtype} | {case.tokens}/{case.step} | {middle:,}"
-            f" | {spreads[-1]:.1%} | {predicted.peaks[0]:,} | {ratios[-1]:.3f} |",
+            f" | {spreads[-1]:.1%} | {predicted.peaks[0]:,} | {ratios[-1]:.3f} | {held[-1]:.3f} |",
             flush=True,
         )
     errors = sorted(abs(ratio - 1) for ratio in ratios)
     if not errors:
         stop("no case has figures; the lines above say why")
+    print(
+        f"held: median {median(abs(ratio - 1) for ratio in held):.1%}, {min(held) - 1:+.1%} to"
+        f" {max(held) - 1:+.1%}"
+    )
     print(
         f"{len(errors)} cases: within 5 %: {sum(e <= 0.05 for e in errors)}, within 10 %:"
         f" {sum(e <= 0.1 for e in errors)}, median {median(errors):.1%}, worst {errors[-1]:.1%};"
@@ -173,7 +180,7 @@ def in_child(task: str, case: Case) -> Figures | None:
     if line is None:
         return None
     content = json.loads(line)
-    return Figures(tuple(content["peaks"]), content["caches"])
+    return Figures(tuple(content["peaks"]), content["caches"], tuple(content["held"]))
 
 
 def predict(case: Case) -> Figures:
@@ -181,7 +188,8 @@ def predict(case: Case) -> Figures:
     model = TracedModel(case.config, "cpu", **options)
     trace, shapes = model.record(case.workload, TraceTarget(backend="cpu"))
     found = peak(trace, HOST)
-    return Figures((found.nbytes - shapes.weight_bytes,), shapes.kv_bytes + shapes.ssm_bytes)
+    above, caches = found.nbytes - shapes.weight_bytes, shapes.kv_bytes + shapes.ssm_bytes
+    return Figures((above,), caches, (max(found.held.values()) - shapes.weight_bytes,))
 
 
 def measure(case: Case) -> Figures:
@@ -197,7 +205,14 @@ def measure(case: Case) -> Figures:
     if case.packing:
         oracle.quantize(case.packing.bits, case.packing.group_size)
     mx.eval(oracle.model.parameters())
-    peaks, held = [], 0
+    peaks, held, most, caches_bytes = [], [], 0, 0
+
+    def clear_cache(clear: Callable[[], None] = mx.clear_cache) -> None:
+        # What is in use and kept together only grows until this, so here it is the most.
+        nonlocal most
+        most = max(most, mx.get_active_memory() + mx.get_cache_memory())
+        clear()
+
     for _ in range(RUNS):
         caches = make_prompt_cache(oracle.model)
         prompt = mx.arange(case.tokens) % 17
@@ -205,19 +220,22 @@ def measure(case: Case) -> Figures:
         mx.synchronize()
         mx.clear_cache()
         mx.reset_peak_memory()
-        before = mx.get_active_memory()
-        for _ in generate_step(
-            prompt,
-            oracle.model,
-            max_tokens=case.generated,
-            prompt_cache=caches,
-            prefill_step_size=case.step,
-        ):
-            pass
+        before, most = mx.get_active_memory(), 0
+        with changed(mx, {"clear_cache": clear_cache}):
+            for _ in generate_step(
+                prompt,
+                oracle.model,
+                max_tokens=case.generated,
+                prompt_cache=caches,
+                prefill_step_size=case.step,
+            ):
+                pass
+            clear_cache()
         peaks.append(mx.get_peak_memory() - before)
-        held = sum(cache_bytes(caches))
+        held.append(most - before)
+        caches_bytes = sum(cache_bytes(caches))
         del caches
-    return Figures(tuple(peaks), held)
+    return Figures(tuple(peaks), caches_bytes, tuple(held))
 
 
 def against_published(config: dict[str, Any]) -> None:

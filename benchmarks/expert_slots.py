@@ -1,7 +1,7 @@
 """`memfit tune experts` on checkpoints of at least 200 MB: every figure, planned and measured.
 
 Run it in an environment with memfit, mlx-lm and pytest: `python benchmarks/expert_slots.py`, with
-names of classes for some of them. It prints a table that docs/accuracy.md sums up, and exits with 1
+names of classes for some of them. It prints a table that docs/benchmarks.md has, and exits with 1
 when weights differ by a byte, start-up by more than its tables, or a run with all it needs has
 other logits. The routers are planted: some experts are chosen more often than others.
 """

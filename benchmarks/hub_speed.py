@@ -11,7 +11,7 @@ timed, and Python keeps the bytecode of both, as for installed packages.
     python -m venv /tmp/hf-mem && /tmp/hf-mem/bin/pip install hf-mem
     python benchmarks/hub_speed.py /tmp/hf-mem/bin/python
 
-It prints the table of docs/performance.md, and exits with 1 when a limit is exceeded: at most
+docs/performance.md sums up what it prints; it exits with 1 when a limit is exceeded: at most
 hf-mem's time on one shard with 30 ms a request, at most half of it on sixty, for the job and for
 the whole process. Where the server answers at once, the estimate itself may come on top.
 """

@@ -1,7 +1,7 @@
 """`memfit tune --ranks` on models of at least 100 MB: each rank's figures against its estimate.
 
 Run it in an environment with memfit, mlx-lm and pytest: `python benchmarks/rank_accuracy.py`, with
-names of classes for some of them. It prints the table of docs/accuracy.md, and exits with 1 when
+names of classes for some of them. It prints the table of docs/benchmarks.md, and exits with 1 when
 weights, a cache or a state of a rank differ by a byte, or a peak of its run by more than the error
 that a trace states. The ranks are processes on this machine, on MLX's CPU backend.
 """

@@ -2,7 +2,7 @@
 
 Run it in an environment with memfit, mlx-lm and pytest:
 `python benchmarks/stored_conversations.py`, with names of classes for some of them. Prompts have
-2,100 tokens. It prints tables that docs/accuracy.md has, and exits with 1 when the bytes of a
+2,100 tokens. It prints tables that docs/benchmarks.md has, and exits with 1 when the bytes of a
 cache, a hit or an eviction are not as planned, or a peak is above its plan.
 """
 

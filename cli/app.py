@@ -14,6 +14,7 @@ import typer
 from memfit.cli.command_groups import LazyGroup, advice, option_name
 from memfit.cli.exits import CommandStopped, Exit, exit_of
 from memfit.cli.options.completion import undescribed
+from memfit.cli.options.program_line import with_line
 from memfit.cli.render.output import say
 from memfit.estimators.base.errors import InputError, MemfitError
 from memfit.estimators.base.setting_names import named_by
@@ -37,6 +38,7 @@ class Commands(LazyGroup):
         "tune cache": "Store the cache of prompts on the disk, and restore it.",
         "compare": "Compare models side by side, and show what fits where.",
         "fits": "List the models that fit a machine.",
+        "server": "Show the most that mlx_lm.server takes, and the flags that fit.",
         "gate": "Check models against the limits of a policy file.",
         "plan": "Plan memory for requests, contexts and limits.",
         "devices": "List Macs and GPUs with the memory that a model can use.",
@@ -44,11 +46,28 @@ class Commands(LazyGroup):
         "measurements": "Manage measurements of this machine, used by estimates.",
         "schema": "Print the JSON Schema of what a command writes.",
         "cache": "Manage the cached headers of models on the Hub.",
+        "index": "Manage the index of published models.",
+        "card": "Write the peak of a model as a table that any program can evaluate.",
+        "mcp": "Answer fits, estimate and admit as an MCP server over stdio.",
+    }
+    labels: ClassVar = {"estimate": "MODEL"}
+    elsewhere: ClassVar = {"server": "memfit.cli.commands.plan.server"}
+    sections: ClassVar = {
+        "What most people need": ("estimate", "fits", "server", "compare", "tune", "gate"),
+        "Plan": ("plan",),
+        "Measure on this machine": ("tune experts", "tune train", "tune cache", "measurements"),
+        "Look up": ("devices", "runtimes", "schema", "cache", "index"),
+        "For other programs": ("card", "mcp"),
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert ``estimate`` where the arguments are its own."""
-        if args and not self._is_own(ctx, args[0]):
+        """Insert ``estimate`` where the arguments are its own; without any, answer for here."""
+        args = with_line(args)
+        if not args and not ctx.resilient_parsing:
+            args = _for_this_machine()
+        elif args[:1] == ["fits"] and _is_model(args[1:2]):
+            args = ["estimate", *args[1:]]
+        elif args and not self._is_own(ctx, args[0]):
             args = ["estimate", *args]
         return super().parse_args(ctx, args)
 
@@ -66,9 +85,11 @@ class Commands(LazyGroup):
 
         if not get_close_matches(word, self.commands):
             return False
+        from memfit.estimators.checkpoint.index.names import find
+        from memfit.estimators.checkpoint.index.records import index
         from memfit.estimators.checkpoint.local.samples import sample_names
 
-        return word.lower() not in sample_names()
+        return word.lower() not in sample_names() and not find(word, index().names).best
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Return the commands and options, and the samples, which need no command."""
@@ -79,6 +100,27 @@ class Commands(LazyGroup):
         return names + undescribed(model.shell_complete(ctx, incomplete))
 
 
+def _for_this_machine() -> list[str]:
+    """The command without arguments: what fits this machine, else a sample on each Mac."""
+    from memfit.cli.render.output import emit
+    from memfit.estimators.machine.host import detect_host
+
+    host = detect_host()
+    if host and host.backend != "cpu":
+        return ["fits", "--brief"]
+    emit(
+        "Here is no Mac and no NVIDIA GPU. Name a machine: memfit fits --device m4-max-64\n"
+        "(memfit devices lists them), or its memory: memfit fits --memory 32GB. A sample:\n\n",
+        None,
+    )
+    return ["estimate"]
+
+
+def _is_model(words: list[str]) -> bool:
+    """Whether the first word after ``fits`` names a model, and no folder."""
+    return bool(words) and not words[0].startswith("-") and not os.path.lexists(words[0])
+
+
 app = typer.Typer(
     cls=Commands,
     help="Size language models before you load them: weights, caches, workspace, and what fits.\n\n"
@@ -86,7 +128,6 @@ app = typer.Typer(
     " ./NAME.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    no_args_is_help=True,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 

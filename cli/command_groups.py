@@ -4,12 +4,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import copy
+from functools import cached_property
 from importlib import import_module
 from itertools import pairwise
 from typing import Any, ClassVar
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_group
 
 from memfit.cli.options.completion import undescribed
@@ -177,6 +178,12 @@ class LazyGroup(Group):
     package: ClassVar[str]
     summaries: ClassVar[dict[str, str]]
     """Command name to its line in the group's --help."""
+    sections: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """Heading in the group's --help to its commands; the others follow under "Commands"."""
+    labels: ClassVar[dict[str, str]] = {}
+    """Command name to what stands for it in the group's --help."""
+    elsewhere: ClassVar[dict[str, str]] = {}
+    """Command name to the module of the same function, for a command of another group."""
 
     def __init__(self, **attributes: Any) -> None:
         """Add a placeholder for each command, with its summary only."""
@@ -191,10 +198,21 @@ class LazyGroup(Group):
         name, _, rest = super().resolve_command(ctx, args)
         return name, self.load(name) if name else None, rest
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands under the headings of their sections."""
+        placed = {name for names in self.sections.values() for name in names}
+        others = tuple(name for name in self.summaries if name not in placed)
+        for title, names in {**self.sections, "Commands": others}.items():
+            if names:
+                with formatter.section(title):
+                    rows = [(self.labels.get(name, name), self.summaries[name]) for name in names]
+                    formatter.write_dl(rows)
+
     def load(self, name: str) -> Any:
         """Import a command and return it as a member of its group."""
         python_name = name.replace(" ", "_")
-        command = getattr(import_module(f"{self.package}.{python_name}"), python_name)
+        module = self.elsewhere.get(name, f"{self.package}.{python_name}")
+        command = getattr(import_module(module), python_name)
         parent = typer.Typer(rich_markup_mode=None)
         if isinstance(command, typer.Typer):
             parent.add_typer(command, name=name)
@@ -216,11 +234,60 @@ def _record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     return record[0], _OPTION.sub(lambda name: name[0].replace("-", _UNBROKEN), record[1])
 
 
+SHARED_PANELS = {
+    f"{kind} options" for kind in ("Model", "Workload", "Machine", "Runtime", "Output")
+}
+"""The groups of options that many commands have."""
+COMMON = {
+    *("quantize", "context", "max_tokens", "batch", "prefill_step", "kv_bits", "image"),
+    *("device", "memory", "ranks", "runtime", "explain", "json_", "file"),
+    *("prompt", "prompt_tokens"),  # of commands that run a model
+}
+"""The shared options that most people use, by their settings."""
+_FEW = 15
+"""A command with at most this many options shows all of them in its --help."""
+
+
+def _show_all(ctx: Any, _: Any, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        ctx.meta[_show_all.__name__] = True
+        print(ctx.get_help())
+        ctx.exit()
+
+
 class GroupedCommand(TyperCommand):
     """A command with one section for each group in its --help.
 
-    Typer shows panels with rich only, which is slow to import.
+    Of many options --help shows those of the command and the most common of the shared groups;
+    --help-all shows every one. Typer shows panels with rich only, which is slow to import.
     """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters; a command with many options has --help-all too."""
+        parameters: list[Any] = super().get_params(ctx)
+        return [*parameters, self._help_all] if self._is_long else parameters
+
+    @property
+    def _is_long(self) -> bool:
+        return sum(each.param_type_name == "option" for each in self.params) > _FEW
+
+    @cached_property
+    def _help_all(self) -> Any:
+        return TyperOption(
+            param_decls=["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_all,
+            help="Show every option and exit.",
+        )
+
+    def _is_shown(self, parameter: Any, ctx: Any) -> bool:
+        """Whether the short --help has a parameter."""
+        panel = getattr(parameter, "rich_help_panel", None)
+        is_own = parameter.param_type_name == "argument" or panel not in SHARED_PANELS
+        shows_all = not self._is_long or ctx.meta.get(_show_all.__name__, False)
+        return is_own or shows_all or parameter.name in COMMON
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read ``-np``, ``-q 4`` and lists of machines as people write them.
@@ -245,7 +312,8 @@ class GroupedCommand(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, and the options by group."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], OptionGroup.panel: []}
-        for parameter in self.get_params(ctx):
+        shown = [each for each in self.get_params(ctx) if self._is_shown(each, ctx)]
+        for parameter in shown:
             record = _record(parameter, ctx)
             is_argument = parameter.param_type_name == "argument"
             panel = getattr(parameter, "rich_help_panel", None) or OptionGroup.panel
@@ -255,4 +323,7 @@ class GroupedCommand(TyperCommand):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+        if hidden := len(self.get_params(ctx)) - len(shown):
+            formatter.write_paragraph()
+            formatter.write_text(f"{hidden} more options: {ctx.command_path} --help-all")
         formatter.buffer = [text.replace(_UNBROKEN, "-") for text in formatter.buffer]

@@ -1,4 +1,4 @@
-"""Show progress on standard error: a bar on a terminal, and with -v every request."""
+"""Show progress on standard error: a bar on a terminal, lines elsewhere, and with -v requests."""
 
 import sys
 import threading
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 QUIET_SECONDS = 0.5  # shorter work shows no bar
+PIPE_SECONDS = 5.0  # and where nobody watches no line; each line comes after twice the time
 _WHOLE_DAY_SECONDS = 86_400.0
 
 
@@ -33,15 +34,13 @@ class TerminalProgress:
         self._requests = self._nbytes = 0
 
     def begin(self, what: str, steps: int) -> None:
-        """Show a bar `QUIET_SECONDS` after the first work started."""
+        """Show a bar `QUIET_SECONDS` after the first work started; 0: the steps are not known."""
         with self._lock:
             now = time.monotonic()
             self._began = now if self._began is None else self._began
             self._what, self._steps, self._done = what, steps, 0
-            if self._watched:
-                self._timer = threading.Timer(self._began + QUIET_SECONDS - now, self._show)
-                self._timer.daemon = True
-                self._timer.start()
+            quiet = QUIET_SECONDS if self._watched else PIPE_SECONDS
+            self._start(self._began + quiet - now)
         while_waiting, self._while_waiting = self._while_waiting, None
         if while_waiting:
             while_waiting()
@@ -80,6 +79,20 @@ class TerminalProgress:
             noun = "request" if self._requests == 1 else "requests"
             self._say(f"{self._requests} {noun}, {format_bytes(self._nbytes)}")
 
+    def _start(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self._show if self._watched else self._tell)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _tell(self) -> None:
+        with self._lock:
+            if self._timer is None or self._began is None:
+                return
+            passed = time.monotonic() - self._began
+            of = f", {self._done} of {self._steps}" if self._steps else ""
+            say(f"{self._what}{of}, {passed:.0f} s so far")
+            self._start(passed)
+
     def _say(self, text: str) -> None:
         if not self._verbose:
             return
@@ -102,7 +115,7 @@ class TerminalProgress:
                 # Use all steps so far for the speed: one step of a measurement may take minutes.
                 speed_estimate_period=_WHOLE_DAY_SECONDS,
             )
-            self._bar.add_task(self._what, total=self._steps, completed=self._done)
+            self._bar.add_task(self._what, total=self._steps or None, completed=self._done)
             self._bar.start()
 
 

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 from memfit.estimators.base.errors import InputError, MachineError
-from memfit.estimators.base.files import open_regular, printable, read_exactly
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.files import is_there, open_regular, printable, read_exactly
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 
 # Of the free space, what stays free.
 _RESERVE = 5  # a fifth
@@ -24,6 +24,20 @@ def usable_bytes(directory: Path) -> int:
     return free - free // _RESERVE
 
 
+def create_directory(directory: Path) -> None:
+    """Create a directory and its parents; one that is there, or a file, stays as it is.
+
+    Raises:
+        InputError: when it cannot be created.
+    """
+    if is_there(directory):
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(directory, error) from None
+
+
 def require_free(directory: Path, nbytes: int) -> None:
     """Require that the disk of a directory has room for the bytes, and a fifth of it to spare.
 
@@ -37,7 +51,7 @@ def require_free(directory: Path, nbytes: int) -> None:
     if not os.access(directory, os.W_OK | os.X_OK):
         raise InputError(f"{printable(directory)}: cannot be written: permission denied")
     if nbytes > free - free // _RESERVE:
-        needed, there = format_bytes(nbytes, Units.GB), format_bytes(free, Units.GB)
+        needed, there = format_bytes(nbytes, Units.GB), format_limit(free, Units.GB)
         raise MachineError(
             f"{printable(directory)}: needs {needed}, and {there} are free, of which a fifth stays"
         )

@@ -15,7 +15,7 @@ from memfit.estimators.base.errors import (
 )
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
-from memfit.estimators.base.units import format_bytes
+from memfit.estimators.base.units import format_bytes, format_limit
 from memfit.estimators.checkpoint.hub.header_cache import user_cache
 from memfit.estimators.checkpoint.hub.http_errors import http_error
 from memfit.estimators.checkpoint.hub.listing import Listing
@@ -123,7 +123,7 @@ def _require_disk_space(label: str, nbytes: int, directory: Path) -> None:
     if nbytes > free:
         raise MachineError(
             f"{label}: the download takes {format_bytes(nbytes)}, and {printable(directory)} has"
-            f" {format_bytes(free)} free; free some space, or set HF_HOME to another disk"
+            f" {format_limit(free)} free; free some, or set HF_HOME to another disk"
         )
 
 

@@ -16,7 +16,7 @@ from msgspec import to_builtins
 
 from memfit.estimators.base.errors import InputError, MachineError
 from memfit.estimators.base.files import printable
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import format_bytes, format_limit
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.config import CONFIG
 from memfit.estimators.runtimes.measurement import Loaded, Run
@@ -225,7 +225,7 @@ class ModelRunner:
         # MLX treats its limit as a guideline: it waits for memory, then allocates more.
         if self._limit is not None and peak_bytes > self._limit:
             self.report({name: each for name, each in figures.items() if isinstance(each, int)})
-            peak, limit = (format_bytes(size, Units.GB) for size in (peak_bytes, self._limit))
+            peak, limit = format_bytes(peak_bytes), format_limit(self._limit)
             raise MachineError(f"MLX took {peak} {when}, more than the memory limit of {limit}")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device, free_bytes
@@ -93,14 +93,14 @@ def memory_obstacle(need: Need, device: Device, units: Units) -> str | None:
     free, budget, largest = free_bytes(device), device.working_set_bytes, device.max_buffer_bytes
     peak = f"estimated to need {format_bytes(need.peak_bytes, units)}"
     if need.peak_bytes > free:
-        whole = format_bytes(device.memory_bytes, units)
-        return f"{peak}, and {format_bytes(free, units)} of {whole} are free"
+        whole = format_limit(device.memory_bytes, units)
+        return f"{peak}, and {format_limit(free, units)} of {whole} are free"
     if need.peak_bytes > budget:
-        return f"{peak}, above the {device.budget} of {format_bytes(budget, units)}"
+        return f"{peak}, above the {device.budget} of {format_limit(budget, units)}"
     if largest is not None and need.largest_buffer_bytes > largest:
         return (
             f"estimated to need one allocation of {format_bytes(need.largest_buffer_bytes, units)},"
-            f" above {format_bytes(largest, units)}, the largest that the device allows"
+            f" above {format_limit(largest, units)}, the largest that the device allows"
         )
     return None
 

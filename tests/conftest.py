@@ -4,12 +4,13 @@ import gc
 import os
 import signal
 import tempfile
+import time
 
 import pytest
 from hypothesis import settings
 
 from tests.checkpoints import Checkpoints
-from tests.selection import examples
+from tests.selection import IS_SHARED, examples, of_day
 
 # No user's token, settings or downloads are used; huggingface-hub reads these at import.
 for name in [name for name in os.environ if name.startswith("HF_")]:
@@ -17,6 +18,9 @@ for name in [name for name in os.environ if name.startswith("HF_")]:
 os.environ["HF_HOME"] = os.path.join(tempfile.gettempdir(), f"memfit-tests-no-home-{os.getpid()}")
 # Nor are measurements of this machine.
 os.environ["MEMFIT_HOME"] = os.path.join(os.environ["HF_HOME"], "memfit")
+
+# Workers read it from the first process: all of a run have the same day.
+os.environ.setdefault("MEMFIT_TESTS_DAY", str(int(time.time()) // 86400))
 
 # A process started in the background ignores interrupts, and so do its children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -32,12 +36,12 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("few" if config.option.markexpr == "not exhaustive" else "many")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run every test of drawn examples among the exhaustive ones again, with many of them."""
-    for item in items if config.option.markexpr == "exhaustive" else ():
-        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
-            item.add_marker("exhaustive")
+    """Leave out of `make check` what its share of a day leaves out."""
+    if IS_SHARED:
+        kept = of_day(items, int(os.environ["MEMFIT_TESTS_DAY"]))
+        config.hook.pytest_deselected(items=list(set(items) - set(kept)))
+        items[:] = kept
 
 
 @pytest.fixture(scope="session")

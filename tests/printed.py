@@ -10,6 +10,8 @@ from unittest.mock import patch
 
 import pytest
 
+from memfit.estimators.questions.programs.reading import read_line
+
 PROGRAMS = {
     "mlx_lm.convert": ("mlx_lm.convert", "main"),
     "mlx_lm.generate": ("mlx_lm.generate", "main"),
@@ -17,6 +19,7 @@ PROGRAMS = {
     "mlx_lm.lora": ("mlx_lm.lora", "main"),
     "mlx_vlm.convert": ("mlx_vlm.convert", "main"),
     "mlx_vlm.generate": ("mlx_vlm.generate", "main"),
+    "mlx_vlm.server": ("mlx_vlm.server.cli", "main"),
 }
 """The modules whose ``main`` makes the parser of a program."""
 
@@ -37,41 +40,22 @@ class Parsers:
     def options(self, command: str) -> dict[str, Any]:
         """Return what the program reads from a command, with its own defaults.
 
+        Of llama-server they are the settings that memfit itself reads from a pasted line.
         A flag that it does not have, or a value that it refuses, fails the test.
         """
         program, *arguments = shlex.split(command)
+        if program == "llama-server":
+            return read_line(command).settings
         if program not in self._parsers:
-            self._parsers[program] = _parser(program)
+            self._parsers[program] = parser_of(program)
         try:
             return vars(self._parsers[program].parse_args(arguments))
         except SystemExit:
             pytest.fail(f"{program} does not accept: {command}")
 
 
-def _llama_server() -> argparse.ArgumentParser:
-    """The flags of llama-server that memfit prints (llama.cpp b11549, common/arg.cpp).
-
-    Layers are all on the GPU by default, and the cache is in 16 bits (common/common.h).
-    """
-    parser = argparse.ArgumentParser()
-    parser.add_argument("-m", "--model", required=True)
-    parser.add_argument("-c", "--ctx-size", type=int, default=0)
-    parser.add_argument("-np", "--parallel", type=int, default=1)
-    parser.add_argument("-b", "--batch-size", type=int, default=2048)
-    parser.add_argument("-ub", "--ubatch-size", type=int, default=512)
-    parser.add_argument("-ctk", "--cache-type-k", default="f16")
-    parser.add_argument("-ctv", "--cache-type-v", default="f16")
-    parser.add_argument("-fa", "--flash-attn", choices=("on", "off", "auto"), default="auto")
-    parser.add_argument("-kvu", "--kv-unified", action="store_true")
-    parser.add_argument("--swa-full", action="store_true")
-    parser.add_argument("-ngl", "--gpu-layers", default="all")
-    parser.add_argument("-ncmoe", "--n-cpu-moe", type=int, default=0)
-    return parser
-
-
-def _parser(program: str) -> argparse.ArgumentParser:
-    if program == "llama-server":
-        return _llama_server()
+def parser_of(program: str) -> argparse.ArgumentParser:
+    """Return the parser that a program of mlx-lm or mlx-vlm makes."""
     module, function = PROGRAMS[program]
     pytest.importorskip(module.partition(".")[0])
     main: Callable[[], None] = getattr(import_module(module), function)

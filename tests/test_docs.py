@@ -12,6 +12,7 @@ import os
 import pkgutil
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -19,26 +20,38 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
+import yaml
 from rich.console import Console
 from rich.markdown import Markdown
 
 from memfit.estimators.base import errors
 from memfit.estimators.base.errors import MemfitError
+from memfit.estimators.results.estimate import Limit
 from tests.selection import quick
 
 ROOT = Path(__file__).parents[1]
 INDEX = ROOT / "docs" / "index.md"
 AGENTS = ROOT / "docs" / "agents.md"
+SKILL = ROOT / "docs" / "skills" / "memfit" / "SKILL.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MAX_WORDS = 30_000
+GENERATED = {
+    *("published-peaks.md", "published-image-peaks.md", "architectures.md", "trace-rules.md"),
+}
+"""Pages whose tables a program writes; on other pages such a table has a mark."""
 QUICK_PAGES = {"README", "compare", "gate"}
 """Whose commands `make test` runs; `make check` runs those of all pages."""
+EVERY_DAY = pytest.mark.exhaustive(daily=True)
 LINKED = [
     *PAGES,
+    SKILL,
     *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "sample_configs/README.md")),
 ]
 _PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PRINT = re.compile(r"^(print\(.*\)  # ).*$", re.MULTILINE)
+_PROGRESS = re.compile(r"memfit: .*, \d+ s so far\n")
 _PATH = re.compile(r"(?<![\w/.-])(?:estimators|probes|cli|tests)/[\w./-]*")
 _LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
 _NAME = re.compile(r"\bmemfit\.(?:cli|estimators|probes)(?:\.\w+)*")
@@ -52,7 +65,7 @@ IMAGES = {
 _SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 SHOWN_WITHOUT_OUTPUT = [
-    line
+    line.partition(" #")[0].rstrip()
     for block in _SHELL.findall((ROOT / "README.md").read_text(encoding="utf-8"))
     for line in block.splitlines()
     if line.startswith("memfit ")
@@ -109,7 +122,9 @@ def run(command: str, *, columns: int = 100, folder: Path = ROOT) -> tuple[str, 
     finally:
         os.chdir(here)
     out.seek(0)
-    return "".join(f"{line.rstrip()}\n" for line in out), exit_.value.code
+    # A busy machine makes some commands say how long they have taken.
+    lines = [line.rstrip() for line in out if not _PROGRESS.fullmatch(line)]
+    return "".join(f"{line}\n" for line in lines), exit_.value.code
 
 
 def test_totals_of_published_images_are_those_of_their_page() -> None:
@@ -126,7 +141,7 @@ def test_totals_of_published_images_are_those_of_their_page() -> None:
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
-        pytest.param(*block, marks=() if page.stem in QUICK_PAGES else pytest.mark.exhaustive)
+        pytest.param(*block, marks=() if page.stem in QUICK_PAGES else EVERY_DAY)
         for page in PAGES
         for block in blocks(page)
     ],
@@ -168,6 +183,18 @@ def test_a_command_of_the_readme_has_an_answer(command: str) -> None:
     assert code in (None, 0, 1)
 
 
+def test_the_demo_ends_with_commands_that_have_an_answer() -> None:
+    shown = subprocess.run(
+        ["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    commands = re.findall(r'echo "  \S*(memfit .*?) {2,}', shown)
+    assert len(commands) == 3
+    assert any("--device" in command for command in commands)
+    for command in commands:
+        if " fits " not in command:  # it takes seconds, and the README has it too
+            assert run(command)[1] in (None, 0, 1), command
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("command", "schema"),
@@ -177,6 +204,25 @@ def test_a_command_for_agents_writes_the_schema_of_its_row(command: str, schema:
     output, code = run(command.replace("MODEL", "qwen3-4b-4bit"))
     assert code in (None, 0, 1)
     assert json.loads(output)["schema"].startswith(f"memfit.{schema}/")
+
+
+def test_the_skill_says_when_it_is_used_and_its_commands_write_what_it_names() -> None:
+    _, head, text = SKILL.read_text(encoding="utf-8").split("---\n", 2)
+    fields = yaml.safe_load(head)
+    # The limits of the format of Agent Skills.
+    assert fields["name"] == SKILL.parent.name
+    assert 0 < len(fields["description"]) <= 1024
+    commands = [line for block in _SHELL.findall(text) for line in block.splitlines()]
+    assert len(commands) == 4
+    for command in commands:
+        if " fits " in command:  # it takes seconds; `memfit mcp` is tested with it
+            continue
+        output, code = run(command)
+        assert code in (None, 0, 1), command
+        assert "verdict" in output, command
+    named = {"verdict", "peak_bytes", "needed_bytes", "actions", "notes"}
+    assert named <= json.loads(run(commands[0])[0]).keys()
+    assert all(f"`{name}`" in text for name in named)
 
 
 def test_links_between_pages_are_valid() -> None:
@@ -205,6 +251,44 @@ def test_every_page_is_linked_from_the_index() -> None:
     linked = {target for target, _ in links(INDEX)}
     assert {page for page in PAGES if page.parent == INDEX.parent} - linked == {INDEX}
     assert INDEX in {target for target, _ in links(ROOT / "README.md")}
+
+
+def test_the_index_answers_ten_questions_with_a_command_or_a_sentence() -> None:
+    _, _, text = INDEX.read_text(encoding="utf-8").partition("## Questions\n\n")
+    rows = [line.strip("| ").split(" | ") for line in text.partition("\n\n")[0].splitlines()[2:]]
+    answered = [question for question, *answers in rows if len(answers) == 2]
+    assert len(answered) >= 10
+    assert all("](" in row[-1] for row in rows)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "command",
+    [
+        command
+        for command in re.findall(r"`(memfit [^`]*)`", INDEX.read_text(encoding="utf-8"))
+        if not re.search(
+            r"model\.gguf|ollama:|memfit (tune|gate|compare|plan wired|plan train)", command
+        )
+    ],
+)
+def test_a_command_of_the_index_has_an_answer(command: str) -> None:
+    output, code = run(command.replace("MODEL", "qwen3-30b-a3b-4bit"))
+    assert code in (None, 0, 1), output
+
+
+def words_of(page: Path) -> int:
+    """Count the words of a page, without tables and outputs that programs write."""
+    text = page.read_text(encoding="utf-8")
+    if page.name == "api.md":  # the reference, which tests.api.test_page writes
+        text = text.partition("\n## Reference")[0]
+    text = re.sub(r"^```(?:console|text)\n\$ memfit .*?^```$", "", text, flags=re.M | re.S)
+    generated = r"^\|.*\n?" if page.name in GENERATED else r"^<!-- generated -->\n\n(?:\|.*\n?)+"
+    return len(re.sub(generated, "", text, flags=re.M).split())
+
+
+def test_the_pages_have_at_most_thirty_thousand_words() -> None:
+    assert sum(map(words_of, (ROOT / "docs").rglob("*.md"))) <= MAX_WORDS
 
 
 def test_every_path_and_every_python_name_on_a_page_exists() -> None:
@@ -270,10 +354,10 @@ def test_names_in_contributing_exist() -> None:
     assert base[1] in (ROOT / "estimators/arch/specs.py").read_text(encoding="utf-8")
 
 
-def test_every_path_in_the_glossary_exists() -> None:
-    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+def test_every_path_in_the_terms_of_the_code_exists() -> None:
+    text = (ROOT / "docs" / "glossary-developers.md").read_text(encoding="utf-8")
     places = re.findall(r"`([a-z_]+/[a-z_./]*)(?:: (\w+))?`", text)
-    assert len(places) > 30
+    assert len(places) > 28
     for path, name in places:
         file = ROOT / "estimators" / path
         assert file.exists(), path
@@ -296,8 +380,11 @@ def test_the_page_of_errors_has_every_slug_and_every_code_of_a_note() -> None:
         for folder in ("api", "estimators", "probes", "cli")
         for path in (ROOT / folder).rglob("*.py")
     ]
-    assert set(_codes("\n".join(code))) <= notes
-    assert [name for name in notes if f'"{name}"' not in "".join(code)] == []
+    # A limit that may end a run has a note of its name (`run_limits.ending_notes`).
+    names = msgspec.json.schema(Limit)["$defs"]["Limit"]["properties"]["name"]["enum"]
+    limits = {name.replace("_", "-") for name in names if name != "largest_buffer"}
+    assert {*_codes("\n".join(code)), *limits} <= notes
+    assert [name for name in notes - limits if f'"{name}"' not in "".join(code)] == []
 
 
 def _codes(code: str) -> Iterator[str]:

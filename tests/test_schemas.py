@@ -79,6 +79,13 @@ def _completed(definition: dict[str, Any], info: StructType) -> dict[str, Any]:
         or (info.cls.__struct_config__.omit_defaults and not field.required)
     }
     texts = described(info.cls)
+    if "prefixItems" in definition:  # a list whose places are its fields
+        names = [field.name for field in msgspec.structs.fields(info.cls)]
+        items = [
+            {"title": name, **each, **({"description": texts[name]} if name in texts else {})}
+            for name, each in zip(names, definition["prefixItems"], strict=True)
+        ]
+        return {"description": _plain(info.cls.__doc__ or ""), "prefixItems": items}
     properties = {
         name: {
             **{key: value for key, value in each.items() if key != "default"},

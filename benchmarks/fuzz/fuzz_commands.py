@@ -3,7 +3,7 @@
     python -m benchmarks.fuzz.fuzz_commands --count 1000
 
 Each finding is printed once, by its kind, and written as a case for tests/fuzz/corpus. Counts of
-exit codes and commands come last. docs/fuzzing.md sums up the runs.
+exit codes and commands come last. docs/reliability.md sums up the runs.
 """
 
 import argparse

@@ -4,7 +4,7 @@
     /tmp/fuzz/bin/python benchmarks/fuzz/fuzz_readers.py gguf -max_total_time=300
 
 The first argument names a reader of tests/fuzz/readers.py, the others are libFuzzer's. atheris
-needs Linux and Python 3.11 or 3.12. docs/performance.md sums up the runs.
+needs Linux and Python 3.11 or 3.12. docs/reliability.md sums up the runs.
 """
 
 import sys

@@ -4,9 +4,11 @@ from functools import partial
 from typing import Literal
 
 import typer
+from msgspec.structs import replace
 
 from memfit.cli.exits import exit_of_verdict
-from memfit.cli.options.groups import FORMAT, OptionGroup, OutputOptions, grouped, option
+from memfit.cli.options.groups import FORMAT, OutputOptions, grouped, option
+from memfit.cli.options.program_line import ProgramLine
 from memfit.cli.options.questions import (
     EstimatedModel,
     EstimateRuntime,
@@ -18,9 +20,10 @@ from memfit.cli.render.output import Format, writer_of
 from memfit.model import open_model
 
 
-class EstimateReport(OptionGroup, frozen=True, kw_only=True):
-    """What is shown in addition to the figures."""
+class EstimateReport(ProgramLine, frozen=True, kw_only=True):
+    """What it answers for, and what is shown in addition to the figures."""
 
+    panel = "Output options"
     explain: bool = option("--explain", help="Show every formula with its numbers.", default=False)
     breakdown: bool = option(
         "--breakdown", help="Show what the peak is made of, on a small screen too.", default=False
@@ -54,12 +57,14 @@ def estimate(
     load = partial(_load_library, output.form)
     with reporting(verbose=output.verbose, while_waiting=load) as progress:
         opened = open_model(model, runtime, progress=progress)
-    plot = output.draws(report.plot)
-    result = opened.answer(workload, device, ranks, plot=plot, explain=report.explain)
-    # The page of one machine has sliders; what ranks take is in its table.
-    explored = opened.explored(workload, device) if output.form == "html" and not ranks else None
+        progress.begin("estimating", 0)
+        plot = output.draws(report.plot)
+        result = opened.answer(workload, device, ranks, plot=plot, explain=report.explain)
+        # The page of one machine has sliders; what ranks take is in its table.
+        is_page = output.form == "html" and not ranks
+        explored = opened.explored(workload, device) if is_page else None
     output.write(
-        result,
+        replace(result, program=report.shown),
         units=output.units,
         breakdown=report.breakdown,
         verbose=output.verbose,

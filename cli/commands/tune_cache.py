@@ -34,7 +34,8 @@ class CacheOptions(OptionGroup, frozen=True, kw_only=True):
         read=parse_counts,
     )
     dir: Path | None = option(
-        metavar="DIR", help="Keep the files here, and restore those that are there."
+        metavar="DIR",
+        help="Keep the files here, and restore those that are there; created if needed.",
     )
     max_tokens: int = option(
         help="Tokens to generate and compare.", default=32, read=tokens_to_compare

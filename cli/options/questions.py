@@ -1,7 +1,6 @@
 """The options of the four questions: names, help, and what other programs call them."""
 
-import re
-from decimal import Decimal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,8 +14,9 @@ from memfit.cli.options.groups import Only, Options, argument, option
 from memfit.estimators.base.dtypes import DEFAULTS
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.setting_names import setting
-from memfit.estimators.base.units import MAX_COUNT, ceil_div, parse_count
+from memfit.estimators.base.units import ceil_div, parse_count
 from memfit.estimators.machine.device import OsRegime
+from memfit.estimators.questions.programs.vllm import vllm_count
 from memfit.estimators.questions.question import WorkloadQuestion, read_setting
 from memfit.estimators.questions.target import (
     MARGIN_BYTES,
@@ -32,8 +32,6 @@ BATCH = ("batch", "prefill_batch", "decode_batch")
 IMAGES = ("image", "video")
 """The options of what a prompt has in addition to text."""
 _FORMATS = "BITS|mxfp4|nvfp4|mxfp8"
-_MODEL_LEN = r"([0-9]{1,12})([kKmM]?)|([0-9]{1,12}\.[0-9]{1,6})([km])"
-_MODEL_LEN_UNITS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
 
 
 def _model(given: dict[str, Any]) -> dict[str, Any]:
@@ -47,8 +45,8 @@ def _model(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _workload(given: dict[str, Any]) -> dict[str, Any]:
-    readers = {
-        "context": parse_count,
+    readers: dict[str, Callable[[str], Any]] = {
+        "context": str,
         "ctx_size": lambda text: _of_each(text, given.get("batch", 1)),
         "max_model_len": _model_len,
     }
@@ -66,26 +64,14 @@ def _workload(given: dict[str, Any]) -> dict[str, Any]:
     return {**given, "context": contexts[0]}
 
 
-def _of_each(text: str, batch: int) -> int:
+def _of_each(text: str, batch: int) -> int | str:
     """The part of each sequence, as without a unified cache (llama-context.cpp, n_ctx_seq)."""
     tokens = parse_count(text)
-    if not tokens:
-        raise InputError("0 is the model's own limit; write its tokens, such as 40960")
-    return ceil_div(tokens, max(1, batch))
+    return ceil_div(tokens, max(1, batch)) if tokens else "model"
 
 
-def _model_len(text: str) -> int:
-    """Tokens as vLLM reads them (engine/arg_utils.py, human_readable_int): k is 1000, K is 1024."""
-    match = re.fullmatch(_MODEL_LEN, text.strip())
-    if match is None:
-        raise InputError(
-            f"{text[:40]!r} is not a number of tokens; write 32768, 32K or --context 32k"
-        )
-    number, unit = match[1] or match[3], match[2] or match[4] or ""
-    tokens = Decimal(number) * _MODEL_LEN_UNITS[unit]
-    if tokens != int(tokens) or tokens > MAX_COUNT:
-        raise InputError(f"{text[:40]!r} is not a whole number of tokens up to {MAX_COUNT}")
-    return int(tokens)
+def _model_len(text: str) -> int | str:
+    return "auto" if text.strip() in ("auto", "-1") else vllm_count(text)
 
 
 def _kv_bits(text: str) -> int:
@@ -189,7 +175,10 @@ _WORKLOAD = Options(
     WorkloadQuestion,
     "Workload options",
     {
-        "context": option(help="Prompt tokens, with no generation, such as 32k."),
+        "context": option(
+            help="Prompt tokens, with no generation, such as 32k; model: as many as it takes,"
+            " auto: as many as the runtime takes by itself."
+        ),
         "ctx_size": option(
             *("--ctx-size", "-c"),
             help="The same as llama.cpp takes it: for all sequences together.",
@@ -226,6 +215,9 @@ _WORKLOAD = Options(
         "max_kv_size": option(
             kind=int, help="Size of a rotating KV cache, if the model supports one."
         ),
+        "cached_tokens": option(
+            help="Tokens of the prompt, from its start, that a prompt cache has, such as 18k."
+        ),
         "image": option(
             kind=list[str],
             metavar="WxH[xN]|FILE",
@@ -254,8 +246,15 @@ _MACHINE = Options(
         ),
         "memory": option(help="A Mac that is sold with this memory, such as 32 or 32GB."),
         "working_set": option(help="A device with this recommended working set, such as 26.8GB."),
+        "reserve": option(
+            help="Memory for the system and other programs, such as 8GB. Default: what a Mac's"
+            " working set leaves them."
+        ),
         "os_regime": option(
             kind=OsRegime, help="macOS version that sets a Mac's recommended working set."
+        ),
+        "gpu_cores": option(
+            kind=int, metavar="N", help="Cores of the Mac's GPU, which decide how fast it prefills."
         ),
         "ranks": option(
             kind=int, metavar="N", help="Run the model over N ranks of mlx.launch, one a machine."
@@ -281,7 +280,9 @@ _MACHINE = Options(
     _machine,
 )
 MachineOptions = Annotated[
-    MachineQuestion, _MACHINE, Only("device", "memory", "working_set", "os_regime")
+    MachineQuestion,
+    _MACHINE,
+    Only("device", "memory", "working_set", "reserve", "os_regime", "gpu_cores"),
 ]
 RankedMachine = Annotated[MachineQuestion, _MACHINE]
 """The machine, or the machines of several ranks."""
@@ -344,6 +345,16 @@ _RUNTIME = Options(
             *("--gpu-layers", "-ngl", "--n-gpu-layers"),
             metavar="N|auto|all",
             help="Layers that llama.cpp has on the GPU, with the head; auto: the most that fit.",
+        ),
+        "mtp_tokens": option(
+            *("--mtp-tokens", "--spec-draft-n-max"),
+            kind=int,
+            metavar="N",
+            help="Tokens that a GGUF file's own prediction layers draft, as llama.cpp's --spec-type"
+            " draft-mtp.",
+        ),
+        "max_requests": option(
+            kind=int, help="Requests that vllm runs at once, its --max-num-seqs."
         ),
         "kv_cache_dtype": option(
             metavar="auto|fp8", help="Type of vllm's KV cache; for mlx-lm see --kv-bits."

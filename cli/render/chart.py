@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from memfit.cli.render.document import Bar, BarChart
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_limit
 from memfit.estimators.results.estimate import CurvePoint
 
 NEEDED = ("weights", "caches", "workspace and margin")
@@ -38,4 +38,4 @@ def needed_bar(label: str, parts: tuple[int, int], needed: int, budget: int | No
 
 def working_set(budget: int | None, units: Units) -> str:
     """Return the name of the limit with its size, empty without one."""
-    return f"working set {format_bytes(budget, units)}" if budget else ""
+    return f"working set {format_limit(budget, units)}" if budget else ""

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.results.estimate import RunCall
 
 VERDICT_WORDS = {
@@ -158,6 +158,8 @@ class Bar(Struct, frozen=True):
     limit: int | None = None
     note: str = ""
     """After its size."""
+    size: str = ""
+    """In place of its bytes, where the parts are a share of the limit."""
     heading: str = ""
     """A line above it."""
 
@@ -165,6 +167,10 @@ class Bar(Struct, frozen=True):
     def is_over(self) -> bool:
         """Whether it is longer than its limit."""
         return self.limit is not None and sum(self.parts) > self.limit
+
+    def size_text(self, units: Units) -> str:
+        """Return its size in words."""
+        return self.size or format_bytes(sum(self.parts), units)
 
 
 class BarChart(DocumentPart, frozen=True):
@@ -176,10 +182,14 @@ class BarChart(DocumentPart, frozen=True):
     units: Units
     limit: str = ""
     """What the limit is."""
+    to_limit: bool = False
+    """Whether the limit fills the width; a longer bar is cut there."""
 
     @property
     def whole(self) -> int:
         """The bytes that fill the width."""
+        if self.to_limit:
+            return max(1, *(bar.limit or sum(bar.parts) for bar in self.bars))
         return max(1, *(max(sum(bar.parts), bar.limit or 0) for bar in self.bars))
 
 
@@ -247,7 +257,7 @@ class RunChart(DocumentPart, frozen=True):
         if not self.budget:
             return ""
         above = "" if self.line else ", above all of it"
-        return f"working set {format_bytes(self.budget, self.units)}{above}"
+        return f"working set {format_limit(self.budget, self.units)}{above}"
 
 
 def phase_name(call: RunCall) -> str:

@@ -115,7 +115,9 @@ def draw_table(page: Page, table: Table) -> None:
         if table.aligned(index) == "b":
             widths[index] = _bar_width(widths, index, page.console.width)
             for cells, row in zip(rows, table.rows, strict=True):
-                cells[index] = _bar(row[index], table.whole, widths[index], page)
+                cells[index] = bar(
+                    row[index], table.whole, widths[index], ascii_only=page.ascii_only
+                )
     shown, dropped = _kept(table, widths, page.console.width)
     for number, block in enumerate(_table_blocks(table, widths, shown, page.console.width)):
         if number:
@@ -242,10 +244,17 @@ def _text(cell: Cell) -> str:
     return visible(str(cell))
 
 
-def _bar(amount: Cell, whole: int, width: int, page: Page) -> str:
+def bar(amount: Cell, whole: int, width: int, *, ascii_only: bool) -> str:
+    """Return a bar in proportion to the eighth of a character; what is above 0 is seen.
+
+    >>> bar(1, 20, 25, ascii_only=False), bar(9, 25, 25, ascii_only=True)
+    ('█▎', '#########')
+    """
     assert isinstance(amount, int)
-    filled = -(-width * amount // whole)
-    return ("#" if page.ascii_only else "█") * filled
+    steps = 1 if ascii_only else 8
+    filled = max(amount > 0, (2 * width * steps * amount + whole) // (2 * whole))
+    characters, rest = divmod(filled, steps)
+    return ("#" if ascii_only else "█") * characters + " ▏▎▍▌▋▊▉"[rest].strip()
 
 
 def _fitted(

@@ -90,7 +90,7 @@ def _wrapped(text: str, width: int) -> Iterator[Line]:
 def _labels(chart: BarChart, width: int) -> list[str]:
     """Label, size, note and whether the limit is exceeded, in columns; long labels are cut."""
     columns = [
-        [format_bytes(sum(bar.parts), chart.units) for bar in chart.bars],
+        [bar.size_text(chart.units) for bar in chart.bars],
         [bar.note for bar in chart.bars],
         [OVER if bar.is_over else "" for bar in chart.bars],
     ]
@@ -147,7 +147,7 @@ def _scatter(chart: Scatter, width: int, edge: str) -> Iterator[Line]:
 
 def axis_ends(least: int, most: int, units: Units) -> tuple[str, str]:
     """Return the labels of an axis, in bytes when rounded sizes would be equal."""
-    left, right = format_bytes(least, units), format_bytes(most, units)
+    left, right = (format_bytes(end, units, rounding="nearest") for end in (least, most))
     if least == most:
         return left, ""
     return (left, right) if left != right else (f"{least} B", f"{most} B")

@@ -217,7 +217,7 @@ def _bars(chart: BarChart, width: int) -> _Drawing:
 
 
 def _labelled(chart: BarChart, bar: Bar, top: int, width: int) -> Iterator[str]:
-    size = " ".join(filter(None, (format_bytes(sum(bar.parts), chart.units), bar.note)))
+    size = " ".join(filter(None, (bar.size_text(chart.units), bar.note)))
     word = f"{size}, {OVER}" if bar.is_over else size
     room = width - _CHARACTER * (len(word) + 2)
     yield _text(0, top + 14, _cut(bar.label, room))
@@ -227,12 +227,13 @@ def _labelled(chart: BarChart, bar: Bar, top: int, width: int) -> Iterator[str]:
 def _stack(chart: BarChart, bar: Bar, top: int, width: int) -> Iterator[str]:
     scale, end = (width - 1) / chart.whole, 0
     for place, nbytes in enumerate(bar.parts):
-        yield _rect(end * scale, top, nbytes * scale, _BAR, f"k k{place}") if nbytes else ""
+        shown = min(nbytes, max(0, chart.whole - end))
+        yield _rect(end * scale, top, shown * scale, _BAR, f"k k{place}") if shown else ""
         end += nbytes
     if bar.limit is None:
         return
-    at = bar.limit * scale
-    if bar.is_over:
+    at, end = bar.limit * scale, min(end, chart.whole)
+    if bar.is_over and end > bar.limit:
         yield _rect(at, top, end * scale - at, _BAR, "over")
     yield _line(at, top - 3, at, top + _BAR + 3, "limit")
 

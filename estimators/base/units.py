@@ -4,7 +4,7 @@ import re
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta
 
@@ -36,7 +36,7 @@ class Units(str, Enum):
 
 
 # RECORD SEPARATOR is in no sentence.
-_OPEN_SIZE = re.compile("\x1e(-?[0-9]+)\x1e")
+_OPEN_SIZE = re.compile("\x1e([0-9]+)(-?)\x1e")
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
@@ -195,24 +195,46 @@ def parse_duration(text: str) -> int:
     return int(value)
 
 
-def format_bytes(value: int, units: Units = Units.GB) -> str:
-    """Return bytes as text with three significant decimals and their unit.
+Rounding = Literal["up", "down", "nearest"]
 
-    >>> format_bytes(2262535712), format_bytes(2262535712, Units.GIB)
-    ('2.263 GB', '2.107 GiB')
+
+def format_bytes(
+    value: int, units: Units = Units.GB, *, rounding: Rounding = "up", digits: int = 1
+) -> str:
+    """Return bytes as text with their unit, rounded up: no need looks smaller.
+
+    ``digits`` are the decimals of a GB; anything smaller has one. Figures that are compared are
+    rounded to the nearest, so that equal ones have equal texts.
+
+    >>> format_bytes(2262535712), format_bytes(2262535712, rounding="nearest", digits=3)
+    ('2.3 GB', '2.263 GB')
     """
     base, names = (
         (1000, ("B", "kB", "MB", "GB", "TB"))
         if units is Units.GB
         else (1024, ("B", "KiB", "MiB", "GiB", "TiB"))
     )
-    power = 0
-    while power < len(names) - 1 and abs(value) >= base ** (power + 1):
-        power += 1
+    size = abs(value)
+    power = sum(size >= base**exponent for exponent in range(1, len(names)))
     if power == 0:
         return f"{value} B"
-    digits = 3 if names[power][0] in "GT" else 1
-    return f"{Decimal(value) / base**power:.{digits}f} {names[power]}"
+    scale = 10 ** (digits if power > 2 else 1)
+    added = {"up": base**power - 1, "down": 0, "nearest": base**power // 2}[rounding]
+    count = (size * scale + added) // base**power
+    if count == base * scale and power < len(names) - 1:
+        count, power = scale, power + 1
+    whole, rest = divmod(count, scale)
+    sign = "-" if value < 0 else ""
+    return f"{sign}{whole}.{rest:0{len(str(scale)) - 1}} {names[power]}"
+
+
+def format_limit(value: int, units: Units = Units.GB) -> str:
+    """Return the bytes of a limit, or of what is free, rounded down.
+
+    >>> format_limit(2299999999)
+    '2.2 GB'
+    """
+    return format_bytes(value, units, rounding="down")
 
 
 def open_size(nbytes: int) -> str:
@@ -220,13 +242,20 @@ def open_size(nbytes: int) -> str:
     return f"\x1e{nbytes}\x1e"
 
 
+def open_limit(nbytes: int) -> str:
+    """Return the bytes of a limit, as `open_size`: they are rounded down."""
+    return f"\x1e{nbytes}-\x1e"
+
+
 def with_sizes(sentence: str, units: Units) -> str:
     """Return a sentence that was written with `open_size`, with its sizes in units.
 
     >>> with_sizes(f"it takes {open_size(2262535712)}", Units.GIB)
-    'it takes 2.107 GiB'
+    'it takes 2.2 GiB'
     """
-    return _OPEN_SIZE.sub(lambda size: format_bytes(int(size[1]), units), sentence)
+    return _OPEN_SIZE.sub(
+        lambda size: (format_limit if size[2] else format_bytes)(int(size[1]), units), sentence
+    )
 
 
 def format_duration(milliseconds: int) -> str:

@@ -49,6 +49,8 @@ class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kv_group_size: KvGroupSize = 64
     quantized_kv_start: Tokens = 5000
     max_kv_size: Positive | None = None
+    cached_tokens: Tokens = 0
+    """Tokens at the start of each prompt whose caches are stored, and stay beside the run's own."""
     images: Images | UnsetType = UNSET
     """The images of each sequence; ``prompt_tokens`` includes their tokens."""
 
@@ -60,6 +62,12 @@ class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _require("decode batch", self.decode_batch, 1)
         _require("prefill step", self.prefill_step, 1)
         _require("quantized KV start", self.quantized_kv_start, 0)
+        _require("cached tokens", self.cached_tokens, 0)
+        if self.cached_tokens >= self.prompt_tokens:
+            raise InputError(
+                f"cached tokens {self.cached_tokens}: must be fewer than the"
+                f" {self.prompt_tokens} tokens of the prompt, which include them"
+            )
         if self.max_kv_size is not None:
             # RotatingKVCache keeps the first 4 tokens and needs room for one more.
             _require("max KV size", self.max_kv_size, 5)
@@ -83,7 +91,7 @@ class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def prompt_only(self, tokens: int) -> "Workload":
         """Return the workload of a prompt of ``tokens`` with nothing generated.
 
-        A prompt has at least its images and a token of text.
+        A prompt has at least its images or its cached tokens, and another token.
         """
         return replace(self, prompt_tokens=max(tokens, self.least_prompt_tokens), max_tokens=0)
 
@@ -94,18 +102,18 @@ class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def least_prompt_tokens(self) -> int:
-        """Tokens of the shortest prompt with the images."""
-        return self.image_tokens + 1
+        """Tokens of the shortest prompt with the images and the cached tokens."""
+        return max(self.image_tokens, self.cached_tokens) + 1
 
     def prefill_chunks(self) -> Iterator[int]:
-        """Yield the tokens of each prefill chunk: all of the prompt but its last token.
+        """Yield the tokens of each prefill chunk: what is not cached, but the last token.
 
         Source: mlx-lm generate.py, generate_step.
 
         >>> list(Workload(prompt_tokens=5000).prefill_chunks())
         [2048, 2048, 903]
         """
-        full, rest = divmod(self.prompt_tokens - 1, self.prefill_step)
+        full, rest = divmod(self.prompt_tokens - 1 - self.cached_tokens, self.prefill_step)
         for _ in range(full):
             yield self.prefill_step
         if rest:

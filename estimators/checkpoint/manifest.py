@@ -75,6 +75,8 @@ class Checkpoint(Struct, frozen=True):
     """Whether its weight files are not named model*.safetensors, as mlx-lm wants them."""
     skipped_files: tuple[SkippedFile, ...] = ()
     warnings: tuple[str, ...] = ()
+    meaning: str = ""
+    """Which model a word was taken for, and which others it could name."""
     revision: str | None = None
     stale: str | None = None
     """Why the files may not be the ones that the source has now."""
@@ -86,6 +88,8 @@ class Checkpoint(Struct, frozen=True):
     """The config's own model type, where another one was put in its place."""
     hub: str | None = None
     """The repository that a sample describes."""
+    run_options: Mapping[str, int] = {}
+    """What a manifest of Ollama's says of its runs: num_ctx, num_gpu, num_batch."""
     others: SmallFiles | None = None
     """Where its other files are, None where there is nothing but a config."""
 

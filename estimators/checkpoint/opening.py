@@ -2,15 +2,17 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.errors import CheckpointError, UnreachableError
 from memfit.estimators.base.files import list_names, printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.checkpoint.checkpoint_files import Directory
 from memfit.estimators.checkpoint.config import CONFIG, read_model_config
+from memfit.estimators.checkpoint.index.records import PREFIX as INDEX_PREFIX
 from memfit.estimators.checkpoint.local.directory import read_directory, read_file
 from memfit.estimators.checkpoint.manifest import Checkpoint
 
@@ -21,6 +23,9 @@ _HUB_FILE = r"(?ai)[\w.-]+/[\w.-]+(?:@[\w./-]+)?:(?:[\w./-]+\.gguf|[\w.-]+)"
 _ADDRESS = r"(?ai)https?://|(?:www\.)?huggingface\.co/|hf\.co/"
 _OLLAMA_BLOB = "sha256-"
 _STORES = ("ollama:", "modelscope:")
+# Of a family, a size and a tag, as a program or a person writes them.
+_WORDS = r"(?a)[A-Za-z][\w.+-]*(?:[: ][\w.+-]+)*"
+_OTHERS = 3
 _SAMPLE = "sample:"
 """Before the name of a sample that a path has too."""
 HUB = "hub:"
@@ -49,8 +54,8 @@ def open_checkpoint(
     """
     if reference.startswith(HUB):
         return _open_hub(reference.removeprefix(HUB), progress, picks=guess_hub)
-    if reference.startswith(_SAMPLE) and (sample := _named_sample(reference[len(_SAMPLE) :])):
-        return sample
+    if shipped := _prefixed(reference):
+        return shipped
     if path := _existing(reference, guess_hub):
         return _open_path(path)
     # Each source is imported only when it is used, which keeps a local read fast.
@@ -60,8 +65,8 @@ def open_checkpoint(
         return open_store(reference)
     if re.match(_ADDRESS, reference):
         return _open_hub(_addressed(reference, guess_hub), progress, picks=True)
-    if sample := _named_sample(reference):
-        return sample
+    if named := _named_sample(reference) or (guess_hub and _published(reference, progress)):
+        return named
     if not _is_hub_name(reference):
         raise CheckpointError(f"{printable(reference)!r}: no such path{_known(reference)}")
     if not guess_hub:
@@ -69,12 +74,28 @@ def open_checkpoint(
             f"{printable(reference)!r}: no such path; on the Hub it is hub: {reference} in a"
             f" policy, and hub:{reference} on the command line"
         )
-    found = _open_hub(reference, progress, picks=True)
+    found = _open_hub_or_index(reference, progress)
     folder = reference.partition("/")[0]
     if not os.path.isdir(folder):
         return found
     doubt = f"{folder} is a directory without {reference.partition('/')[2]}, so it is the Hub's"
     return replace(found, warnings=(*found.warnings, f"{doubt}; hub:{reference} says so"))
+
+
+def _prefixed(reference: str) -> Checkpoint | None:
+    """What is shipped with memfit, where a prefix says so and it is there."""
+    if reference.startswith(_SAMPLE):
+        return _named_sample(reference[len(_SAMPLE) :])
+    if not reference.startswith(INDEX_PREFIX):
+        return None
+    from memfit.estimators.checkpoint.index.checkpoint import indexed_checkpoint
+    from memfit.estimators.checkpoint.index.records import index
+
+    name = reference.removeprefix(INDEX_PREFIX)
+    model = index().model(name) if name in index().names else None
+    if model is None or model.config is None:
+        raise CheckpointError(f"{printable(reference)!r}: the index has no config of that name")
+    return indexed_checkpoint(model)
 
 
 def _existing(reference: str, guess_hub: bool) -> Path | None:
@@ -90,7 +111,7 @@ def _existing(reference: str, guess_hub: bool) -> Path | None:
 
 def has_prefix(reference: str) -> bool:
     """Return whether a reference says where it is looked up: in a store, or at an address."""
-    prefixes = (HUB, _SAMPLE, *_STORES)
+    prefixes = (HUB, INDEX_PREFIX, _SAMPLE, *_STORES)
     return reference.startswith(prefixes) or bool(re.match(_ADDRESS, reference))
 
 
@@ -124,15 +145,65 @@ def _named_sample(name: str) -> Checkpoint | None:
     return open_sample(name.lower()) if name.lower() in sample_names() else None
 
 
+def _published(word: str, progress: Progress) -> Checkpoint | None:
+    """The published model that a word without an owner means; None where there is none."""
+    if not re.fullmatch(_WORDS, word):
+        return None
+    from memfit.estimators.checkpoint.index.lookup import look_up
+    from memfit.estimators.checkpoint.index.records import index
+
+    meaning = look_up(word, index())
+    if meaning is None:
+        return None
+    others = ", ".join(name.rpartition("/")[2] for name in meaning.others[:_OTHERS])
+    also = f"; also {others}" if others else ""
+    name = meaning.model.name
+    if meaning.model.config is not None:
+        from memfit.estimators.checkpoint.index.checkpoint import indexed_checkpoint
+
+        return indexed_checkpoint(meaning.model, f"{word}: {name} by its published config{also}")
+    return replace(
+        _open_hub(name, progress, picks=True), meaning=f"{word}: {name} on the Hub{also}"
+    )
+
+
+def _open_hub_or_index(name: str, progress: Progress) -> Checkpoint:
+    """Open a repository; where the Hub cannot be reached, by the config that the index has."""
+    try:
+        return _open_hub(name, progress, picks=True)
+    except UnreachableError as error:
+        from memfit.estimators.checkpoint.index.checkpoint import indexed_checkpoint
+        from memfit.estimators.checkpoint.index.records import index
+
+        model = index().model(name) if name in index().names else None
+        if model is None or model.config is None:
+            raise
+        text = f"{error}; this is {name} by its published config in the index"
+        return replace(indexed_checkpoint(model), warnings=(text,), stale=str(error))
+
+
 def _known(reference: str) -> str:
     """The samples nearest to a word, else all that names a model."""
+    if re.fullmatch(r"[\w.-]+:[\w.-]+", reference):
+        return f"; of Ollama's store it is ollama:{reference}"
     if not re.fullmatch(r"[\w.-]+", reference):
         return f"; {_WANTED}"
     from memfit.estimators.base.nearest import nearest
     from memfit.estimators.checkpoint.local.samples import sample_names
 
-    near = nearest(reference.lower(), sample_names())
+    near = nearest(reference.lower(), (*sample_names(), *_published_names(reference)))
     return f", and no sample; nearest: {near}" if near else f"; {_WANTED}"
+
+
+def _published_names(word: str) -> Iterator[str]:
+    """The published models of the family that a word begins with."""
+    from memfit.estimators.checkpoint.index.names import is_copy, is_plain, name_words
+    from memfit.estimators.checkpoint.index.records import index
+
+    family = name_words(word).family[:1]
+    for name in index().names:
+        if name_words(name).family[:1] == family and is_plain(name) and not is_copy(name):
+            yield name.rpartition("/")[2].lower()
 
 
 def _addressed(address: str, guess_hub: bool) -> str:

@@ -28,7 +28,12 @@ from memfit.estimators.runtimes.registry import (
     runtime_for_images,
     runtime_summary,
 )
-from memfit.estimators.runtimes.run_limits import run_limits, tightened
+from memfit.estimators.runtimes.run_limits import (
+    notes_beyond,
+    prompt_verdict,
+    run_limits,
+    tightened,
+)
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import (
@@ -82,7 +87,7 @@ def compare(
         device=_machine(estimates, first.device),
         quantize=first.quantize,
         margin_bytes=first.margin_bytes,
-        models=tuple(map(_compared, models, estimates)),
+        models=tuple(map(_compared, models, targets, estimates, contexts)),
         figures=tuple(_figures(estimates, contexts)),
         matrix=_matrix(catalog, models, axes, cells, runtime) if axes else None,
     )
@@ -137,19 +142,28 @@ def _context(target: ResolvedTarget | Unavailable) -> int | None:
     return recommended_context(target.sized, target.workload)
 
 
-def _compared(model: ComparedModel, result: Estimate | Unavailable) -> Compared:
+def _compared(
+    model: ComparedModel,
+    target: ResolvedTarget | Unavailable,
+    result: Estimate | Unavailable,
+    context: int | None,
+) -> Compared:
     label = model.label
+    if isinstance(target, Unavailable):
+        return Compared(label=label, undecided=target)
     if isinstance(result, Unavailable):
         return Compared(label=label, undecided=result)
+    runtime_model, longest = target.sized.runtime_model, context or 0
     return Compared(
         label=label,
         runtime=result.runtime if model.runtime else None,
         model=result.model,
         needed_bytes=result.peak_bytes + result.components.margin.bytes,
         verdict=result.verdict,
+        longest_verdict=prompt_verdict(runtime_model, target.workload, longest),
         exceeded=result.exceeded,
         assumptions=result.assumptions,
-        notes=result.notes,
+        notes=(*result.notes, *notes_beyond(runtime_model, target.workload, longest)),
     )
 
 

@@ -17,7 +17,7 @@ from memfit.estimators.base.files import path_near, short
 from memfit.estimators.base.ranks import Parallel
 from memfit.estimators.base.reading.section import Reading, Section, one_of, read_yaml, to_record
 from memfit.estimators.base.units import parse_share, parse_size
-from memfit.estimators.base.workload import Recipe, Workload
+from memfit.estimators.base.workload import MAX_TOKENS, Recipe, Workload
 from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.limits import (
     LIMITS,
@@ -40,11 +40,18 @@ from memfit.estimators.machine.device import DEFAULT_REGIME, Device, OsRegime
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.mlx.versions import Version, parse_version
 from memfit.estimators.questions.question import WorkloadQuestion
-from memfit.estimators.questions.target import MARGIN_BYTES, Ranks
+from memfit.estimators.questions.target import (
+    MARGIN_BYTES,
+    OWN_SETTINGS,
+    Ranks,
+    RuntimeQuestion,
+)
 from memfit.estimators.runtimes.registry import DEFAULT_RUNTIME, get_runtime
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.resolved import TargetQuestion
 
+RUNTIME_KEYS = tuple(key for key in OWN_SETTINGS if key != "gpu_memory_utilization")
+"""Keys that one runtime has, which reads them itself."""
 Item = TypeVar("Item")
 MAX_POLICY_BYTES = 1_000_000
 _MACHINE_KEYS = ("device", "memory", "working_set")
@@ -105,6 +112,8 @@ def _target(section: Section, name: str, directory: Path) -> PolicyTarget | None
         section.add_error("a target's name is made of letters, digits, and . _ + -, at most 80")
     runtime = section.take("runtime", _runtime)
     runtime = section.take("gpu_memory_utilization", partial(_with_share, runtime)) or runtime
+    for key in RUNTIME_KEYS:
+        runtime = section.take(key, partial(_with_setting, runtime, key)) or runtime
     device = _device(section)
     workload = _workload(section)
     limits, basis = _limits(section, device)
@@ -218,7 +227,11 @@ def _workload(target: Section) -> WorkloadQuestion | None:
     videos = section.take("video", partial(_each, read_video))
     if len(section.reading.mistakes) > known:
         return None
-    return WorkloadQuestion(**settings, image=images or (), video=videos or ())
+    try:
+        return WorkloadQuestion(**settings, image=images or (), video=videos or ())
+    except InputError as error:  # of two settings together
+        section.add_error(str(error), "cached_tokens")
+        return None
 
 
 def _each(read: Callable[[str], Item], value: Any) -> tuple[Item, ...]:
@@ -230,7 +243,7 @@ def _each(read: Callable[[str], Item], value: Any) -> tuple[Item, ...]:
 def _setting(name: str, value: Any) -> int:
     """One number of a workload, checked alone: each mistake has its own line."""
     count = parse_tokens(value)
-    alone: dict[str, Any] = {"prompt_tokens": 1, name: count}
+    alone: dict[str, Any] = {"prompt_tokens": MAX_TOKENS, name: count}
     Workload(**alone)
     return count
 
@@ -307,3 +320,11 @@ def _runtime(value: Any) -> Runtime:
 def _with_share(runtime: Runtime | None, value: Any) -> Runtime:
     share = parse_share(str(value))
     return (runtime or get_runtime(DEFAULT_RUNTIME)).with_setting("gpu_memory_utilization", share)
+
+
+def _with_setting(runtime: Runtime | None, key: str, value: Any) -> Runtime:
+    """Return the runtime with a setting of its own, as the command line reads it."""
+    if runtime is None:
+        raise InputError("name the runtime that it is of, such as runtime: llama.cpp")
+    read, *_ = RuntimeQuestion.__annotations__[key].__metadata__
+    return runtime.with_setting(key, read(value))

@@ -9,12 +9,14 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
 from memfit.estimators.base.dtypes import FloatMode
 from memfit.estimators.base.ranks import MAX_RANKS, Parallel
-from memfit.estimators.base.units import Positive, one_of
+from memfit.estimators.base.units import Count, Positive, one_of
 from memfit.estimators.base.workload import KvBits, KvGroupSize, Recipe
 from memfit.estimators.gate.limits import LIMITS, NUMBER, RequiredBasis, TokenCount
 from memfit.estimators.machine.device import OsRegime
 from memfit.estimators.runtimes.registry import runtime_names
 
+OwnSetting = Positive | str
+"""A count, or a word or size that the runtime reads."""
 SCHEMA = "memfit.policy/1"
 NAME = "^[A-Za-z0-9_.+-]{1,80}$"
 Size = Annotated[str, Meta(pattern=rf"{NUMBER} *[A-Za-z]{{0,3}}$")]
@@ -59,6 +61,7 @@ class WorkloadKeys(Struct, frozen=True):
     kv_group_size: KvGroupSize | UnsetType = UNSET
     quantized_kv_start: TokenCount | UnsetType = UNSET
     max_kv_size: TokenCount | UnsetType = UNSET
+    cached_tokens: TokenCount | UnsetType = UNSET
     image: list[str] | UnsetType = UNSET
     """Images of the prompt, such as 1024x768, or 640x480x3 for three; their tokens are added."""
     video: list[str] | UnsetType = UNSET
@@ -93,6 +96,26 @@ class TargetKeys(Struct, frozen=True, kw_only=True):
     """The runtime that sets the allocation rules; by default the checkpoint's own runtime."""
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] | UnsetType = UNSET
     """The share of the GPU's memory that vllm takes, 0.92 by default."""
+    cache_type: str | UnsetType = UNSET
+    """With llama.cpp: the types of its cache, such as q8_0, or q8_0,f16 for keys and values."""
+    cache_type_k: str | UnsetType = UNSET
+    cache_type_v: str | UnsetType = UNSET
+    flash_attn: bool | UnsetType = UNSET
+    kv_unified: bool | UnsetType = UNSET
+    swa_full: bool | UnsetType = UNSET
+    all_logits: bool | UnsetType = UNSET
+    gpu_layers: Count | str | UnsetType = UNSET
+    n_cpu_moe: OwnSetting | UnsetType = UNSET
+    batch_size: OwnSetting | UnsetType = UNSET
+    host_memory: OwnSetting | UnsetType = UNSET
+    host_bandwidth: OwnSetting | UnsetType = UNSET
+    mtp_tokens: Positive | UnsetType = UNSET
+    """With llama.cpp: tokens that the file's own prediction layers draft."""
+    capacity: OwnSetting | UnsetType = UNSET
+    """With mlx-moe: experts of each layer in memory."""
+    kv_cache_dtype: str | UnsetType = UNSET
+    """With vllm, as max_requests: the type of its cache."""
+    max_requests: Positive | UnsetType = UNSET
     mlx_version: str | UnsetType = UNSET
     """The version of MLX with the rules that apply; by default the newest that is described."""
     mlx_lm_version: str | UnsetType = UNSET

@@ -34,7 +34,7 @@ from memfit.estimators.gate.remedies import Candidate, remedies
 from memfit.estimators.gate.report import TargetReport, TargetStatus
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.facets import MlxLmPrograms, OnMlx, context_limit
-from memfit.estimators.runtimes.run_limits import ending_notes, run_limits
+from memfit.estimators.runtimes.run_limits import ending_notes, notes_beyond, run_limits
 from memfit.estimators.runtimes.runtime import OF_RUNTIME, judge
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.resolved import ResolvedTarget
@@ -230,8 +230,12 @@ class _Evaluation(Struct, frozen=True, kw_only=True):
                 reason = next((note.message for note in notes), now.model)
                 return f"the weights are a bound ({reason})"
             case "workspace":
-                least = format_bytes(now.figures.peak_bytes - now.figures.workspace_bytes)
-                peak = format_bytes(now.figures.peak_bytes)
+                least = format_bytes(
+                    now.figures.peak_bytes - now.figures.workspace_bytes,
+                    rounding="nearest",
+                    digits=3,
+                )
+                peak = format_bytes(now.figures.peak_bytes, rounding="nearest", digits=3)
                 return f"the workspace is a bound (the peak is from {least} to {peak})"
             case "baseline_weights":
                 return "the baseline's weights are a bound"
@@ -265,7 +269,13 @@ class _Evaluation(Struct, frozen=True, kw_only=True):
     def _runtime_warnings(self) -> Iterator[Note]:
         sized, workload = self.present.resolved.sized, self.present.resolved.workload
         figures, runtime_model = sized.figures_for(workload), sized.runtime_model
+        contexts = (
+            limit.amount.least(0)
+            for limit in self.present.target.limits
+            if limit.rule.of == "context"
+        )
         yield from ending_notes(run_limits(runtime_model, workload))
+        yield from notes_beyond(runtime_model, workload, max(contexts, default=0))
         if can_take_more(sized) and not are_compared(sized):
             text = "by trace the peak is of this workload alone; a smaller one can take more"
             yield Note("info", "one-workload", text)

@@ -1,11 +1,14 @@
 """Machines a model could run on, and how much of a Mac's memory macOS gives to its GPU."""
 
+import re
 from enum import Enum
 from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import Bytes, Count, Positive, ceil_div, round_down
 from memfit.estimators.machine.data.apple import WORKING_SETS
 
@@ -14,6 +17,7 @@ DeviceSource = Literal["detected", "table", "flag"]
 GpuClass = Literal["p", "g", "s", "d"]
 WORKING_SET = "working set"
 FREE_NOW = "memory free now"
+RESERVED = "memory without the reserve"
 PROCESS_BYTES = 2**29
 """What a process takes outside of MLX's allocator: Python, the libraries and a tokenizer, some
 hundred megabytes."""
@@ -55,6 +59,17 @@ class Device(KnownDevice, frozen=True):
 
     budget: str = WORKING_SET
     """What ``working_set_bytes`` is, in words."""
+    gpu_cores: Count | None = None
+    """Of a Mac's GPU; None: one of those that are sold with the chip."""
+
+
+def name_as_sold(name: str) -> str:
+    """Return a machine's name for people, of a Mac with the memory that it is sold with.
+
+    >>> name_as_sold("Mac with 32 GiB"), name_as_sold("m4-max-64")
+    ('Mac with 32 GB', 'm4-max-64')
+    """
+    return re.sub(r"^(Mac with [0-9]+) GiB$", r"\1 GB", name)
 
 
 def free_bytes(device: KnownDevice) -> int:
@@ -68,6 +83,22 @@ def as_it_is_now(device: Device) -> Device:
     if left >= device.working_set_bytes:
         return device
     return replace(device, working_set_bytes=max(1, left), budget=FREE_NOW)
+
+
+def with_reserve(device: Device, reserve_bytes: int) -> Device:
+    """Return a machine of which other programs and the system need a part.
+
+    Raises:
+        InputError: when nothing is left.
+    """
+    left = device.memory_bytes - reserve_bytes
+    if left <= 0:
+        raise InputError(
+            f"{setting('reserve')} {reserve_bytes}: nothing is left of {device.memory_bytes} bytes"
+        )
+    if left >= device.working_set_bytes:
+        return device
+    return replace(device, working_set_bytes=left, budget=RESERVED)
 
 
 UNKNOWN_GPU: GpuClass = "s"

@@ -46,6 +46,43 @@ class Chip(Struct, frozen=True):
     needs_macos_26: bool
     bandwidth_bytes: int
     """Bytes a second that its memory can deliver."""
+    gpu_cores: tuple[int, int]
+    """The fewest and the most of a GPU that is sold with it."""
+    gpu_cores_by_gib: dict[int, int]
+    """Those that are sold with a memory, where it is one number."""
+    gpu_hertz: int
+    """The highest clock of the GPU."""
+
+    def cores(self, device: Device) -> tuple[int, int]:
+        """Return the fewest and the most cores that the GPU of a Mac with this chip can have."""
+        known = device.gpu_cores or self.gpu_cores_by_gib.get(device.memory_bytes // GIB)
+        return (known, known) if known else self.gpu_cores
+
+
+def chip_of(device: Device) -> Chip | None:
+    """Return the chip of a Mac, None where it is not known or no Mac's."""
+    own = (device.gpu_class, device.generation, device.bandwidth_bytes)
+    matches = (
+        chip
+        for chip in chips().values()
+        if own == (chip.gpu_class, chip.generation, chip.bandwidth_bytes)
+    )
+    return next(matches, None) if device.backend == "metal" else None
+
+
+def with_gpu_cores(device: Device, cores: int) -> Device:
+    """Return a Mac whose GPU has this many cores.
+
+    Raises:
+        InputError: when its chip is not known, or was never sold with more or fewer.
+    """
+    chip = chip_of(device)
+    if chip is None:
+        raise InputError(f"{device.name}: only a Mac of a known chip has a number of GPU cores")
+    fewest, most = chip.gpu_cores
+    if not fewest <= cores <= most:
+        raise InputError(f"{cores}: the GPU of an {chip.name} has {fewest} to {most} cores")
+    return replace(device, gpu_cores=cores)
 
 
 @cache
@@ -59,6 +96,9 @@ def chips() -> dict[str, Chip]:
             tuple(row["memory_gib"]),
             row.get("needs_macos_26", False),
             prod(row["memory_bus"]) * 10**6 // 8,
+            tuple(row["gpu_cores"]),
+            row.get("gpu_cores_by_gib", {}),
+            row["gpu_mhz"] * 10**6,
         )
         for chip_id, row in CHIPS.items()
     }
@@ -147,6 +187,12 @@ def find_device(name: str, *, os_regime: OsRegime = DEFAULT_REGIME) -> Device:
         raise InputError(f"{given!r}: the {chip.name} was sold with {_sizes(chip)}")
     if wanted in chips():
         raise InputError(f"{given!r}: name its memory too, such as {_names(chips()[wanted])}")
+    if maker := _other_maker(wanted):
+        raise InputError(
+            f"{given!r}: {maker} GPUs are not described, and MLX computes on the CPU there (on that"
+            " machine: --device host); for llama.cpp give --working-set and a size below the card's"
+            " memory, of which its driver takes a part"
+        )
     raise InputError(f"unknown machine {given!r}; {_nearest(wanted)}")
 
 
@@ -223,17 +269,16 @@ def runs(chip: Chip, os_regime: OsRegime) -> bool:
 
 
 def by_macos(device: Device) -> dict[str, int]:
-    """Return the working sets of a named Mac by macOS, nothing where they are alike or set."""
+    """Return the working sets of a named Mac by the macOS it runs, nothing where one is set."""
     is_stock = device.working_set_bytes == device.stock_working_set_bytes
     if device.source == "detected" or not is_stock:
         return {}
     chip = chips().get(device.name.rpartition("-")[0])
-    found = {
+    return {
         regime_name(regime): stock_working_set(device.memory_bytes, os_regime=regime).bytes
         for regime in OsRegime
         if chip is None or runs(chip, regime)
     }
-    return found if len(set(found.values())) > 1 else {}
 
 
 def chip_device(
@@ -339,6 +384,21 @@ def _sizes(chip: Chip) -> str:
 
 def _names(chip: Chip) -> str:
     return " or ".join(f"{chip.id}-{gib}" for gib in chip.memory_gib)
+
+
+_OTHER_MAKERS = {
+    "AMD": r"(amd|radeon|instinct|ryzen|strix|epyc|firepro).*|rx-?\d{3,4}.*|mi-?\d{2,3}[a-z]?(-.*)?"
+    r"|w[67]\d00(-.*)?|gfx\d+.*",
+    "Intel": r"(intel|arc|xe2?|lunar|battlemage)(-.*)?|(data-center-gpu|gaudi).*"
+    r"|(a[3-7][158]0|a770|b5[78]0|b[56]0)m?",
+}
+"""How GPUs are named that are neither Apple's nor NVIDIA's."""
+
+
+def _other_maker(wanted: str) -> str | None:
+    """The maker of a GPU that no table has, None where the name is not one of theirs."""
+    found = (maker for maker, names in _OTHER_MAKERS.items() if re.fullmatch(names, wanted))
+    return next(found, None)
 
 
 def _nearest(wanted: str) -> str:

@@ -27,6 +27,8 @@ from memfit.estimators.machine.devices import (
 
 _TIMEOUT_SECONDS = 5
 _SYSCTL = ("/usr/sbin/sysctl", "hw.memsize", "machdep.cpu.brand_string", "iogpu.wired_limit_mb")
+_GPU_CORES = ("/usr/sbin/ioreg", "-rd1", "-c", "AGXAccelerator")
+_IOREG_LINE = r'"gpu-core-count" = ([0-9]{1,4})$'
 _NVIDIA_SMI = (
     "nvidia-smi",
     "--query-gpu=name,memory.total,memory.used",
@@ -103,6 +105,16 @@ def parse_nvidia_smi(text: str) -> tuple[Gpu, ...] | None:
             total, used = map(_mebibytes, fields[1:])
             gpus.append(Gpu(fields[0], Memory(total, used) if total else None))
     return tuple(gpus) or None
+
+
+def parse_ioreg(text: str) -> int | None:
+    """Return the cores of the GPU in ``ioreg -rd1 -c AGXAccelerator``.
+
+    >>> parse_ioreg('    | {\\n  "gpu-core-count" = 40\\n')
+    40
+    """
+    match = re.search(_IOREG_LINE, text, re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def parse_sysctl(text: str) -> MacFacts | None:
@@ -259,7 +271,11 @@ def _detect_mac() -> Device | None:
     if facts is None:
         return None
     device = with_live_values(mac_from(facts, platform.mac_ver()[0]), _device_info())
-    return replace(device, used_by_others_bytes=parse_vm_stat(_output(("/usr/bin/vm_stat",))))
+    return replace(
+        device,
+        used_by_others_bytes=parse_vm_stat(_output(("/usr/bin/vm_stat",))),
+        gpu_cores=parse_ioreg(_output(_GPU_CORES)),
+    )
 
 
 def _detect_linux(*, with_gpu: bool) -> Device | None:

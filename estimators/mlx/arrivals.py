@@ -19,6 +19,8 @@ class ServedRequest(Struct, frozen=True):
     """The number of the request whose stored cache it begins with, if that is still there."""
     cached_tokens: int = 0
     """Tokens of the prompt that it takes from there."""
+    text: int | None = None
+    """Prompt and reply are the beginning of this text; None: of one that no other request has."""
 
 
 class Arrivals(Protocol):
@@ -47,7 +49,7 @@ class ClosedLoop:
 
     def take(self, call: int, *, is_busy: bool, generated: Callable[[int], int]) -> int:
         count = 0
-        if is_busy and len(self._free) < min(self._group, self._clients):
+        if is_busy and self._waits_for_others:
             return 0
         while self._free and not (is_busy and call < self._free[0] + self._pause()):
             self._free.pop(0)
@@ -58,9 +60,13 @@ class ClosedLoop:
         self._free += [call] * count
 
     def quiet(self, call: int, generated: Callable[[int], int]) -> int | None:
-        if not self._free or not self._pause():
+        if not self._free or not self._pause() or self._waits_for_others:
             return None
         return max(1, self._free[0] + self._pause() - call)
+
+    @property
+    def _waits_for_others(self) -> bool:
+        return len(self._free) < min(self._group, self._clients)
 
     def _pause(self) -> int:
         return self._pauses[self._next] if self._next < len(self._pauses) else 0

@@ -34,6 +34,10 @@ class ScheduleMoment(Struct, frozen=True):
     """Entries of the prompt cache."""
 
 
+_Key = tuple[int, int]
+"""An entry of the prompt cache: a text, and how many of its tokens."""
+
+
 class _StoredBatch:
     """A stored cache: the batch it is a slice of, or its own row once it was evaluated."""
 
@@ -55,8 +59,12 @@ class _Row:
         self.prefix, self.done, self.generated = request.prompt_tokens - 1, 0, 0
         self.is_decoding = self.is_stored = False
         self.hit: _StoredBatch | None = None
-        self.replaced: tuple[int | None, str] | None = None
+        self.replaced: _Key | None = None
         """The entry of which its own is a continuation."""
+        self.text = -1 - number if request.text is None else request.text
+        self.begun: _Key = self.text, self.prefix
+        self.whole: _Key = self.text, request.prompt_tokens + request.max_tokens
+        """The entries of its prompt, and of that with its reply."""
 
     @property
     def tokens(self) -> int:
@@ -97,7 +105,7 @@ class BatchSchedule:
         # Rows that leave or join are copied by the next call: until then these are in memory.
         self._decode_parts: tuple[BatchBuffer, ...] = ()
         self._has_joined = False
-        self._stored: dict[tuple[int | None, str], _StoredBatch] = {}
+        self._stored: dict[_Key, _StoredBatch] = {}
         self._last_prefix: BatchBuffer | None = None  # a variable of the server's loop
         self._finished: list[tuple[_Row, BatchBuffer]] = []
         self._responses: tuple[
@@ -109,6 +117,8 @@ class BatchSchedule:
         self._evaluated: list[tuple[_StoredBatch, BatchBuffer]] = []
         self.waited = 0
         """Requests that found no room when they arrived."""
+        self.hits = 0
+        """Requests that began with a stored cache."""
 
     def moments(self) -> Iterator[ScheduleMoment]:
         """Yield the moments in which the most can be in memory, until every request has ended."""
@@ -174,12 +184,19 @@ class BatchSchedule:
 
     def _look_up(self, row: _Row) -> None:
         """Find the stored cache that a request begins with (LRUPromptCache)."""
-        for kind in ("whole", "prefix"):
-            key = (row.request.continues, kind)
-            if row.hit is None and key in self._stored:
-                row.hit = self._stored[key]
-                row.done = min(row.prefix, row.request.cached_tokens, row.hit.tokens)
-                row.replaced = key if row.done >= row.hit.tokens else None
+        most, longest = row.prefix, max(row.prefix, self._longest_trimmed)
+        if row.request.continues is None:
+            # The longest beginning of the prompt, or what can be trimmed to one.
+            keys = [key for key in self._stored if key[0] == row.text and key[1] <= longest]
+        else:
+            before = self._rows[row.request.continues]
+            keys = [key for key in (before.whole, before.begun) if key in self._stored]
+            most = row.request.cached_tokens
+        if keys:
+            self.hits += 1
+            row.hit = self._stored[max(keys)]
+            row.done = min(row.prefix, most, row.hit.tokens)
+            row.replaced = max(keys) if row.done >= row.hit.tokens else None
 
     def _decode(self) -> Iterator[ScheduleMoment]:
         """Generate until something else happens: a call, or all calls until a request ends."""
@@ -307,20 +324,23 @@ class BatchSchedule:
                 row.is_stored = True
                 buffer = self._prompt_buffer or self._merged([row])
                 self._last_prefix = buffer
-                self._insert(row, "prefix", buffer)
+                self._insert(row, buffer)
         for row, ended in self._finished:
-            self._insert(row, "whole", ended)
+            self._insert(row, ended)
         self._responses = tuple(buffer for _, buffer in self._finished)
         self._arrivals.end(self._call, len(self._finished))
         self._finished = []
 
-    def _insert(self, row: _Row, kind: str, buffer: BatchBuffer) -> None:
-        self._stored[row.number, kind] = _StoredBatch(buffer, row.tokens)
-        if row.tokens <= self._longest_trimmed:
-            if kind == "whole":
-                self._stored.pop((row.number, "prefix"), None)
-            if row.replaced:
-                self._stored.pop(row.replaced, None)
+    def _insert(self, row: _Row, buffer: BatchBuffer) -> None:
+        """Store an entry as the newest, which replaces an equal one and all that it begins with."""
+        text, tokens = key = row.text, row.tokens
+        old = {key}
+        if tokens <= self._longest_trimmed:
+            old |= {each for each in self._stored if each[0] == text and each[1] < tokens}
+            old |= {row.replaced} if row.replaced else set()
+        for each in old:
+            self._stored.pop(each, None)
+        self._stored[key] = _StoredBatch(buffer, tokens)
         if len(self._stored) > self._settings.prompt_cache_size:
             del self._stored[next(iter(self._stored))]
 

@@ -69,10 +69,10 @@ def planned_calls(
     >>> [call[:] for call in planned_calls(Workload(prompt_tokens=513, prefill_step=128))][1:-1]
     [('growing_chunk', 128, 256), ('last_chunk', 128, 384)]
     """
-    prompt, step = workload.prompt_tokens, workload.prefill_step
+    prompt, step, cached = workload.prompt_tokens, workload.prefill_step, workload.cached_tokens
     end = workload.total_tokens - 1
     samples_alone = not versions.has("logits_of_last_chunk")
-    chunked = prompt - samples_alone
+    chunked = prompt - cached - samples_alone
     calls: dict[int, tuple[CallPhase, int]] = {}
     if workload.max_tokens:
         growing = end - end % STEP
@@ -82,15 +82,17 @@ def planned_calls(
     if samples_alone:
         calls[prompt - 1] = ("last_token", 1)
     if chunked:
-        last = (chunked - 1) // step * step
-        calls[last] = ("last_chunk" if samples_alone else "last_tokens", chunked - last)
-        if last > step and chunked - last < step:
+        whole = (chunked - 1) // step * step
+        last, rest = cached + whole, chunked - whole
+        calls[last] = ("last_chunk" if samples_alone else "last_tokens", rest)
+        if whole > step and rest < step:
             calls[last - step] = ("full_chunk", step)
-        if last or samples_alone:
-            calls[0] = ("first_chunk", min(step, chunked))
+        if whole or samples_alone:
+            calls[cached] = ("first_chunk", min(step, chunked))
         # Chunks that are not a multiple of 256 do not all make a buffer grow.
         if chunked >= step:
-            calls.setdefault(last_growing_chunk(step, chunked), ("growing_chunk", step))
+            growing = last_growing_chunk(step, cached + chunked, cached)
+            calls.setdefault(growing, ("growing_chunk", step))
     converting = _converting(workload)
     if converting is not None:
         chunk = min(step, max(1, prompt - 1 - converting))
@@ -157,14 +159,15 @@ def planned_chunks(
 
     The chunk before that one, after which the caches are quantised, is the trace's `converting`.
     """
-    step, end = workload.prefill_step, workload.prompt_tokens - 1
+    step, cached, end = workload.prefill_step, workload.cached_tokens, workload.prompt_tokens - 1
     chunks = {
         call.position: call
         for call in planned_calls(workload, versions)
         if call.position < end and call.phase != "converting"
     }
-    if workload.kv_bits is not None and end >= step:
-        reading = min(end // step - 1, ceil_div(workload.quantized_kv_start, step)) * step
+    if workload.kv_bits is not None and end - cached >= step:
+        plain = max(0, workload.quantized_kv_start - cached)
+        reading = cached + min((end - cached) // step - 1, ceil_div(plain, step)) * step
         chunks.setdefault(reading, PlannedCall("full_chunk", step, reading))
     return tuple(chunks[position] for position in sorted(chunks))
 
@@ -185,10 +188,12 @@ def _converting(workload: Workload) -> int | None:
     """Return where the call begins after which mlx-lm quantises the caches."""
     if workload.kv_bits is None or workload.quantized_kv_start > workload.total_tokens:
         return None
-    start = max(1, workload.quantized_kv_start)
+    start, cached = max(1, workload.quantized_kv_start), workload.cached_tokens
+    if start <= cached:
+        return None  # they are stored as they were quantised
     if start >= workload.prompt_tokens:
         return start - 1
-    return (start - 1) // workload.prefill_step * workload.prefill_step
+    return cached + (start - 1 - cached) // workload.prefill_step * workload.prefill_step
 
 
 def merges_caches(model: Model) -> bool:

@@ -28,6 +28,10 @@ PAGE = 16384
 _CUDA_SMALLEST = 8
 
 
+KEPT_BYTES: dict[Backend, int | None] = {"cpu": 32 << 20, "metal": None, "cuda": None}
+"""The most bytes of freed buffers that an allocator keeps for reuse; None: all, in effect."""
+
+
 def allocated(nbytes: int, backend: Backend = "metal") -> int:
     """Return the bytes one allocation takes.
 

@@ -21,11 +21,23 @@ from memfit.estimators.base.workload import Workload
 def capacity_at(buffer: KVBuffer, workload: Workload, position: int) -> int:
     """Return the tokens there is room for once ``position`` tokens of a run have passed.
 
-    All of the prompt but its last token comes in chunks, every later token alone.
+    All of the prompt but its last token comes in chunks, every later token alone. Cached tokens are
+    there before the first.
     """
     prefilled = min(position, workload.prompt_tokens - 1)
-    capacity = _after_chunks(buffer, workload.prefill_step, prefilled)
+    capacity = _after_chunks(buffer, workload.prefill_step, prefilled, workload.cached_tokens)
     return grown_singly(buffer, capacity, prefilled, position - prefilled)
+
+
+def stored_tokens(buffer: KVBuffer, workload: Workload) -> int:
+    """Return the most tokens that a stored cache of the cached ones has room for.
+
+    Source: mlx-lm cache.py, BatchKVCache.extract and BatchRotatingKVCache.extract: all tokens, and
+    of a window what the last chunk left, or fewer once a reply was generated.
+    """
+    if buffer.growth is Growth.ROTATING and buffer.limit is not None:
+        return min(workload.cached_tokens, buffer.limit - 1 + workload.prefill_step)
+    return buffer.held_tokens(workload.cached_tokens)
 
 
 def grown(buffer: KVBuffer, capacity: int, position: int, chunk: int) -> int:
@@ -78,36 +90,40 @@ def _stepped(capacity: int, position: int, chunk: int) -> int:
     return kept + round_up(chunk, STEP)
 
 
-def _after_chunks(buffer: KVBuffer, step: int, tokens: int) -> int:
-    """Return the capacity after ``tokens`` in chunks of ``step``, the last of what is left."""
-    if step == 1 or not tokens:
-        return grown_singly(buffer, 0, 0, tokens)
-    chunk = (tokens - 1) % step + 1
+def _after_chunks(buffer: KVBuffer, step: int, tokens: int, cached: int) -> int:
+    """Return the capacity after ``tokens``: the cached ones, and chunks of ``step``."""
+    restored = buffer.held_tokens(cached)
+    if step == 1 or tokens <= cached:
+        return grown_singly(buffer, restored, cached, max(0, tokens - cached))
+    chunk = (tokens - cached - 1) % step + 1
     start, limit = tokens - chunk, buffer.limit
     if limit is None or (buffer.growth is Growth.CHUNKED and start <= limit):
-        before = _after_whole_chunks(step, start)
+        before = _whole_chunks(step, start, cached)[0]
+    elif start == cached:
+        before = restored
     else:
         before = min(start, limit - 1 + step)
     return grown(buffer, before, start, chunk)
 
 
-def last_growing_chunk(step: int, tokens: int) -> int:
-    """Return where the last of the whole chunks of ``tokens`` begins that makes a KVCache grow.
+def last_growing_chunk(step: int, tokens: int, cached: int = 0) -> int:
+    """Return where the last whole chunk begins that makes a KVCache grow.
+
+    It holds ``cached`` tokens before the chunks, and ``tokens`` after them.
 
     >>> last_growing_chunk(2048, 4096), last_growing_chunk(128, 4096), last_growing_chunk(128, 4224)
     (2048, 3840, 4096)
     """
-    return _whole_chunks(step, round_down(tokens, step))[1]
+    return _whole_chunks(step, cached + round_down(tokens - cached, step), cached)[1]
 
 
-def _after_whole_chunks(step: int, tokens: int) -> int:
-    """Return the capacity of a KVCache after ``tokens``, a multiple of ``step``."""
-    return _whole_chunks(step, tokens)[0]
+def _whole_chunks(step: int, tokens: int, cached: int) -> tuple[int, int]:
+    """Return a KVCache's capacity after whole chunks, and where the last began that grew it.
 
-
-def _whole_chunks(step: int, tokens: int) -> tuple[int, int]:
-    """Return a KVCache's capacity after whole chunks, and where the last began that grew it."""
-    capacity = done = grew = 0
+    ``cached`` tokens fill it before them: a stored cache has no unused room (mlx-lm cache.py, the
+    state of a KVCache, and BatchKVCache.merge).
+    """
+    capacity = done = grew = cached
     seen: dict[tuple[int, int], int] = {}
     while done < tokens:
         # The rule sees the position modulo STEP and the free rows: equal ones repeat as a cycle.
@@ -194,7 +210,7 @@ def prefilled_kv_cache(model: Model, workload: Workload) -> KVCache:
 
 
 def _cache_at(model: Model, workload: Workload, tokens: int) -> KVCache:
-    """Return the cache once ``tokens`` of the run have passed."""
+    """Return the cache once ``tokens`` of the run have passed, and what is stored beside it."""
     total = held = per_token = allocated_tokens = held_tokens = 0
     for buffer, layers in buffer_counts(model, workload.max_kv_size).items():
         token_bytes = layers * buffer_token_bytes(model, buffer, workload, tokens)
@@ -202,6 +218,10 @@ def _cache_at(model: Model, workload: Workload, tokens: int) -> KVCache:
         needed = buffer.held_tokens(tokens)
         total += token_bytes * allocated * workload.batch
         held += token_bytes * needed * workload.batch
+        if workload.cached_tokens:
+            stored = buffer_token_bytes(model, buffer, workload, workload.cached_tokens)
+            stored *= layers * workload.batch * stored_tokens(buffer, workload)
+            total, held = total + stored, held + stored
         per_token += ceil_div(token_bytes, buffer.row_tokens)
         allocated_tokens = max(allocated_tokens, allocated * buffer.row_tokens)
         held_tokens = max(held_tokens, needed * buffer.row_tokens)

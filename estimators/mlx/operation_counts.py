@@ -37,6 +37,7 @@ TWO_PASS_ATTENTION = OperationCount(
 SCORES = OperationCount(1, 2, "mlx/fast.cpp: keys expanded and transposed")
 CAUSAL_MASK = OperationCount(3, 2, "mlx/fast.cpp: two ranges, expanded and compared")
 MASKED_SCORES = OperationCount(1, 2, "mlx/fast.cpp: where(), mask and lowest number broadcast")
+FILLED_MASK = OperationCount(1, 1, "mlx/fast.cpp: full_like() of a boolean mask, for CUDA")
 SCORES_WITH_SINKS = OperationCount(2, 3, "mlx/fast.cpp: sinks expanded, broadcast, concatenated")
 WEIGHTED_VALUES = OperationCount(1, 1, "mlx/fast.cpp: values expanded")
 JOINED_HEADS = OperationCount(

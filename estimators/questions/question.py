@@ -125,6 +125,14 @@ def _video(value: Any) -> VideoSize:
 
 
 TokenCount = Annotated[int | None, number_or_text(parse_count)]
+OWN_CONTEXTS = ("model", "auto")
+"""A context that follows from the model: all of it, or what the runtime takes where none is set."""
+
+
+def _context(value: Any) -> int | str:
+    if isinstance(value, str) and value.strip().lower() in OWN_CONTEXTS:
+        return value.strip().lower()
+    return number_or_text(parse_count)(value)
 
 
 class WorkloadQuestion(Question, frozen=True, kw_only=True):
@@ -134,8 +142,9 @@ class WorkloadQuestion(Question, frozen=True, kw_only=True):
         InputError: when a count is out of range, or settings exclude each other.
     """
 
-    context: TokenCount = None
-    """The prompt with no generation, in place of ``prompt_tokens`` and ``max_tokens``."""
+    context: Annotated[int | str | None, _context] = None
+    """The prompt with no generation, in place of ``prompt_tokens`` and ``max_tokens``; ``model`` is
+    the longest of the model, ``auto`` what the runtime takes where none is set."""
     prompt_tokens: TokenCount = None
     max_tokens: TokenCount = None
     batch: Annotated[int, integer] = 1
@@ -147,6 +156,7 @@ class WorkloadQuestion(Question, frozen=True, kw_only=True):
     kv_group_size: Integer = None
     quantized_kv_start: Integer = None
     max_kv_size: Integer = None
+    cached_tokens: TokenCount = None
     image: Annotated[tuple[ImageSize, ...], each(_image)] = ()
     video: Annotated[tuple[VideoSize, ...], each(_video)] = ()
 
@@ -160,7 +170,8 @@ class WorkloadQuestion(Question, frozen=True, kw_only=True):
         return cls(**{**values, "kv_bits": workload.kv_bits or 0})
 
     def __post_init__(self) -> None:
-        self.under(None)  # for its errors
+        known = self.of_context(DEFAULT_CONTEXT) if self.has_own_context else self
+        known.under(None)  # for its errors
 
     def under(self, runtime: Runtime | None) -> Workload:
         """Return the workload, with a runtime's own defaults where nothing was given.
@@ -183,6 +194,7 @@ class WorkloadQuestion(Question, frozen=True, kw_only=True):
             prefill_batch=self.prefill_batch,
             decode_batch=self.decode_batch,
             max_kv_size=self.max_kv_size,
+            cached_tokens=self.cached_tokens or 0,
             images=Images(self.image, self.video) if self.has_images else UNSET,
             **settings,
         )
@@ -208,8 +220,19 @@ class WorkloadQuestion(Question, frozen=True, kw_only=True):
             raise InputError(
                 f"{setting('context')} excludes {prompt} and {generated}: use those two"
             )
+        if isinstance(self.context, str):
+            raise InputError(f"{setting('context')} {self.context}: give a number of tokens here")
         whole = DEFAULT_CONTEXT if self.context is None else self.context
         return (whole if self.prompt_tokens is None else self.prompt_tokens), self.max_tokens or 0
+
+    @property
+    def has_own_context(self) -> bool:
+        """Whether the context follows from the model."""
+        return isinstance(self.context, str)
+
+    def of_context(self, tokens: int) -> "WorkloadQuestion":
+        """Return the same with a number of tokens as the context."""
+        return replace(self, context=tokens)
 
     @property
     def has_images(self) -> bool:

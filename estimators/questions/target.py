@@ -17,7 +17,13 @@ from memfit.estimators.base.ranks import MAX_RANKS, Parallel
 from memfit.estimators.base.reading.section import memory_value, number_or_text, one_of
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import parse_share, parse_size
-from memfit.estimators.machine.device import DEFAULT_REGIME, Device, OsRegime, as_it_is_now
+from memfit.estimators.machine.device import (
+    DEFAULT_REGIME,
+    Device,
+    OsRegime,
+    as_it_is_now,
+    with_reserve,
+)
 from memfit.estimators.mlx.versions import Version, parse_version
 from memfit.estimators.questions.question import (
     Integer,
@@ -135,10 +141,13 @@ class ModelQuestion(Question, frozen=True, kw_only=True):
 
 # Kept free above the peak unless another margin is given: for what a system allocates meanwhile.
 MARGIN_BYTES = 64_000_000
-_OWN = (
-    "gpu_memory_utilization capacity cache_type cache_type_k cache_type_v flash_attn gpu_layers"
-    " n_cpu_moe batch_size kv_unified swa_full all_logits host_memory host_bandwidth kv_cache_dtype"
-).split()
+OWN_SETTINGS = tuple(
+    (
+        "gpu_memory_utilization capacity cache_type cache_type_k cache_type_v flash_attn gpu_layers"
+        " n_cpu_moe batch_size kv_unified swa_full all_logits host_memory host_bandwidth"
+        " kv_cache_dtype max_requests mtp_tokens"
+    ).split()
+)
 """Settings that one runtime has, which reads them itself."""
 
 
@@ -181,6 +190,8 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
     host_memory: OwnSetting = None
     host_bandwidth: OwnSetting = None
     kv_cache_dtype: Text = None
+    max_requests: Integer = None
+    mtp_tokens: Integer = None
 
     @property
     def names_versions(self) -> bool:
@@ -200,7 +211,9 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
             InputError: as `named_runtime`, or for a setting that is wrong or not the runtime's.
         """
         runtime = self.versioned(named_runtime(self.runtime or DEFAULT_RUNTIME))
-        return self.with_settings(runtime, _OWN if self.runtime is not None else _OWN[:2])
+        return self.with_settings(
+            runtime, OWN_SETTINGS if self.runtime is not None else OWN_SETTINGS[:2]
+        )
 
     def versioned(self, runtime: Runtime, *, strict: bool = True) -> Runtime:
         """Return a runtime on the given versions, else on those installed on a Mac.
@@ -216,7 +229,7 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
             )
         return as_installed(runtime) if sys.platform == "darwin" else runtime
 
-    def with_settings(self, runtime: Runtime, names: Iterable[str] = _OWN) -> Runtime:
+    def with_settings(self, runtime: Runtime, names: Iterable[str] = OWN_SETTINGS) -> Runtime:
         """Return a runtime with the settings of its own that were given.
 
         Raises:
@@ -284,11 +297,15 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
     """Bytes."""
     working_set: Annotated[int | None, number_or_text(parse_size)] = None
     """Bytes."""
+    reserve: Annotated[int | None, number_or_text(parse_size)] = None
+    """Bytes of the memory that the system and other programs need; None: the working set leaves
+    enough."""
     os_regime: Annotated[OsRegime, _regime] = DEFAULT_REGIME
     ranks: Integer = None
     parallel: Annotated[Parallel | None, one_of(("tensor", "pipeline"))] = None
     split: Annotated[tuple[int, ...] | None, _layers] = None
     hosts: PathSetting = None
+    gpu_cores: Integer = None
 
     @property
     def is_named(self) -> bool:
@@ -301,6 +318,16 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
         Raises:
             InputError: when the machine is unknown, or more than one is named.
         """
+        device = self._machine()
+        if self.gpu_cores is None:
+            return device
+        from memfit.estimators.machine.devices import with_gpu_cores
+
+        if device is None:
+            raise InputError(f"{setting('gpu_cores')} needs {setting('device')}")
+        return with_gpu_cores(device, self.gpu_cores)
+
+    def _machine(self) -> Device | None:
         from memfit.estimators.machine.devices import working_set_device
 
         self._require_one_name()
@@ -310,13 +337,15 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
         if self.memory:
             return self._with_memory(self.memory[0])
         if self.working_set is not None:
+            if self.reserve is not None:
+                raise InputError(f"{setting('reserve')} is of a machine's memory: give that")
             return working_set_device(self.working_set)
         if self.device:
             return self.named(self.device[0])
         from memfit.estimators.machine.host import detect_host
 
         host = detect_host()
-        return host if host and host.backend != "cpu" else None
+        return self._shared(host) if host and host.backend != "cpu" else None
 
     def first_machine(self) -> Device | None:
         """Return the machine, of several ranks that of the first.
@@ -363,7 +392,7 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
         from memfit.estimators.machine.devices import find_device
 
         if name != "host":
-            return find_device(name, os_regime=self.os_regime)
+            return self._shared(find_device(name, os_regime=self.os_regime))
         from memfit.estimators.machine.host import detect_host
 
         host = detect_host()
@@ -371,7 +400,10 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
             raise InputError(
                 "host: this machine's memory could not be read; name a device or a memory size"
             )
-        return as_it_is_now(host)
+        return self._shared(as_it_is_now(host))
+
+    def _shared(self, device: Device) -> Device:
+        return device if self.reserve is None else with_reserve(device, self.reserve)
 
     def _require_one_name(self) -> None:
         if bool(self.device) + bool(self.memory) + (self.working_set is not None) > 1:
@@ -381,7 +413,7 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
     def _with_memory(self, memory_bytes: int) -> Device:
         from memfit.estimators.machine.devices import memory_device
 
-        return memory_device(memory_bytes, os_regime=self.os_regime)
+        return self._shared(memory_device(memory_bytes, os_regime=self.os_regime))
 
     def _of_hosts(self, path: Path) -> tuple[Device | None, ...]:
         from memfit.estimators.machine.hosts import read_hosts

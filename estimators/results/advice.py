@@ -1,11 +1,11 @@
 """What to do about an estimate as data: actions, settings, and what needs how much where."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from memfit.estimators.base.images import ImageSize
-from memfit.estimators.base.units import Bytes, Count, Positive, Tokens
+from memfit.estimators.base.units import Bytes, Count, Number, Positive, Tokens
 from memfit.estimators.base.workload import ServerSettings
 from memfit.estimators.results.terms import Cost, Method, Settings, State, Verdict
 
@@ -104,6 +104,62 @@ class ServerRun(Struct, frozen=True, kw_only=True):
     """The bound of that prompt."""
 
 
+class ConversionMemory(Struct, frozen=True, kw_only=True):
+    """What mlx_lm.convert takes, before a run of what it writes."""
+
+    source_bytes: Bytes
+    """Of the weight files that it reads."""
+    is_local: bool
+    """Whether they are there; otherwise they are downloaded first."""
+    output_bytes: Bytes
+    """Of the weights that it writes; the source stays on the disk beside them."""
+    shards: Positive
+    """Files that it writes, one after another."""
+    largest_shard_bytes: Bytes
+    """Of the largest of them, all of which is in memory before it is written."""
+    largest_array_bytes: Bytes
+    """Of the largest array that is read or cast."""
+    least_peak_bytes: Bytes
+    """The least over the orders in which a shard may be evaluated, that of a C++ hash map."""
+    peak_bytes: Bytes
+    """The most over these orders: the largest shard, and what is read ahead."""
+    verdict: Verdict
+    """Of that peak with the margin."""
+
+
+class Alternative(Struct, frozen=True, kw_only=True):
+    """A sample that fits the machine of a model that does not."""
+
+    name: str
+    """What opens it."""
+    weights: str
+    """What the weights are: their bits, or as they are."""
+    weight_bits: Positive | None
+    """What mlx_lm.convert has to make of the weights; None: they stay as they are."""
+    prefill_step: Positive
+    verdict: Verdict
+    needed_bytes: Bytes
+    """The peak with the margin."""
+    context_tokens: Tokens
+    """The longest prompt that fits comfortably; 0 when none does."""
+
+
+class FirstToken(Struct, frozen=True, kw_only=True):
+    """How long a prompt takes before its first token."""
+
+    prompt_tokens: Positive
+    seconds: Number
+    """With the most GPU cores that the machine is sold with."""
+    range_seconds: Annotated[tuple[Number, ...], Meta(min_length=2, max_length=2)]
+    """The least and the most to expect, with the fewest cores too."""
+    turn_range_seconds: (
+        Annotated[tuple[Number, ...], Meta(min_length=2, max_length=2)] | UnsetType
+    ) = UNSET
+    """With the reply, where the request has one and its speed can be expected."""
+    at_usual_step_seconds: Number | UnsetType = UNSET
+    """With the runtime's own prefill step, where that is more than 5 % faster."""
+
+
 class Action(Struct, frozen=True, kw_only=True):
     """Settings that make the request fit, or allow a longer prompt."""
 
@@ -112,7 +168,8 @@ class Action(Struct, frozen=True, kw_only=True):
     """Those to change, by the names of `Recommendation` or of llama.cpp's division; empty when
     nothing has to change."""
     commands: tuple[str, ...]
-    """To paste into a shell; empty for a runtime without a command."""
+    """To paste into a shell; empty for a runtime without a command, and where the machine is too
+    small for the conversion."""
     cost: Cost
     verdict: Verdict
     """Of the request, or of the longer prompt, with these settings."""
@@ -131,6 +188,10 @@ class Action(Struct, frozen=True, kw_only=True):
     """The least memory of a host on which that fits."""
     runtime: str | UnsetType = UNSET
     """The runtime to take instead, with its own prefill step."""
+    conversion: ConversionMemory | UnsetType = UNSET
+    """What converting the weights takes, where they are converted by mlx_lm.convert."""
+    first_token: FirstToken | UnsetType = UNSET
+    """Of the request, or of the longer prompt, with these settings."""
 
 
 class PartialExperts(Struct, frozen=True, kw_only=True):
@@ -158,7 +219,9 @@ class Recommended(Struct, frozen=True, kw_only=True):
     """What to set on this machine for the best action; None where there is nothing to set."""
 
     context_tokens: Tokens | None
-    """The longest prompt that its last command runs."""
+    """The longest prompt that its last command runs, by its bytes."""
+    context_verdict: Verdict = "fits"
+    """Of that prompt: tight where something else than its bytes may end it."""
     wired_limit_bytes: Bytes | None
     """MLX's wired limit that keeps all of that prompt resident, at most what MLX accepts."""
     expert_capacity: Count | None
@@ -194,6 +257,8 @@ class GridRow(Struct, frozen=True, kw_only=True):
     flags that are printed."""
     context_step: Positive
     """The prefill step of that prompt."""
+    context_verdict: Verdict = "fits"
+    """Of that prompt: tight where something else than its bytes may end it."""
 
 
 class LeftOut(Struct, frozen=True):

@@ -79,6 +79,8 @@ class Compared(Struct, frozen=True, kw_only=True):
     needed_bytes: Bytes | None = None
     """The peak with the margin, which the verdict is about."""
     verdict: Verdict | None = None
+    longest_verdict: Verdict | None = None
+    """Of the longest context: tight where something else than its bytes may end it."""
     exceeded: tuple[LimitName, ...] = ()
     assumptions: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()

@@ -2,11 +2,12 @@
 
 from msgspec import UNSET, Struct, UnsetType
 
-from memfit.estimators.base.units import Bytes, Count, Tokens
+from memfit.estimators.base.units import Bytes, Count, Number, Positive, Tokens
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.advice import ImageAdvice
 from memfit.estimators.results.estimate import (
     DeviceSummary,
+    Limit,
     ModelSummary,
     Note,
     RuntimeSummary,
@@ -111,6 +112,25 @@ class TrafficPlan(Struct, frozen=True):
     """How many requests of the mean length fit at once."""
 
 
+class StepSchedule(Struct, frozen=True, kw_only=True):
+    """Prefill steps that fall with the position, for a program that sets the step of each chunk."""
+
+    steps: tuple[tuple[Positive, Positive], ...]
+    """Tokens up to which a step is taken, and the step: ``[[32768, 2048], [40960, 1024]]``."""
+    context_tokens: Positive
+    """The longest prompt that fits so; the last of ``steps`` ends there."""
+    context_with_first_step: Positive
+    """That of the first step alone."""
+    needed_bytes: Bytes
+    """The peak with the margin: an upper bound where the model has windows."""
+    chunks: Positive
+    chunks_with_last_step: Positive
+    """With the last step alone, which runs a prompt as long."""
+    seconds: Number | None
+    """To the first token; None where the chip is not known."""
+    seconds_with_last_step: Number | None
+
+
 class ContextPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-context/1"):
     """The answer of ``memfit plan context``; what depends on a device is None without one."""
 
@@ -133,9 +153,15 @@ class ContextPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-context/1"
     """Nine tenths of the working set, or what the runtime takes of the memory in any case."""
     fit: ContextFit | None
     verdict: Verdict
+    limits: tuple[Limit, ...]
+    """What else may end the workload, with its figure."""
+    longest_verdict: Verdict
+    """Of the longest context: tight where something else than its bytes may end it."""
     matrix: tuple[MatrixCell, ...]
     largest_batch: Count | None
     """The most requests as long as the workload's prompt that fit at once."""
+    schedule: StepSchedule | None
+    """None where one step runs as long a prompt, or no program of mlx-lm runs it."""
     traffic: TrafficPlan | None
     assumptions: tuple[str, ...]
     notes: tuple[Note, ...]

@@ -18,12 +18,15 @@ from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import Backend, DeviceSource
 from memfit.estimators.results.advice import (
     Action,
+    Alternative,
+    FirstToken,
     Grid,
     ImageAdvice,
     PartialExperts,
     Recommendation,
     Recommended,
 )
+from memfit.estimators.results.program_line import ProgramLine
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import (
     Basis,
@@ -180,7 +183,7 @@ class DeviceSummary(Struct, frozen=True):
     budget: str = "working set"
     """What ``working_set_bytes`` is: of ``--device host`` it can be the memory that is free now."""
     by_macos: tuple[MacosWorkingSet, ...] | UnsetType = UNSET
-    """Of a Mac that is only named: the working set under each macOS, where they differ."""
+    """Of a Mac that is only named: the working set under each macOS that it runs."""
 
 
 WeightDoubt = Literal[
@@ -206,13 +209,15 @@ class Note(Struct, frozen=True):
 class Limit(Struct, frozen=True, kw_only=True):
     """What ends a run besides the bytes of all its buffers together."""
 
-    name: Annotated[str, one_of("largest_buffer", "gpu_watchdog", "buffer_count")]
+    name: Annotated[str, one_of("largest_buffer", "held_memory", "gpu_watchdog", "buffer_count")]
     unit: Annotated[str, one_of("bytes", "tokens")]
     figure: Count
     """Of the workload, in ``unit``."""
     limit: Count
     """The largest figure that is known to pass."""
     verdict: Verdict
+    """Of the figure: fits up to the limit, and ``beyond`` above it."""
+    beyond: Verdict
     """Above the limit: exceeds where the run ends, tight where it may, unknown where that depends
     on the program, or on what is not known of the machine."""
     reason: str
@@ -368,6 +373,8 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     peak_phase: Phase
     needed_bytes: Bytes
     """The peak with the margin."""
+    held_bytes: Bytes | UnsetType = UNSET
+    """The most that MLX holds: in use, or freed and kept for reuse, where that is known."""
     verdict: Verdict
     exceeded: tuple[LimitName, ...]
     recommendation: Recommendation
@@ -387,6 +394,8 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     or where those are not all there, of the weights that the config describes."""
     decode_speed: DecodeSpeed | None = None
     """None where the chip of the device or the layers of the model are not known."""
+    first_tokens: tuple[FirstToken, ...] | UnsetType = UNSET
+    """Seconds to the first token: of the workload, and of other prompts in its place."""
     ranks: RankPlan | UnsetType = UNSET
     """Over several ranks: each of them. The other figures are of the one with the least room."""
     pool: MemoryPool | UnsetType = UNSET
@@ -407,11 +416,16 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     """Given where the curve is not by the method of the estimate."""
     explanation: tuple[str, ...] | UnsetType = UNSET
     """Every formula with its numbers, where it was requested."""
+    program: ProgramLine | UnsetType = UNSET
+    """The command line of another program that it answers for, where one was given."""
 
     @property
     def fits(self) -> bool:
         """Whether it fits, if only just; False where no machine is known."""
         return self.verdict in ("fits", "tight")
+
+    alternatives: tuple[Alternative, ...] | UnsetType = UNSET
+    """Where no settings fit this Mac: other weights of the model that do, then other models."""
 
     @property
     def best(self) -> Action | None:

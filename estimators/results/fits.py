@@ -5,7 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from memfit.estimators.base.units import Bytes, Count, Positive, Tokens
-from memfit.estimators.results.advice import ImageAdvice
+from memfit.estimators.results.advice import FirstToken, ImageAdvice
 from memfit.estimators.results.comparison import Unavailable
 from memfit.estimators.results.estimate import (
     DecodeSpeed,
@@ -17,7 +17,9 @@ from memfit.estimators.results.estimate import (
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import LimitName, Verdict
 
-Store = Literal["sample", "hub", "lm-studio", "ollama", "folder"]
+Store = Literal["sample", "index", "hub", "lm-studio", "ollama", "folder"]
+Sort = Literal["size", "context", "speed"]
+Use = Literal["chat", "agents", "images"]
 
 
 class Fit(Struct, frozen=True, kw_only=True):
@@ -44,13 +46,20 @@ class Fit(Struct, frozen=True, kw_only=True):
     weights_bytes: Bytes
     """Of the weights in memory."""
     context_tokens: Tokens
-    """The longest prompt that fits with these weights; 0 when none does."""
+    """The longest prompt that fits with these weights; 0 when none does.
+
+    Weights of more bits are taken only where they leave room for the same prompt.
+    """
     context_step: Positive
     """The largest prefill step it fits with."""
+    context_verdict: Verdict
+    """Of that prompt: tight where something else than its bytes may end it."""
     images: ImageAdvice | None = None
     """How large images may be, and how many fit, with these weights and this prefill step."""
     decode_speed: DecodeSpeed | None
     """None: the memory bandwidth of the machine is not known."""
+    first_token: FirstToken | None = None
+    """Of the prompt; None: the chip is not known, or what it computes is not described."""
     smallest_memory_bytes: Bytes | None
     """Of the smallest Mac that fits, with the settings of this row; None: it fits this machine,
     no Mac is large enough, or the machine is no Mac."""
@@ -74,7 +83,11 @@ class Fits(Result, frozen=True, kw_only=True, tag="memfit.fits/1"):
     max_tokens: Tokens
     margin_bytes: Bytes
     fitting: Count
-    """How many models fit, tightly or not."""
+    """How many models of this list fit, tightly or not."""
+    left_out: Count = 0
+    """Models that are not in this list: fewer are asked for, or they were not looked at."""
+    least_context: Tokens = 0
+    """Models with room for less than this are not in this list."""
     models: tuple[Fit, ...]
     """What fits, then what fits tightly, the largest first; then the rest, by the smallest Mac."""
     not_sized: tuple[NotSized, ...]

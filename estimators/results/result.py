@@ -29,7 +29,7 @@ def both_units(value: Value) -> Value:
     >>> from memfit.estimators.base.units import open_size
     >>> text = both_units(f"it takes {open_size(2262535712)}")
     >>> text, in_units(text, Units.GIB)
-    ('it takes 2.263 GB', 'it takes 2.107 GiB')
+    ('it takes 2.3 GB', 'it takes 2.2 GiB')
     """
     result: Value = _mapped(value, _sized)
     return result

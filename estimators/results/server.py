@@ -2,12 +2,13 @@
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from memfit.estimators.base.images import Images
 from memfit.estimators.base.units import Bytes, Count, Tokens
 from memfit.estimators.base.workload import ServerSettings
-from memfit.estimators.results.estimate import DeviceSummary, Note, RuntimeSummary
+from memfit.estimators.results.estimate import DeviceSummary, Limit, Note, RuntimeSummary
+from memfit.estimators.results.program_line import ProgramLine
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import Verdict
 
@@ -73,7 +74,10 @@ class ServerPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-server/2"):
     idle_bytes: Bytes
     """What stays in memory when every request has ended: weights and the prompt cache."""
     verdict: Verdict
-    """``fits``: the bound fits; ``tight``: only the mixes do, or less than a tenth stays free."""
+    """``fits``: the bound fits; ``tight``: only the mixes do, less than a tenth stays free, or
+    something else than bytes may end a request."""
+    limits: tuple[Limit, ...]
+    """What else may end the longest request, with its figure."""
     waited: Count
     """Requests that found no room when they arrived."""
     fitting: ServerSettings | None
@@ -84,3 +88,5 @@ class ServerPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-server/2"):
     commands: tuple[str, ...]
     """What starts a server that fits: a conversion where one was asked for, then the server."""
     notes: tuple[Note, ...]
+    program: ProgramLine | UnsetType = UNSET
+    """The command line of a server that it answers for, where one was given."""

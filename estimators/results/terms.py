@@ -15,7 +15,7 @@ Phase = Literal["load", "vision", "prefill", "decode"]
 Level = Literal["info", "warning"]
 State = Literal["change", "keep", "impossible", "not_applicable"]
 Cost = Literal["none", "speed", "quality", "hardware"]
-Source = Literal["local", "hub", "config", "sample", "gguf"]
+Source = Literal["local", "hub", "config", "sample", "index", "gguf"]
 Method = Literal["formula", "recorded", "trace", "measure"]
 LimitName = Literal[
     "working_set",
@@ -58,6 +58,8 @@ class PeakMoment(Struct, frozen=True):
     """The most in use after that."""
     call_bytes: Mapping[CallPhase, int] = {}
     """The most in use during each call, where it is known by call."""
+    held_bytes: int | None = None
+    """The most that is in use and kept for reuse together; None where that is not known."""
     batch_bytes: int = 0
     """What a batch of work keeps in use, by trace: one more or less may be under way."""
 
@@ -70,6 +72,7 @@ class PeakMoment(Struct, frozen=True):
             prefill_bytes=None if prefill is None else prefill + more,
             decode_bytes=None if decode is None else decode + more,
             call_bytes={call: nbytes + more for call, nbytes in self.call_bytes.items()},
+            held_bytes=None if self.held_bytes is None else self.held_bytes + more,
         )
 
     @property
@@ -89,5 +92,6 @@ class PeakMoment(Struct, frozen=True):
             phase="load",
             nbytes=load_bytes,
             workspace_bytes=self.workspace_bytes + load_bytes - self.nbytes,
+            held_bytes=None if self.held_bytes is None else max(self.held_bytes, load_bytes),
             explanation=(line, *self.explanation),
         )

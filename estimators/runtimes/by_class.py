@@ -171,6 +171,7 @@ def moment_of(peak: "RunPeak[CallPhase]") -> PeakMoment:
         call_bytes={
             call.part: peak.weight_bytes + max(call.curve) for call in peak.calls if call.curve
         },
+        held_bytes=max(peak.held.values()),
         batch_bytes=peak.top.batch_bytes,
     )
 

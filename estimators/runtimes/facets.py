@@ -154,6 +154,18 @@ class Images:
     """Its figures are of prompts with images too."""
 
 
+class CachedPrompts:
+    """Its figures are of prompts too whose beginning is in a stored cache."""
+
+    def require_cached(self, workload: Workload) -> None:
+        """Check that they are of this workload.
+
+        Raises:
+            UnsupportedError: naming why they are not.
+        """
+        raise NotImplementedError
+
+
 class BoundByTrace:
     """Some models under it are run by their own class instead of by formula."""
 
@@ -228,6 +240,25 @@ class ContextLimit:
     def context_limit(self) -> int | None:
         """Return the tokens beyond which it fails, None without a limit."""
         raise NotImplementedError
+
+
+class ProgramContext:
+    """Its program takes a context by itself where none is set."""
+
+    def program_context(self, workload: Workload, *, fitted: bool) -> int:
+        """Return the tokens of each sequence of a workload that is as long as the model allows.
+
+        ``fitted``: with what the program changes to fit the device.
+        """
+        raise NotImplementedError
+
+    def program_workload(self, workload: Workload) -> Workload:
+        """Return a workload with what the program chooses by its length.
+
+        Raises:
+            UnsupportedError: when it does not run it.
+        """
+        return workload
 
 
 class OwnContext:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.ranks import Rank
-from memfit.estimators.base.units import open_size
+from memfit.estimators.base.units import open_limit, open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Backend, Device
@@ -202,7 +202,7 @@ class RuntimeModel(Struct, frozen=True):
         if device and budget.is_limit and needed > budget.of_device(device):
             what = "its cache" if budget.for_cache else "itself"
             text = (
-                f"{self.runtime.name} gives {what} {open_size(budget.of_device(device))},"
+                f"{self.runtime.name} gives {what} {open_limit(budget.of_device(device))},"
                 f" this workload needs {open_size(needed)}"
             )
             yield Note("warning", "runtime-budget", text)

@@ -13,6 +13,7 @@ from memfit.estimators.arch.registry import class_row
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.ranks import Parallel, Rank
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import CallPhase, ServerSettings, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -32,6 +33,7 @@ from memfit.estimators.results.terms import Basis, PeakMoment
 from memfit.estimators.runtimes.facets import (
     Batching,
     Cache,
+    CachedPrompts,
     Drafting,
     MlxLmPrograms,
     Sharding,
@@ -143,8 +145,8 @@ class MlxModel(MlxRuntimeModel, Views, Cache, frozen=True):
 
         There are no KV bits on a rotating cache.
         """
-        model = self.subject.model
-        return kv_cache(model, workload), state_bytes(model, workload.batch)
+        model, states = self.subject.model, state_bytes(self.subject.model, workload.batch)
+        return kv_cache(model, workload), states * (2 if workload.cached_tokens else 1)
 
     def _moment(self, workload: Workload, *, keeps_up: bool = False) -> PeakMoment:
         """Return the largest moment by formula; of a GPU that ``keeps_up``, of CUDA only."""
@@ -247,7 +249,7 @@ class MlxModel(MlxRuntimeModel, Views, Cache, frozen=True):
         yield from state_lines(self.subject.model, workload)
 
 
-class MlxLm(MlxModel, MlxLmPrograms, Batching, Sharding, Drafting, frozen=True):
+class MlxLm(MlxModel, MlxLmPrograms, Batching, CachedPrompts, Sharding, Drafting, frozen=True):
     """mlx-lm by formula, as its own programs run it."""
 
     defaults = MLX_LM
@@ -255,6 +257,8 @@ class MlxLm(MlxModel, MlxLmPrograms, Batching, Sharding, Drafting, frozen=True):
 
     def figures(self, workload: Workload) -> MemoryFigures:
         """Return what a workload takes; a batch is prefilled in groups."""
+        if workload.cached_tokens:
+            self.require_cached(workload)
         if not self.is_grouped(workload):
             return self.together(workload)
         from memfit.estimators.runtimes.batch_groups import grouped_figures
@@ -270,6 +274,18 @@ class MlxLm(MlxModel, MlxLmPrograms, Batching, Sharding, Drafting, frozen=True):
         is_larger = workload.batch > workload.prefill_batch
         return is_larger and workload.kv_bits is None and merges_caches(self.subject.model)
 
+    def require_cached(self, workload: Workload) -> None:
+        model = self.subject.model
+        if not isinstance(self.source, Formula):
+            reason = "traced and measured figures are of whole prompts"
+        elif not merges_caches(model):
+            reason = f"mlx-lm makes no stored cache of {model.model_type} as short as its tokens"
+        elif self.is_grouped(workload):
+            reason = "a batch that is prefilled in groups is of whole prompts"
+        else:
+            return
+        raise UnsupportedError(f"{reason}: leave out {setting('cached_tokens')}")
+
     def decoding_rows(self, workload: Workload) -> int:
         if not self.is_grouped(workload):
             return workload.batch
@@ -284,18 +300,16 @@ class MlxLm(MlxModel, MlxLmPrograms, Batching, Sharding, Drafting, frozen=True):
     def parallel(self, requested: Parallel | None) -> Parallel:
         """Return how mlx-lm's sharded_load runs the class."""
         if isinstance(self.source, Recorded):
-            from memfit.estimators.runtimes.recorded import by_trace
-
-            return by_trace(self).parallel(requested)
+            traced: MlxLm = self.source.workspace.by_trace(self)
+            return traced.parallel(requested)
         return chosen_parallel(self.subject.model.model_type, requested)
 
     def for_rank(self, rank: Rank) -> "MlxLm":
         """Return the part of one rank, by the rules of its class."""
         subject = self.subject
         if isinstance(self.source, Recorded):
-            from memfit.estimators.runtimes.recorded import by_trace
-
-            return by_trace(self).for_rank(rank)
+            traced: MlxLm = self.source.workspace.by_trace(self)
+            return traced.for_rank(rank)
         share = share_of(subject.model, rank)
         footprint = rank_footprint(subject.footprint, subject.model, share, rank)
         return replace(self, subject=replace(subject, model=share, footprint=footprint, rank=rank))
@@ -313,8 +327,8 @@ class MlxLm(MlxModel, MlxLmPrograms, Batching, Sharding, Drafting, frozen=True):
             return ()  # it splits the layers evenly
         if server:
             return (launched(server_command(model, workload, server), rank),)
-        if rank or workload.batch > 1:
-            return ()  # mlx_lm.generate runs one prompt on one rank
+        if rank or workload.batch > 1 or workload.cached_tokens:
+            return ()  # mlx_lm.generate runs one whole prompt on one rank
         return (generate_command(model, workload, STDIN),)
 
     def require_draft(self, draft: Subject) -> None:
@@ -371,6 +385,14 @@ class MlxLm(MlxModel, MlxLmPrograms, Batching, Sharding, Drafting, frozen=True):
 
     def _allocation(self) -> Iterator[str]:
         return iter(())
+
+    def _assumptions(self, workload: Workload) -> Iterator[str]:
+        yield from super()._assumptions(workload)
+        if workload.cached_tokens:
+            yield (
+                f"the first {workload.cached_tokens} tokens of the prompt are in a stored cache,"
+                " which stays beside the copy that the run makes of it"
+            )
 
     def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         yield from super()._notes(workload, figures)

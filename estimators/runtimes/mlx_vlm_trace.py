@@ -261,6 +261,7 @@ def moment_of(
         explanation=peak_lines(peak),
         prefill_bytes=prefill,
         decode_bytes=decode,
+        held_bytes=max(nbytes, *(each + more for each in peak.held.values())),
     )
 
 

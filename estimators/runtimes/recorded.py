@@ -24,8 +24,7 @@ from memfit.estimators.programs.library import (
 )
 from memfit.estimators.results.terms import PeakMoment
 from memfit.estimators.runtimes.by_class import TracedWorkspace, moment_of, trace_target
-from memfit.estimators.runtimes.interface import Subject
-from memfit.estimators.runtimes.mlx_lm import MlxLm
+from memfit.estimators.runtimes.interface import RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace, MlxLmTrace
 from memfit.estimators.runtimes.source import Interpolated, Recorded
 from memfit.estimators.weights.activations import activation_type
@@ -84,6 +83,18 @@ class RecordedWorkspace(Struct, frozen=True, eq=False):
             return self._traced(workload, device, versions, kept_bytes, error)
         return moment_of(run)
 
+    def by_trace(self, model: RuntimeModel) -> RuntimeModel:
+        """Return the model of the class's trace, which answers for its ranks.
+
+        Raises:
+            MachineError: when MLX is not installed.
+        """
+        trace, subject = self.traced.trace, model.subject
+        assert isinstance(trace, ClassTrace)
+        trace.built(subject.backend)
+        subject = replace(subject, source=Interpolated(self.traced), method="trace")
+        return MlxLmTrace(model.runtime, subject, trace)
+
     def _traced(
         self,
         workload: Workload,
@@ -131,6 +142,7 @@ class RecordedWorkspace(Struct, frozen=True, eq=False):
             nbytes=run.nbytes + resident,
             weight_bytes=resident,
             parts={part: nbytes + resident for part, nbytes in run.parts.items()},
+            held={part: nbytes + resident for part, nbytes in run.held.items()},
             alive=(("weights", resident), *run.alive[1:]),
         )
 
@@ -179,23 +191,6 @@ class RecordedWorkspace(Struct, frozen=True, eq=False):
             for each in set(self.model.kv_buffers())
         )
         return _ITEM_BYTES * max(arrays, default=0)
-
-
-def by_trace(model: MlxLm) -> MlxLmTrace:
-    """Return a recorded class as the trace of it, which answers for its ranks.
-
-    Raises:
-        MachineError: when MLX is not installed.
-    """
-    source = model.subject.source
-    assert isinstance(source, Recorded)
-    assert isinstance(source.workspace, RecordedWorkspace)
-    traced = source.workspace.traced
-    trace = traced.trace
-    assert isinstance(trace, ClassTrace)
-    trace.built(model.subject.backend)
-    subject = replace(model.subject, source=Interpolated(traced), method="trace")
-    return MlxLmTrace(model.runtime, subject, trace)
 
 
 def packing_of(model: Model, plan: QuantizationPlan | None) -> Quantization | None:

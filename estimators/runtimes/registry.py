@@ -28,6 +28,7 @@ _CLASSES: dict[str, tuple[str, str]] = {
     "zinc": ("zinc.runtime", "Zinc"),
     "foundry": ("foundry", "Foundry"),
     "llama.cpp": ("llama_cpp.runtime", "LlamaCpp"),
+    "ollama": ("ollama", "Ollama"),
     "vllm": ("vllm.runtime", "Vllm"),
 }
 # Those that describe a model by its own class.

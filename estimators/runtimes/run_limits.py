@@ -1,6 +1,7 @@
 """What ends a run on MLX though its bytes fit: mlx/data/run_limits.py has the rows and sources."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.workload import Workload
@@ -12,6 +13,7 @@ from memfit.estimators.mlx.versions import format_version
 from memfit.estimators.results.estimate import Limit, Note
 from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.facets import MlxLmPrograms, OnMlx
+from memfit.estimators.runtimes.held import held_limit, is_shared
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.source import Measured
 
@@ -28,7 +30,10 @@ def run_limits(
     if not is_on_metal or isinstance(runtime_model.source, Measured):
         return ()
     in_batches = serving or workload.batch > 1
+    device = runtime_model.subject.device
+    is_divided = device is not None and is_shared(device)
     return (
+        *(held_limit(runtime_model.figures(workload).moment, device) if is_divided else ()),
         *_gpu_watchdog(runtime_model, workload),
         *_buffer_count(runtime_model, workload, in_batches=in_batches),
     )
@@ -45,6 +50,7 @@ def largest_buffer(device: Device | None, figures: MemoryFigures) -> Iterator[Li
         figure=figure,
         limit=device.max_buffer_bytes,
         verdict="exceeds" if figure > device.max_buffer_bytes else "fits",
+        beyond="exceeds",
         reason="Metal gives no larger buffer, and the run ends",
         source=("MTLDevice.maxBufferLength, as in `memfit devices`",),
     )
@@ -56,6 +62,11 @@ def tightened(verdict: Verdict, limits: Iterable[Limit]) -> Verdict:
     return "tight" if verdict == "fits" and may_end else verdict
 
 
+def prompt_verdict(runtime_model: RuntimeModel, workload: Workload, tokens: int) -> Verdict:
+    """Return ``tight`` for a prompt that fits by its bytes and that something else may end."""
+    return tightened("fits", run_limits(runtime_model, workload.prompt_only(tokens)))
+
+
 def ending_notes(limits: Iterable[Limit], *, of: str = "") -> Iterator[Note]:
     """Yield a warning for each limit that may end the run; ``of`` says of what the run is."""
     for limit in limits:
@@ -64,27 +75,40 @@ def ending_notes(limits: Iterable[Limit], *, of: str = "") -> Iterator[Note]:
             yield Note("warning", limit.name.replace("_", "-"), text)
 
 
+def notes_beyond(runtime_model: RuntimeModel, workload: Workload, tokens: int) -> Iterator[Note]:
+    """Yield the warnings of a longer prompt that the workload's own limits do not say."""
+    said = {limit.name for limit in run_limits(runtime_model, workload) if limit.verdict != "fits"}
+    longer = run_limits(runtime_model, workload.prompt_only(tokens))
+    yield from ending_notes(
+        limit for limit in longer if limit.beyond == "tight" and limit.name not in said
+    )
+
+
 def _gpu_watchdog(runtime_model: RuntimeModel, workload: Workload) -> Iterator[Limit]:
     """The longest prefill call by its keys, on the GPUs that were seen to be interrupted."""
-    device, row = runtime_model.subject.device, GPU_WATCHDOG
+    device = runtime_model.subject.device
     buffers = buffer_counts(runtime_model.subject.model, workload.max_kv_size)
     keys = max((buffer.held_tokens(workload.prompt_tokens) for buffer in buffers), default=0)
-    if device is None or not keys or not _may_be(device, row["generations"]):
+    row = _watchdog_row(device) if device and keys else None
+    if device is None or row is None:
         return
-    beyond: Verdict = "unknown" if device.generation is None else "tight"
+    beyond: Verdict = "unknown" if device.generation is None else row["beyond"]
     yield Limit(
         name="gpu_watchdog",
         unit="tokens",
         figure=keys,
         limit=row["keys"],
         verdict=beyond if keys > row["keys"] else "fits",
-        reason=(
-            f"on M1 and M2 macOS may end a prompt beyond {row['keys']} tokens"
-            f" (seen on M2 from {row['seen_from']} on)"
-        ),
-        remedy=("let the display sleep, or use an M3 or newer; a smaller prefill step helped once"),
+        beyond=beyond,
+        reason=row["reason"],
+        remedy=row["remedy"],
         source=row["source"],
     )
+
+
+def _watchdog_row(device: Device) -> dict[str, Any] | None:
+    """The row of a GPU; of a Mac of unknown chip the strictest that it may be sold with."""
+    return next((row for row in GPU_WATCHDOG if _may_be(device, row["generations"])), None)
 
 
 def _may_be(device: Device, generations: tuple[int, ...]) -> bool:
@@ -109,6 +133,7 @@ def _buffer_count(
             figure=workload.max_tokens,
             limit=most,
             verdict=beyond if workload.max_tokens > most else "fits",
+            beyond=beyond,
             reason=(
                 f"under mlx_lm.server up to {last} it ends after about {most} generated tokens, by"
                 " leaked buffers"
@@ -123,14 +148,29 @@ def server_generates(runtime_model: RuntimeModel, workload: Workload) -> int | N
 
     Rounded, and without the buffers of the weights, some hundreds to thousands: "about".
     """
-    subject, row = runtime_model.subject, BUFFER_COUNT
-    leaking = _leaking_layers(subject.model)
+    leaked = _leaked_each_token(runtime_model, workload)
+    return (2 * int(BUFFER_COUNT["buffers"]) + leaked) // (2 * leaked) if leaked else None
+
+
+def server_buffers(runtime_model: RuntimeModel, workload: Workload) -> int | None:
+    """Return the buffers of Metal when mlx_lm.server has generated a batch, None for others.
+
+    Those of the weights, of a run, and what leaks with each token.
+    """
+    if not (runtime_model.facet(MlxLmPrograms) and runtime_model.subject.backend == "metal"):
+        return None
+    leaked = _leaked_each_token(runtime_model, workload) * workload.max_tokens
+    tensors = runtime_model.subject.footprint.sizes.total()
+    return tensors + int(BUFFER_COUNT["of_a_run"]) + leaked
+
+
+def _leaked_each_token(runtime_model: RuntimeModel, workload: Workload) -> int:
+    leaking = _leaking_layers(runtime_model.subject.model)
     # KV bits switch batching off (server.py, _is_batchable), and the server rotates no cache.
     batches = workload.kv_bits is None and workload.max_kv_size is None
-    is_leaking = runtime_model.runtime.versions.mlx_lm <= row["last_mlx_lm"] and leaking > 0
-    if not (is_leaking and batches and runtime_model.facet(MlxLmPrograms)):
-        return None
-    return (2 * int(row["buffers"]) + leaking) // (2 * leaking)
+    is_leaking = runtime_model.runtime.versions.mlx_lm <= BUFFER_COUNT["last_mlx_lm"]
+    is_served = batches and bool(runtime_model.facet(MlxLmPrograms))
+    return leaking if is_leaking and is_served else 0
 
 
 def _leaking_layers(model: Model) -> int:

@@ -21,7 +21,12 @@ Limited = Literal["working_set", "working_set_for_cache", "memory", "cache"]
 
 
 # The runtimes of settings that are not llama.cpp's.
-_OWNERS = {"kv_cache_dtype": "vllm", "gpu_memory_utilization": "vllm", "capacity": "mlx-moe"}
+_OWNERS = {
+    "kv_cache_dtype": "vllm",
+    "max_requests": "vllm",
+    "gpu_memory_utilization": "vllm",
+    "capacity": "mlx-moe",
+}
 
 
 class Budget(Struct, frozen=True):

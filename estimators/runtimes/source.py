@@ -1,6 +1,6 @@
 """What the figures of a model follow from: the one place that says it."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from msgspec import Struct
 
@@ -55,10 +55,20 @@ class Interpolated(Struct, frozen=True, eq=False):
     method: ClassVar[Method] = "formula"
 
 
+class RecordedRuns(ClassWorkspace, Protocol):
+    """The workspace of a class by its recorded graphs."""
+
+    def converted(self, quantize: "Quantization") -> "RecordedRuns":
+        """Return the workspace of the class with its weights converted."""
+
+    def by_trace(self, model: Any) -> Any:
+        """Return a runtime's model as the trace of its class."""
+
+
 class Recorded(Struct, frozen=True, eq=False):
     """No formula describes the model: the graphs of its class are data of memfit."""
 
-    workspace: ClassWorkspace
+    workspace: RecordedRuns
     """runtimes/recorded.py."""
 
     method: ClassVar[Method] = "recorded"

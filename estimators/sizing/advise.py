@@ -14,6 +14,7 @@ from memfit.estimators.machine.device import wired_limit
 from memfit.estimators.results.advice import (
     Action,
     Advice,
+    FirstToken,
     Grid,
     PartialExperts,
     Recommendation,
@@ -26,6 +27,7 @@ from memfit.estimators.results.advice import (
 from memfit.estimators.results.result import both_units
 from memfit.estimators.runtimes.facets import Commands, MlxLmPrograms, NvidiaOnly, OnMlx
 from memfit.estimators.runtimes.mlx_lm_commands import convert_command, draft_flags
+from memfit.estimators.runtimes.run_limits import prompt_verdict
 from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.grid import (
@@ -38,6 +40,7 @@ from memfit.estimators.sizing.grid import (
 )
 from memfit.estimators.sizing.joint import JointSearch, Longest, RequestSettings, macs, smallest_mac
 from memfit.estimators.sizing.opening import weight_bits_of
+from memfit.estimators.sizing.prefill_speed import first_tokens
 from memfit.estimators.sizing.recommend import recommend, with_changes
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
@@ -171,10 +174,10 @@ def recommended(
     if best.server:
         return _of_server(sized, best.server, search.workload)
     if not best.context_tokens or is_divided:
-        return _recommended(sized, best.context_tokens, None)
+        return _recommended(sized, search.workload, best.context_tokens, None)
     chosen = replace(search.requested, **best.settings)
     needed_bytes = search.need(chosen, best.context_tokens).peak_bytes
-    return _recommended(sized, best.context_tokens, needed_bytes)
+    return _recommended(sized, search.workload, best.context_tokens, needed_bytes)
 
 
 def recommended_here(sized: SizedModel, workload: Workload) -> Recommended:
@@ -183,22 +186,25 @@ def recommended_here(sized: SizedModel, workload: Workload) -> Recommended:
         return _of_server(sized, server, workload)
     tokens = longest_context(sized, workload, longest_prompt(sized))
     need = sized.requirement(workload.prompt_only(tokens)) if tokens else None
-    return _recommended(sized, tokens, need.peak_bytes if need else None)
+    return _recommended(sized, workload, tokens, need.peak_bytes if need else None)
 
 
 def _of_server(sized: SizedModel, server: ServerRun, workload: Workload) -> Recommended:
     """What to set for a server: for its longest prompt or, if none was searched, the request's."""
     if server.context_tokens is None:
-        return _recommended(sized, workload.prompt_tokens, server.needed_bytes)
-    return _recommended(sized, server.context_tokens, server.context_needed_bytes)
+        return _recommended(sized, workload, workload.prompt_tokens, server.needed_bytes)
+    return _recommended(sized, workload, server.context_tokens, server.context_needed_bytes)
 
 
-def _recommended(sized: SizedModel, tokens: int | None, needed_bytes: int | None) -> Recommended:
+def _recommended(
+    sized: SizedModel, workload: Workload, tokens: int | None, needed_bytes: int | None
+) -> Recommended:
     """The longest prompt, and what follows from it."""
     device, counts = sized.device, {moe.experts for moe in sized.model.experts().values()}
     is_wired = device and device.backend == "metal" and sized.runtime_model.facet(OnMlx)
     return Recommended(
         context_tokens=tokens,
+        context_verdict=prompt_verdict(sized.runtime_model, workload, tokens or 0),
         wired_limit_bytes=(
             wired_limit(needed_bytes, device).nbytes
             if device and is_wired and needed_bytes
@@ -304,10 +310,13 @@ def _action(
     longer = context_tokens if goal == "longer_prompt" else None
     verdict = search.stated_verdict(settings, longer)
     flags = server.settings if server else None
+    conversion = search.conversion(settings.weight_bits)
+    # A conversion that the machine has no room for is not printed to be pasted.
+    converts = conversion is None or conversion.verdict != "exceeds"
     return Action(
         goal=goal,
         settings=settings.changes(search.requested),
-        commands=tuple(_commands(search, settings, longer, flags)),
+        commands=tuple(_commands(search, settings, longer, flags)) if converts else (),
         cost=settings.cost(search.requested),
         verdict=verdict,
         peak_bytes=need.peak_bytes - search.sized.margin_bytes,
@@ -315,7 +324,16 @@ def _action(
         context_tokens=longest,
         server=server,
         no_server=no_server,
+        conversion=conversion or UNSET,
+        first_token=next(iter(_first(search, settings, longer)), UNSET),
     )
+
+
+def _first(
+    search: JointSearch, settings: RequestSettings, prompt_tokens: int | None
+) -> tuple[FirstToken, ...]:
+    workload = search.workload_with(settings, prompt_tokens)
+    return first_tokens(search.model(settings.weight_bits), workload)
 
 
 def _commands(

@@ -10,6 +10,7 @@ from fractions import Fraction
 from math import ceil
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model, Part
 from memfit.estimators.base.workload import Workload
@@ -54,6 +55,8 @@ def decode_speed(sized: SizedModel, workload: Workload) -> DecodeSpeed | None:
     bandwidth = sized.device.bandwidth_bytes if sized.device else None
     if bandwidth is None:
         return None
+    # A step reads the caches of the run, not those that are stored.
+    workload = replace(workload, cached_tokens=0)
     figures = sized.figures_for(workload)
     # The cache when the prompt is done: the smallest of the run.
     rows = decoding_rows(sized.runtime_model, workload)

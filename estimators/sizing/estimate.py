@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from msgspec import UNSET, convert
+from msgspec import UNSET, UnsetType, convert
 from msgspec.structs import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import open_size
+from memfit.estimators.base.units import open_limit, open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import by_macos
@@ -39,6 +39,7 @@ from memfit.estimators.runtimes.facets import (
     pool,
     runs_kv_bits,
 )
+from memfit.estimators.runtimes.held import held_note, most_held_bytes
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.registry import runtime_summary
 from memfit.estimators.runtimes.run_limits import (
@@ -51,12 +52,13 @@ from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.runtimes.source import Formula, Interpolated
 from memfit.estimators.sizing.advise import NO_ADVICE, advise
 from memfit.estimators.sizing.decode_speed import decode_speed
+from memfit.estimators.sizing.prefill_speed import first_tokens
 from memfit.estimators.sizing.search import longest_prompt
 from memfit.estimators.sizing.sized_model import (
     SizedModel,
-    draft_bytes_of,
     draft_figures,
     error_bytes_of,
+    peak_of,
     refusal_of,
     runtimes_that_load,
     verdict_of,
@@ -78,10 +80,11 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
     need = sized.requirement(workload)
     limits = (*largest_buffer(sized.device, figures), *run_limits(runtime_model, workload))
     verdict, exceeded = verdict_of(sized, workload)
-    peak_bytes = figures.moment.nbytes + draft_bytes_of(sized, workload)
+    peak_bytes = peak_of(sized, workload)
     advises = advises and not refusal_of(sized)
     advice = advise(sized, workload) if advises else NO_ADVICE
     drafted = draft_figures(sized, workload)
+    prompts = advice.grid.columns if advice.grid.axis == "context_tokens" else ()
     return Estimate(
         model=model_summary(sized),
         workload=workload,
@@ -92,6 +95,7 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
         peak_range_bytes=_peak_range(sized, workload, figures, peak_bytes),
         peak_phase=(drafted.phase if drafted else None) or figures.moment.phase,
         needed_bytes=need.peak_bytes,
+        held_bytes=_held_bytes(sized, figures),
         verdict=tightened(verdict, limits),
         exceeded=exceeded,
         assumptions=both_units(tuple(_assumptions(sized, workload))),
@@ -102,12 +106,19 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
         if refusal_of(sized)
         else UNSET,
         decode_speed=decode_speed(sized, workload),
+        first_tokens=first_tokens(sized, workload, prompts) or UNSET,
         pool=_pool(sized, workload) or UNSET,
         memories=_memories(sized, workload) or UNSET,
         files=tuple(_files(sized, workload, need)) or UNSET,
         images=(_image_advice(sized, workload) if advises else None) or UNSET,
         **asdict(advice),
     )
+
+
+def _held_bytes(sized: SizedModel, figures: MemoryFigures) -> int | UnsetType:
+    """Return the most that MLX holds; with a draft model it is not known."""
+    held = None if sized.draft else most_held_bytes(figures.moment, sized.device)
+    return UNSET if held is None else held
 
 
 def _pool(sized: SizedModel, workload: Workload) -> MemoryPool | None:
@@ -293,6 +304,8 @@ def _notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
     yield from assumption_notes(sized)
     yield from sized.footprint.notes
     yield from sized.notes
+    if checkpoint.meaning:
+        yield Note("info", "name", checkpoint.meaning)
     for warning in checkpoint.warnings:
         yield Note("warning", "checkpoint", warning)
     for left in checkpoint.skipped_files:
@@ -314,6 +327,8 @@ def _notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
     figures = sized.figures_for(workload)
     yield from sized.runtime_model.statements(workload, figures).notes
     yield from ending_notes(run_limits(sized.runtime_model, workload))
+    if not sized.draft:
+        yield from held_note(figures.moment, sized.device)
     if sized.device:
         yield from _device_notes(sized.device, figures)
 
@@ -324,7 +339,7 @@ def _device_notes(device: Device, figures: MemoryFigures) -> Iterator[Note]:
         text = (
             f"one allocation, {moment.largest_buffer}, takes"
             f" {open_size(moment.largest_buffer_bytes)}, above"
-            f" {open_size(largest)}, the largest the device gives"
+            f" {open_limit(largest)}, the largest the device gives"
         )
         yield Note("warning", "max-buffer", text)
     if device.note:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from memfit.estimators.base import dtypes
-from memfit.estimators.base.units import open_size
+from memfit.estimators.base.units import open_limit
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.result import both_units
 from memfit.estimators.runtimes.expert_capacity import capacity_of
@@ -74,7 +74,7 @@ def _verdict(sized: SizedModel, workload: Workload) -> Iterator[str]:
         limit, share = sized.device.working_set_bytes, ""
         if not (need.budget and need.budget.is_taken):
             limit, share = comfortable_bytes(limit), f"9 / 10 of the working set {limit} = "
-        yield f"fits when need <= {share}{limit} bytes ({open_size(limit)})"
+        yield f"fits when need <= {share}{limit} bytes ({open_limit(limit)})"
     if sized.device and need.budget and need.budget.is_limit:
         part = "the cache's" if need.budget.for_cache else "its own"
         yield (

@@ -9,7 +9,7 @@ from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.machine.device import GIB
 from memfit.estimators.results.advice import Action, Cell, Grid, GridRow, LeftOut
 from memfit.estimators.results.terms import Method
-from memfit.estimators.runtimes.run_limits import run_limits, tightened
+from memfit.estimators.runtimes.run_limits import prompt_verdict, run_limits, tightened
 from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.joint import MAC_SIZES, JointSearch, Longest, RequestSettings
@@ -41,7 +41,7 @@ def prompt_grid(search: JointSearch) -> Grid:
 
 def _stated(row: GridRow, prompts: Sequence[int], search: JointSearch) -> GridRow:
     """The row with what else than bytes ends a run; rows are chosen by their bytes alone."""
-    runtime_model = search.sized.runtime_model
+    runtime_model, workload = search.sized.runtime_model, search.workload
     limits = [
         run_limits(runtime_model, search.workload_with(search.requested, tokens))
         for tokens in prompts
@@ -50,7 +50,8 @@ def _stated(row: GridRow, prompts: Sequence[int], search: JointSearch) -> GridRo
         replace(cell, verdict=tightened(cell.verdict, of_prompt))
         for cell, of_prompt in zip(row.cells, limits, strict=True)
     )
-    return replace(row, cells=tuple(cells))
+    longest = prompt_verdict(runtime_model, workload, row.context_tokens)
+    return replace(row, cells=tuple(cells), context_verdict=longest)
 
 
 def with_server(grid: Grid, search: JointSearch, action: Action | None) -> Grid:
@@ -82,6 +83,9 @@ def with_server(grid: Grid, search: JointSearch, action: Action | None) -> Grid:
         cells=cells,
         context_tokens=served.context_tokens or 0,
         context_step=served.settings.prefill_step,
+        context_verdict=prompt_verdict(
+            search.sized.runtime_model, search.workload, served.context_tokens or 0
+        ),
     )
     rows = (*grid.rows[: place + 1], server, *grid.rows[place + 1 :])
     return replace(grid, rows=rows)
@@ -98,7 +102,12 @@ def with_traces(grid: Grid, search: JointSearch, longest: int) -> Grid:
         traced = _cell_of(search.need(requested), search, requested)
         cells[column] = replace(traced, verdict=search.stated_verdict(requested))
     if longest > first.context_tokens:
-        first = replace(first, context_tokens=longest, context_step=requested.prefill_step)
+        first = replace(
+            first,
+            context_tokens=longest,
+            context_step=requested.prefill_step,
+            context_verdict=prompt_verdict(search.sized.runtime_model, search.workload, longest),
+        )
     return replace(grid, rows=(replace(first, cells=tuple(cells)), *others))
 
 

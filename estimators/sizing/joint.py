@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import GIB, Device
+from memfit.estimators.machine.device import GIB, Backend, Device, GpuClass
 from memfit.estimators.machine.devices import memory_device
+from memfit.estimators.results.advice import ConversionMemory
 from memfit.estimators.results.terms import Cost, Verdict
 from memfit.estimators.runtimes.facets import NvidiaOnly, least_bytes, runs_kv_bits
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
@@ -25,7 +26,6 @@ from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
     KV_BITS,
     PREFILL_STEPS,
-    first_fitting,
     fits_comfortably,
     is_accepted,
     least_excess,
@@ -66,6 +66,10 @@ class Longest(Struct, frozen=True):
     settings: RequestSettings
 
 
+Gpu = tuple[Backend, GpuClass | None, int | None] | None
+"""What MLX's rules depend on; None without a device."""
+
+
 class JointSearch(Struct, eq=False):
     """The search for settings of one request on one machine.
 
@@ -85,6 +89,10 @@ class JointSearch(Struct, eq=False):
         default_factory=dict
     )
     """By bits of weights and cache, the bounds of a server for each workload."""
+    _conversions: dict[tuple[int | None, Gpu], ConversionMemory | None] = field(
+        default_factory=dict
+    )
+    """By weight bits and GPU, what converting takes."""
 
     @property
     def requested(self) -> RequestSettings:
@@ -335,21 +343,41 @@ class JointSearch(Struct, eq=False):
         """Return the longest prompt with any prefill step, and the largest step it fits with."""
         model, steps = self.model(settings.weight_bits), self.steps()
         most = longest_prompt(model) // CONTEXT_STEP * CONTEXT_STEP
-        tokens, device = 0, model.device
+        device = model.device
         if device is None or least_excess(model, device) > 0:
             return Longest(0, settings)
-        for step in (steps[0], *reversed(steps[1:])):
-            workload = self.workload_with(replace(settings, prefill_step=step))
-            # The first step is searched whole, another one only if it runs a longer prompt.
-            longer = 0 if step == steps[0] else tokens + CONTEXT_STEP
-            if tokens >= most or (longer and not self._fits(model, workload, longer)):
-                continue
-            tokens = longest_context(model, workload, most, fits_at=longer) or tokens
-        largest = first_fitting(
-            [replace(settings, prefill_step=step) for step in steps if tokens],
-            lambda each: self._fits(model, self.workload_with(each), tokens),
-        )
-        return Longest(tokens, largest or settings)
+        # The smallest step mostly runs the longest prompt: it is searched whole, another one only
+        # if it runs a longer one.
+        best, *others = (replace(settings, prefill_step=step) for step in reversed(steps))
+        tokens = longest_context(model, self.workload_with(best), most) or 0
+        for each in reversed(others):  # the largest first
+            workload, longer = self.workload_with(each), tokens + CONTEXT_STEP
+            if longer <= most and self._fits(model, workload, longer):
+                tokens = longest_context(model, workload, most, fits_at=longer) or tokens
+                best = each
+            elif best.prefill_step < each.prefill_step and self._fits(model, workload, tokens):
+                best = each
+        return Longest(tokens, best if tokens else settings)
+
+    def step_at(self, settings: RequestSettings, tokens: int) -> int | None:
+        """Return the largest prefill step that a prompt fits with, None where none does.
+
+        The smallest step decides whether there is one: it needs the least.
+        """
+        model, steps = self.model(settings.weight_bits), self.steps()
+
+        def fits(step: int) -> bool:
+            workload = self.workload_with(replace(settings, prefill_step=step)).prompt_only(tokens)
+            least = least_bytes(model.runtime_model, workload) + model.margin_bytes
+            quick = Need(least, 0, budget=model.runtime_model.runtime.budget)
+            is_open = judge(quick, model.device)[0] == "fits"
+            return is_open and self._fits(model, workload, tokens)
+
+        if fits(steps[0]):
+            return steps[0]
+        if len(steps) == 1 or not fits(steps[-1]):
+            return None
+        return next(step for step in steps[1:] if fits(step))
 
     def _fits(self, model: SizedModel, workload: Workload, tokens: int) -> bool:
         return is_accepted(partial(fits_comfortably, model), workload.prompt_only(tokens))
@@ -368,6 +396,21 @@ class JointSearch(Struct, eq=False):
             () if isinstance(self.formula.runtime_model.source, Interpolated) else self.weight_bits
         )
         return replace(self, sized=self.formula, formula=None, weight_bits=bits)
+
+    def conversion(self, weight_bits: int | None) -> ConversionMemory | None:
+        """Return what converting the weights takes on this machine, None if nothing is known."""
+        sized = self.model(weight_bits)
+        plan, device = sized.footprint.plan, sized.device
+        if plan is None or not plan.converting:
+            return None
+        # Few estimates advise a conversion.
+        from memfit.estimators.sizing.conversion import conversion_memory, judged
+
+        key = weight_bits, device.gpu if device else None
+        if key not in self._conversions:
+            self._conversions[key] = conversion_memory(sized)
+        known = self._conversions[key]
+        return judged(known, sized) if known else None
 
     def on(self, device: Device) -> "JointSearch":
         """Return the same search on another machine."""

@@ -80,13 +80,17 @@ def with_weight_bits(sized: SizedModel, bits: int) -> SizedModel:
     block = declared(checkpoint.config, sized.model, checkpoint.config_name)
     quantize = converted(bits)
     plan = QuantizationPlan(quantize, converting=True)
-    stored = sized.footprint.converted_from or sized.footprint.loaded
+    before = sized.footprint
+    stored = before.converted_from or before.loaded
     model, footprint = convert(checkpoint.config, sized.model, plan, block, stored)
+    footprint = replace(footprint, converter_reads=before.converter_reads or before.conversions)
     subject = view.runtime_model.subject
     _, footprint = _with_adapter(model, footprint, subject.adapter)
     source = subject.source
-    if isinstance(source, Interpolated | Recorded):
-        source = type(source)(source.workspace.converted(quantize))
+    if isinstance(source, Recorded):
+        source = Recorded(source.workspace.converted(quantize))
+    elif isinstance(source, Interpolated):
+        source = Interpolated(source.workspace.converted(quantize))
     subject = replace(subject, model=model, footprint=footprint, source=source, method="formula")
     return view._under(bind(view.runtime_model.runtime, subject))
 
@@ -159,10 +163,11 @@ def _size_safetensors(
     block = declared(checkpoint.config, model, checkpoint.config_name)
     footprint = load_footprint(checkpoint, model, block)
     if quantize:
-        plan, refusal = QuantizationPlan(quantize, converting=True), footprint.refusal
-        model, footprint = convert(checkpoint.config, model, plan, block, footprint.loaded)
+        plan, before = QuantizationPlan(quantize, converting=True), footprint
+        model, footprint = convert(checkpoint.config, model, plan, block, before.loaded)
         # Of a quantised checkpoint the original is converted, which is not what was read.
-        footprint = replace(footprint, refusal="" if footprint.of_original else refusal)
+        refusal = "" if footprint.of_original else before.refusal
+        footprint = replace(footprint, refusal=refusal, converter_reads=before.conversions)
     if method != "trace" or not offers(runtime, MlxLmPrograms):
         model, footprint = _with_adapter(model, footprint, adapter)
         subject = Subject(checkpoint, model, footprint, device, method=method, adapter=adapter)

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import open_size
+from memfit.estimators.base.units import open_limit, open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import (
     LEAST_LEFT_BYTES,
@@ -259,7 +259,7 @@ class _Recommender:
             text = f"{open_size(need)} keeps all of {tokens} tokens resident"
             return Advice("keep", limit, text + self._caveat(context, ", "))
         text = (
-            f"{open_size(limit)}, the {self._device.budget}, is the most"
+            f"{open_limit(limit)}, the {self._device.budget}, is the most"
             f" MLX accepts; {tokens} tokens need {open_size(need)}"
         )
         return Advice("keep", limit, text)
@@ -273,7 +273,7 @@ class _Recommender:
         larger = wired_limit(need.peak_bytes, device)
         exceeded, mebibytes = judge(need, device)[1], larger.sysctl_mebibytes
         if "working_set" not in exceeded:
-            return Advice("keep", 0, f"the default, {open_size(device.working_set_bytes)}")
+            return Advice("keep", 0, f"the default, {open_limit(device.working_set_bytes)}")
         if mebibytes is None or exceeded != ("working_set",):
             return impossible(
                 f"{open_size(need.peak_bytes)} do not fit this Mac with any value of it that"
@@ -282,7 +282,7 @@ class _Recommender:
         why = (
             f"sudo sysctl iogpu.wired_limit_mb={mebibytes} would make room for the"
             f" {self._workload.total_tokens} tokens asked for and leave the system"
-            f" {open_size(larger.left_for_system_bytes)}; {RISK}"
+            f" {open_limit(larger.left_for_system_bytes)}; {RISK}"
         )
         return Advice("change", mebibytes, why)
 
@@ -305,33 +305,33 @@ class _Recommender:
             what, gets = ("a cache of ", "its cache") if need.budget.for_cache else ("", "itself")
             return (
                 f"{tokens} would need{by} {what}{open_size(need.budgeted_bytes)}, above"
-                f" {open_size(need.budget.of_device(device))}, what {self._sized.runtime}"
+                f" {open_limit(need.budget.of_device(device))}, what {self._sized.runtime}"
                 f" gives {gets}"
             )
         if "memory" in exceeded:
             return (
                 f"{tokens} would need {open_size(need.shared_bytes)} on GPU and host together,"
-                f" above {open_size(device.memory_bytes)}, their memory"
+                f" above {open_limit(device.memory_bytes)}, their memory"
             )
         if "host_memory" in exceeded and need.host:
             return (
                 f"{tokens} would need {open_size(need.host.nbytes)} on the host, above its"
-                f" {open_size(need.host.memory_bytes or 0)}"
+                f" {open_limit(need.host.memory_bytes or 0)}"
             )
         largest = device.max_buffer_bytes
         if largest is not None and need.largest_buffer_bytes > largest:
             return (
                 f"{tokens} would need{by} one allocation of {open_size(need.largest_buffer_bytes)},"
-                f" above {open_size(largest)}, the largest the device gives"
+                f" above {open_limit(largest)}, the largest the device gives"
             )
         limit = device.working_set_bytes
         needed = f"{tokens} would need {open_size(need.peak_bytes)}{by}"
         if need.peak_bytes > (most := comfortable_bytes(limit)):
-            return f"{needed}, above {open_size(most)}, nine tenths of the {device.budget}"
+            return f"{needed}, above {open_limit(most)}, nine tenths of the {device.budget}"
         up_to = open_size(need.peak_bytes + need.error_bytes)
         return (
             f"{needed}, with its stated error up to {up_to}, above the {device.budget},"
-            f" {open_size(limit)}"
+            f" {open_limit(limit)}"
         )
 
     def _caveat(self, context: int | None, separator: str) -> str:

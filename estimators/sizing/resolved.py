@@ -6,17 +6,21 @@ from pathlib import Path
 from msgspec import Struct
 
 from memfit.estimators.base.dtypes import Quantization
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import Version
 from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.questions.target import MARGIN_BYTES, Draft, Ranks
+from memfit.estimators.runtimes.facets import ProgramContext
 from memfit.estimators.runtimes.registry import runtime_for_images
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.ranks import RankedModel, ranked
 from memfit.estimators.sizing.sized_model import (
     SizedModel,
+    require_cached,
     require_images,
     settled_for,
     with_runtime,
@@ -87,16 +91,41 @@ def resolved(
     """
     if requested.has_images and not keeps_runtime:
         sized = with_runtime(sized, runtime_for_images(sized.runtime_model.runtime))
+    if requested.has_own_context:
+        requested = requested.of_context(_own_context(sized, requested))
     require_images(sized, requested.under(None))
     workload = requested.under(sized.runtime_model.runtime)
+    require_cached(sized, workload)
     if workload.images:
         # The rules of all image processors, which other prompts need not.
         from memfit.estimators.images.processor import with_image_tokens
 
         workload = with_image_tokens(sized.checkpoint, workload)
+    program = sized.runtime_model.facet(ProgramContext)
+    if program and requested.prefill_step is None:
+        workload = program.program_workload(workload)
     sized = settled_for(sized, workload)
-    if measured:
+    if measured and not workload.cached_tokens:
         sized = measured(sized, workload)
     shared = ranked(sized, ranks)
     part = deciding(shared, workload)
     return ResolvedTarget(part, workload, part.device, shared)
+
+
+def _own_context(sized: SizedModel, requested: WorkloadQuestion) -> int:
+    """Return the context of each sequence that follows from the model.
+
+    Raises:
+        InputError: when the model has no longest context.
+    """
+    most = sized.model.max_context
+    if most is None:
+        raise InputError(
+            f"{setting('context')} {requested.context}: {sized.checkpoint.config_name} names no"
+            " longest context; give a number of tokens"
+        )
+    program = sized.runtime_model.facet(ProgramContext)
+    if program is None:
+        return most
+    workload = requested.of_context(most).under(sized.runtime_model.runtime)
+    return program.program_context(workload, fitted=requested.context == "auto")

@@ -185,10 +185,7 @@ class ServerBound:
 
 
 class _Limits:
-    """The largest buffers of a server, and the moments in which the most of them exist.
-
-    A client is *away* unless its request decodes: it prompts, waits or is idle.
-    """
+    """The largest buffers of a server, and the moments in which the most of them exist."""
 
     def __init__(
         self, memory: ServerMemory, settings: ServerSettings, clients: int, prompt: int, reply: int
@@ -204,7 +201,6 @@ class _Limits:
         self._prefill = cache(self._prefill_bytes)
         self._decoded = cache(self._decoded_bytes)
         self._prefilled = cache(self._prefilled_bytes)
-        self._kept = cache(self._kept_bytes)
 
     @cached_property
     def _slack(self) -> int:
@@ -248,6 +244,10 @@ class _Limits:
         """Bytes of a batch of prompts after a chunk."""
         return self.memory.cache_bytes(self._batch(rows)) if self._index else 0
 
+    def _joined(self, rows: int) -> int:
+        """Bytes of a batch that prompts joined: a copy, which no state is a slice of."""
+        return self.memory.cache_bytes(replace(self._batch(rows), viewed=0)) if rows > 1 else 0
+
     def _batch(self, rows: int) -> BatchBuffer:
         chunk, index = self._chunk, self._index
         windows = self._windows(chunk - 1, index if self._prompts == 1 else None)
@@ -273,30 +273,54 @@ class _Limits:
         nbytes, error = self.memory.chunk(batch, step, end)
         return (nbytes + error, 0) if self.memory.has_states else (nbytes, error)
 
-    def _kept_bytes(self, away: int) -> int:
+    @cached_property
+    def _kept(self) -> int:
         """The most that the entries of the prompt cache keep: a batch each.
 
-        The last reply of an away client left a batch without those that were away before it. Of
-        the oldest ones nothing is known.
+        Replies of equal texts share an entry, and so do those that leave a batch together: even if
+        every client is away, each entry can be of a batch of all of them. A prefix that its own
+        reply will replace is of a request that decodes, which the prompts after it are without.
         """
-        count, clients = self._entries, self.clients
+        count = self._entries
+        rows = [self._prompts] * count
         if self._trims:
-            # A prefix is an entry until its own reply ends.
-            fewest = max(0, count - clients)
-            prefixes = [
-                self._prefilled(min(self._prompts, clients - each))
-                for each in range(min(count, clients))
-            ]
-        else:
-            fewest = max(0, count - (count + clients) // 2)
-            prefixes = [self._prefilled(self._prompts)] * count
-        most = 0
-        for replies in range(fewest, count + 1):
-            gone = range(max(0, away - replies), away)
-            rows = [clients - each for each in gone] + [clients] * (replies - len(gone))
-            batches = sum(self._decoded(min(self._together, each)) for each in rows)
-            most = max(most, batches + sum(prefixes[: count - replies]))
-        return most
+            rows = [min(self._prompts, self.clients - each) for each in range(self.clients)][:count]
+        reply = self._decoded(self._together)
+        prefixes = sum(max(reply, self._prefilled(each)) for each in rows)
+        return prefixes + (count - len(rows)) * reply
+
+    @cached_property
+    def _row(self) -> int:
+        """Bytes of the row of an entry that a request continues: its first call computes it."""
+        windows, tokens = self._windows(0, None), self.longest
+        return self.memory.cache_bytes(BatchBuffer(1, windows, tokens, tokens, tokens, self._chunk))
+
+    def _hits(self, prompts: int, rows: int, idle: int) -> int:
+        """Bytes of what requests keep that begin with an entry.
+
+        Prompts that begin copy its row, the batch beside it. Where there are more clients than
+        places, those and all that wait keep the batch of one that was dropped since, by the prefix
+        and the reply of each request before them.
+        """
+        if not self._entries:
+            return 0
+        others = max(0, self.clients - idle - rows)
+        dropped = min(others, self._dropped) * self._decoded(self._together)
+        return prompts * self._row + dropped
+
+    @cached_property
+    def _dropped(self) -> int:
+        """The most requests that wait so long that the entry they begin with is dropped.
+
+        As many entries as are kept were stored since, two by each request that was served before.
+        """
+        if self.clients <= self._together:
+            return 0
+        return max(0, self.clients - ceil_div(self._entries, 2))
+
+    def _fewer(self, prompts: int, rows: int) -> tuple[int, ...]:
+        """Rows that decode: the most, and none where a request that waits keeps more than one."""
+        return (rows, 0) if prompts == self._prompts and rows > 0 and self._dropped else (rows,)
 
     def moments(self) -> Iterator[ServerMoment]:
         """Yield a moment of each kind, the largest of its kind among them."""
@@ -308,27 +332,35 @@ class _Limits:
         """A step of the decoding batch beside prompts between two chunks."""
         # Without entries a variable keeps the batch of a reply that has just ended.
         for (last, idle), ended in product(self._last(), (0,) if self._entries else (0, 1)):
-            rows = min(self._together - prompts, self.clients - prompts - idle - ended)
-            if rows < 0:
-                continue
-            held_bytes = last + self._prefilled(prompts) + self._decoded(rows)
-            held_bytes += self._decoded(min(self._together, rows + 1)) if ended else 0
-            # One layer after the other grows.
-            grown = held_bytes + ceil_div(self._decoded(rows), self.memory.layers)
-            yield self._moment(self._kept(prompts + idle) + grown, prompts, rows)
-            if rows > 1 and (not last or idle == self._entries):
-                joined = self._kept_at_join(prompts, has_last=last > 0) + self._decoded(rows)
-                yield self._moment(held_bytes + joined, prompts, rows)
+            most = min(self._together - prompts, self.clients - prompts - idle - ended)
+            for rows in self._fewer(prompts, most):
+                if rows >= 0:
+                    yield from self._step(prompts, rows, last, idle, ended)
 
-    def _kept_at_join(self, prompts: int, *, has_last: bool) -> int:
-        """What entries keep when rows have joined, away when the last reply was stored.
+    def _step(
+        self, prompts: int, rows: int, last: int, idle: int, ended: int
+    ) -> Iterator[ServerMoment]:
+        held_bytes = last + self._prefilled(prompts) + self._decoded(rows)
+        held_bytes += self._decoded(min(self._together, rows + 1)) if ended else 0
+        held_bytes += self._hits(prompts, rows, idle)
+        # One layer after the other grows.
+        grown = held_bytes + ceil_div(self._decoded(rows), self.memory.layers)
+        yield self._moment(self._kept + grown, prompts, rows)
+        if rows > 1:
+            beside = self._at_join(idle) if last else self._kept
+            joined = held_bytes - last + beside + self._decoded(rows)
+            yield self._moment(joined, prompts, rows)
 
-        Where the prefix of the last of them is no entry any more, all entries were stored in the
-        two calls since, while it was not decoding.
+    def _at_join(self, idle: int) -> int:
+        """Bytes of entries and of the last prefix when rows have joined, one of them of that.
+
+        A row decoded beside the batch of that prefix, as did the idle clients. Where it is no entry
+        since as many replies as entries ended, these ended in the two calls since.
         """
-        if has_last:
-            return min(2, self._entries) * self._decoded(self._together - 1)
-        return self._kept(prompts + 1)
+        last = self._prefilled(max(0, min(self._prompts, self.clients - idle - 1)))
+        if idle < self._entries:
+            return last + self._kept
+        return last + min(2, self._entries) * self._decoded(self._together - 1)
 
     def _last(self) -> Iterator[tuple[int, int]]:
         """Bytes of the last stored prefix in a variable, and clients that are idle then.
@@ -344,19 +376,24 @@ class _Limits:
 
     def _prefilling(self, prompts: int) -> Iterator[ServerMoment]:
         """A chunk, beside rows that just left for the decoding batch and replies that end."""
+        waits = self.clients > self.settings.prompt_concurrency
         for last, idle in self._last():
             others = self.clients - prompts - idle
             for rows, ended, chunk in self._beside(prompts, others):
                 # In a call in which replies end, prompts of one token take their places at once.
                 short = self._short(min(self._prompts - prompts, others - rows))
-                # The row whose prefix is in the variable has left this batch before, or now.
                 for moved in range(min(self._prompts - prompts, rows) + 1):
-                    if last and (idle < self._entries if moved else prompts == self.clients):
+                    # The row of the last prefix left this batch before. Or now: as many replies as
+                    # entries dropped that prefix, or one of its own text did while others waited.
+                    apart = waits or idle >= self._entries if moved else prompts < self.clients
+                    if last and not apart:
                         continue
-                    before = self._prefilled(prompts + moved) if prompts + moved > 1 else 0
+                    # Who joins now arrived before that prefix was stored, and waited for a place.
+                    joins = waits or moved or not last
+                    before = self._joined(prompts + moved) if joins else 0
                     held_bytes = last + before + short + self._decoded(rows) + ended
-                    kept_bytes = self._kept(prompts + moved + idle)
-                    yield self._moment(kept_bytes + held_bytes, prompts, rows, chunk)
+                    held_bytes += self._hits(prompts, rows, idle)
+                    yield self._moment(self._kept + held_bytes, prompts, rows, chunk)
 
     def _beside(self, prompts: int, others: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
         """Rows that decode beside a chunk, bytes of a batch whose reply has ended, and the chunk.
@@ -367,7 +404,7 @@ class _Limits:
         chunk, together = self._prefill(prompts) if prompts else (0, 0), self._together
         rows = min(together, others)
         if rows >= 0:
-            yield rows, 0, chunk
+            yield from ((each, 0, chunk) for each in self._fewer(prompts, rows))
         if self._entries or rows < 0:
             return
         if prompts:

@@ -61,7 +61,7 @@ class Serving(Struct, frozen=True):
     ) -> bool:
         """Whether one run fits beside the caches of its prompt: no server takes less."""
         view, chosen = self._view(settings), replace(settings, prefill_step=flags.prefill_step)
-        workload = self.search.workload_with(chosen, prompt_tokens)
+        workload = replace(self.search.workload_with(chosen, prompt_tokens), cached_tokens=0)
         need, figures = view.requirement(workload), view.figures_for(workload)
         entry_bytes = (figures.kv.held_bytes + figures.ssm_bytes) // workload.batch
         kept_bytes = flags.prompt_cache_size * entry_bytes
@@ -83,8 +83,9 @@ class Serving(Struct, frozen=True):
         counts = range(SERVER_KEEPS, least - 1, -1) if least else ()
         more = [replace(flags, prompt_cache_size=count) for count in counts]
 
+        # The request may need more than the longest prompt: needs are not monotone.
         def fits(flags: ServerSettings) -> bool:
-            return self._fits(self._need(settings, flags, longest))
+            return all(self._fits(self._need(settings, flags, each)) for each in (longest, None))
 
         flags = first_fitting(more, fits, monotone=True) or flags
         return ServerRun(
@@ -149,8 +150,10 @@ class Serving(Struct, frozen=True):
         return self.search.model(settings.weight_bits).formula_view()
 
     def _workload(self, settings: RequestSettings, prompt_tokens: int | None) -> Workload:
+        # The bound is of any part of a prompt in the server's own cache.
         workload = self.search.workload_with(settings, prompt_tokens)
-        return replace(workload, max_tokens=workload.max_tokens or REPLY_TOKENS)
+        reply = workload.max_tokens or REPLY_TOKENS
+        return replace(workload, max_tokens=reply, cached_tokens=0)
 
     def _fits(self, need: Need) -> bool:
         return judge(need, self.search.sized.device)[0] == "fits"

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import DoesNotLoadError, UnsupportedError
 from memfit.estimators.base.ranks import Rank
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -16,6 +17,7 @@ from memfit.estimators.questions.target import DRAFT_TOKENS, MARGIN_BYTES
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import LimitName, Verdict
 from memfit.estimators.runtimes.facets import (
+    CachedPrompts,
     Drafting,
     ForeignFormats,
     Images,
@@ -160,6 +162,22 @@ def require_images(sized: SizedModel, workload: Workload) -> None:
         )
 
 
+def require_cached(sized: SizedModel, workload: Workload) -> None:
+    """Check that the runtime's figures are of prompts with cached tokens, if there are any.
+
+    Raises:
+        UnsupportedError: when they are not.
+    """
+    if not workload.cached_tokens:
+        return
+    if (cached := sized.runtime_model.facet(CachedPrompts)) is None:
+        raise UnsupportedError(
+            f"{sized.runtime}: prompts with a stored cache are described for mlx-lm only; leave out"
+            f" {setting('cached_tokens')}"
+        )
+    cached.require_cached(workload)
+
+
 def verdict_of(sized: SizedModel, workload: Workload) -> tuple[Verdict, tuple[LimitName, ...]]:
     """Return the verdict on a workload, and the limits that are exceeded."""
     if refusal_of(sized):
@@ -202,6 +220,15 @@ def with_draft(sized: SizedModel, draft: SizedModel, tokens: int) -> SizedModel:
     if drafting := sized.runtime_model.facet(Drafting):
         drafting.require_draft(draft.runtime_model.subject)
     return replace(sized, draft=draft, draft_tokens=tokens, _drafts={})
+
+
+def peak_of(sized: SizedModel, workload: Workload) -> int:
+    """Return the peak in bytes, with a draft model's.
+
+    Raises:
+        UnsupportedError: when the runtime cannot run the workload.
+    """
+    return sized.figures_for(workload).moment.nbytes + draft_bytes_of(sized, workload)
 
 
 def draft_bytes_of(sized: SizedModel, workload: Workload) -> int:

@@ -5,9 +5,9 @@ import re
 from memfit.estimators.arch.registry import FAMILIES
 from memfit.estimators.base.errors import UnknownArchitectureError, UnsupportedError
 from memfit.estimators.base.setting_names import setting
-from memfit.estimators.base.units import format_bytes
+from memfit.estimators.base.units import format_limit
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.machine.device import Device
+from memfit.estimators.machine.device import Device, name_as_sold
 
 _EMBEDDING = re.compile(r"emb|wte")
 
@@ -40,7 +40,8 @@ def _known(checkpoint: Checkpoint, device: Device | None) -> str:
     if checkpoint.tensors is None:
         return "weights: no headers were read, so that nothing is known of the total"
     nbytes = sum(tensor.nbytes for tensor in checkpoint.tensors)
-    text = f"weights: {nbytes} bytes (exact), so at least {format_bytes(nbytes)} if all are loaded"
+    text = f"weights: {nbytes} bytes (exact), so at least {format_limit(nbytes)} if all are loaded"
     if device is None:
         return text
-    return f"{text}, of {format_bytes(device.working_set_bytes)} on {device.name}"
+    budget = format_limit(device.working_set_bytes)
+    return f"{text}, of {budget} on {name_as_sold(device.name)}"

@@ -331,7 +331,8 @@ def _attention(original: Callable[..., Any], target: TraceTarget) -> Callable[..
         inputs = [array.astype(out.dtype) for array in (q, k, v)]
         # In the order of fast.cpp: queries, keys, values, mask, sinks.
         if array_mask:
-            inputs.append(_broadcast_mask(mask, q, k, out.dtype))
+            shape = (*q.shape[:3], k.shape[2])
+            inputs.append(_broadcast_mask(mask, shape, out.dtype, target.backend))
         if sinks is not None:
             inputs.append(sinks.astype(out.dtype))
         outputs = [out]
@@ -343,12 +344,25 @@ def _attention(original: Callable[..., Any], target: TraceTarget) -> Callable[..
     return scaled_dot_product_attention
 
 
-def _broadcast_mask(mask: Any, q: Any, k: Any, dtype: Any) -> Any:
+def _broadcast_mask(mask: Any, shape: tuple[int, ...], dtype: Any, backend: Backend) -> Any:
+    """Return the mask as fast.cpp gives it to a fused kernel.
+
+    A boolean one stays so on Metal; on CUDA 0 and -inf are written out for all heads, and chosen
+    from (fast.cpp since 704fd1ae2: CUDA's supports_bool_mask is false).
+    """
     import mlx.core as mx
 
-    # fast.cpp: a boolean mask stays one, any other is cast; both are broadcast.
-    mask = mask if mask.dtype == mx.bool_ else mask.astype(dtype)
-    return mx.broadcast_to(mask, (*q.shape[:3], k.shape[2]))
+    if mask.dtype != mx.bool_:
+        return mx.broadcast_to(mask.astype(dtype), shape)
+    mask = mx.broadcast_to(mask, shape)
+    if backend != "cuda":
+        return mask
+    # A kernel of its own for each: an export would make those of all layers one.
+    chosen = [
+        one_node("Full", [mx.broadcast_to(mx.array(value, dtype), shape)], [mask.astype(dtype)])[0]
+        for value in (0.0, float("-inf"))
+    ]
+    return mx.where(mask, *chosen)
 
 
 def _compile(

@@ -6,12 +6,11 @@ Sources: mlx/backend/common/buffer_cache.h (reuse), backend/{no_gpu,metal,cuda}/
 from bisect import bisect_left, insort
 
 from memfit.estimators.machine.device import Backend
-from memfit.estimators.mlx.kernels import allocated
+from memfit.estimators.mlx.kernels import KEPT_BYTES, allocated
 from memfit.estimators.trace.layouts import Allocation
 
-# The page, of which a reused buffer may waste two; the most bytes kept (None: all, in effect).
+# The page, of which a reused buffer may waste two.
 PAGE = {"cpu": 4096, "metal": 16384, "cuda": 16384}
-_KEPT: dict[str, int | None] = {"cpu": 32 << 20, "metal": None, "cuda": None}
 
 
 class Allocator:
@@ -20,10 +19,12 @@ class Allocator:
     def __init__(self, backend: Backend) -> None:
         self.backend: Backend = backend
         self.active = self.peak = self.clock = self.peak_clock = 0
+        self.held = 0
+        """The most bytes in use and kept together, which the process holds."""
         self.operation = self.peak_operation = ""
         self.buffers: list[Allocation] = []
         self._page = PAGE[backend]
-        self._limit = _KEPT[backend]
+        self._limit = KEPT_BYTES[backend]
         self._free: list[int] = []
         self._free_bytes = 0
 
@@ -36,6 +37,7 @@ class Allocator:
         self.clock += 1
         self.operation = self.peak_operation = operation
         self.peak, self.peak_clock = self.active, self.clock
+        self.held = self.active + self._free_bytes
 
     def allocate(self, nbytes: int) -> Allocation:
         """Return a buffer of at least ``nbytes``, a freed one where one is near in size."""
@@ -50,6 +52,7 @@ class Allocator:
         buffer = Allocation(size, self.operation, self.clock)
         self.buffers.append(buffer)
         self.active += size
+        self.held = max(self.held, self.active + self._free_bytes)
         # Kept buffers are not counted: MLX's peak memory is the most active memory.
         if self.active > self.peak:
             self.peak, self.peak_clock = self.active, self.clock

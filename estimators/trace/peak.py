@@ -36,6 +36,8 @@ class RunPeak(Struct, Generic[Part], frozen=True):
     """The weights, each rounded as the allocator does."""
     workspace_bytes: int
     """What of the peak is neither weights nor the caches as the run leaves them."""
+    held: Mapping[Part, int]
+    """The most bytes in use and kept for reuse together during each part, without a limit."""
     largest_buffer_bytes: int
     alive: tuple[tuple[str, int], ...]
     """Bytes in use at the peak, by name: the weights, then the most first."""
@@ -62,14 +64,17 @@ def run_peak(
     # The weights are alive all the time, so they do not change which moment is the top.
     top = max(calls, key=lambda call: call.nbytes)
     parts: dict[Part, int] = {}
+    held: dict[Part, int] = {}
     for call in calls:
         parts[call.part] = max(parts.get(call.part, 0), weight_bytes + call.nbytes)
+        held[call.part] = max(held.get(call.part, 0), weight_bytes + call.held_bytes)
     return RunPeak(
         nbytes=weight_bytes + top.nbytes,
         top=top,
         parts=parts,
         weight_bytes=weight_bytes,
         workspace_bytes=max(0, top.nbytes - kept_bytes),
+        held=held,
         largest_buffer_bytes=max(
             largest_kept, *weights.values(), *(call.largest_buffer_bytes for call in calls)
         ),

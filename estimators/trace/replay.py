@@ -47,6 +47,8 @@ class CallPeak(Struct, Generic[Part], frozen=True):
     """The most bytes that were free when one batch of its work had run."""
     alive: tuple[tuple[str, int], ...]
     """Bytes in use then, by name; the most first."""
+    held_bytes: int
+    """The most in use and kept for reuse together, at any of its operations."""
     curve: tuple[int, ...] = ()
     """The most bytes in use during each of its operations."""
     tokens: int = 0
@@ -400,6 +402,7 @@ def call_peak(
         largest_buffer_bytes=max((buffer.nbytes for buffer in memory.buffers), default=0),
         batch_bytes=batch,
         alive=tuple(alive.most_common()),
+        held_bytes=memory.held,
         curve=curve,
         tokens=call.tokens,
         position=call.position,

@@ -182,8 +182,11 @@ def attend(
                 item_bytes=call.width,
             )
         )
+        # The masks of a window and of a batch are boolean, which CUDA's kernels do not take.
+        has_copy = array_mask and call.target.backend == "cuda"
+        mask = (_additive_mask(tape, call.rows * spec.heads * keys),) if has_copy else ()
         output = tape.allocate(
-            (queries, held_keys, held_values),
+            (queries, held_keys, held_values, *mask),
             wide,
             nbytes=wide * call.width,
             temporary=rows * kernel.scratch_row(keys, spec.key_dim) * call.width + partial_bytes,
@@ -216,6 +219,13 @@ def attend(
     if call.tokens == 1:
         return output
     return tape.allocate((output,), wide, nbytes=nbytes, counts=ops.JOINED_HEADS)
+
+
+def _additive_mask(tape: Tape, cells: int) -> int:
+    """Record zeros and lowest numbers for each cell of a boolean mask, and the choice of one."""
+    zeros, lowest = (tape.allocate((), cells, counts=ops.FILLED_MASK) for _ in range(2))
+    tape.inplace(zeros, lowest)
+    return zeros
 
 
 def _masked_scores(
@@ -280,6 +290,14 @@ def write(tape: Tape, call: CallShape, buffer: KVBuffer, fresh: int, dim: int) -
     return cache_room(tape, call, buffer, dim)(fresh)
 
 
+def _found(tape: Tape, occupancy: Occupancy, elements: int, nbytes: int) -> int:
+    """Record keys or values as a call finds them."""
+    old = tape.existing(elements, nbytes)
+    if occupancy.is_copied and elements:
+        return tape.allocate((old,), elements, name=KV_BUFFER)
+    return tape.retain(old) if occupancy.is_stored else old
+
+
 def cache_room(tape: Tape, call: CallShape, buffer: KVBuffer, dim: int) -> Callable[[int], int]:
     """Record how keys or values get room (mlx-lm cache.py); return what writes them there."""
     occupancy = call.occupancy[buffer]
@@ -288,9 +306,7 @@ def cache_room(tape: Tape, call: CallShape, buffer: KVBuffer, dim: int) -> Calla
     nbytes, size = kv.nbytes(token), kv.touched(token)
     # Packed keys are three arrays: words, scales and biases (QuantizedKVCache).
     arrays = 1 if kv.bits is None else 3
-    old = tape.existing(size * before, nbytes * before)
-    if occupancy.is_copied and before:
-        old = tape.allocate((old,), size * before, name=KV_BUFFER)
+    old = _found(tape, occupancy, size * before, nbytes * before)
 
     def packed(fresh: int) -> int:
         if kv.bits is None:
@@ -311,8 +327,8 @@ def cache_room(tape: Tape, call: CallShape, buffer: KVBuffer, dim: int) -> Calla
         )
 
     if before == after:
-        # There is room. Only the cache refers to the buffer, so the slice update writes into it.
-        return into(tape.retain(old))
+        # There is room. Where only the cache refers to the buffer, the slice update writes into it.
+        return into(made((old,)) if occupancy.is_stored else tape.retain(old))
     if occupancy.is_first_chunk:
         return lambda fresh: tape.retain(packed(fresh))
     # A chunk never writes into a rotating buffer: RotatingKVCache._update_concat joins what is

@@ -55,6 +55,8 @@ class Occupancy(Struct, frozen=True):
     """How the buffer stores its elements."""
     is_copied: bool = False
     """Whether the call first copies the buffer: the first step of a batch."""
+    is_stored: bool = False
+    """Whether the buffer before the call is that of a stored cache, which stays as it is."""
 
     @property
     def is_first_chunk(self) -> bool:

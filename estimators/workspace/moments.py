@@ -49,6 +49,8 @@ class CallMoment(Struct, frozen=True):
     """The sum of its parts, as a line of text."""
     call: CallPhase | None = None
     """The call it is in or follows, None for the load and for conversions after other calls."""
+    replaced_bytes: int = 0
+    """Bytes of the caches that larger ones replace in the call."""
 
 
 class _Followed(NamedTuple):
@@ -100,6 +102,10 @@ class RunMoments:
             yield from self._conversion("decode", call)
         yield self._during("decode", call, held)
 
+    def chunk(self, planned: PlannedCall) -> CallMoment:
+        """Return the moment of one chunk."""
+        return self._during("prefill", planned)
+
     def _during(self, phase: Phase, planned: PlannedCall, held: int = 0) -> CallMoment:
         """Follow the last layers of each kind; every other layer counts as it is after the call."""
         prepared, caches, decoding = self._prepared, self.caches, phase == "decode"
@@ -126,7 +132,10 @@ class RunMoments:
         text = _explain(phase, planned, parts)
         kept = caches.bytes_during(call.occupancy, Counter()) + caches.state_bytes
         workspace = max(0, sum(parts[1:]) - kept)
-        return CallMoment(phase, sum(parts), workspace, largest, name, text, planned.phase)
+        replaced_bytes = caches.replaced_bytes(call.occupancy)
+        return CallMoment(
+            phase, sum(parts), workspace, largest, name, text, planned.phase, replaced_bytes
+        )
 
     def _followed(self, call: CallShape, *, decoding: bool, has_head: bool) -> _Followed:
         """Return what a call holds; the same for every workload that makes it."""
@@ -224,8 +233,8 @@ class RunMoments:
         return result
 
     def _shape(self, planned: PlannedCall, *, decoding: bool) -> CallShape:
-        workload, position = self._workload, planned.position
-        chunk = (position - 1) % workload.prefill_step + 1 if position else 0
+        workload, done = self._workload, planned.position - self._workload.cached_tokens
+        chunk = (done - 1) % workload.prefill_step + 1 if done else 0
         return CallShape(
             tokens=planned.tokens,
             batch=workload.batch,
@@ -249,7 +258,7 @@ class RunMoments:
             f" before {before:,} + after {after:,} + states {parts[3]:,}"
         )
         # A conversion after the first chunk is the end of that call (call_plan.py).
-        is_first = phase == "prefill" and not call.position
+        is_first = phase == "prefill" and call.position == self._workload.cached_tokens
         chunk: CallPhase | None = "first_chunk" if is_first else None
         yield CallMoment(phase, sum(parts), before, 0, "", line, chunk)
 

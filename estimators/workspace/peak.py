@@ -20,7 +20,7 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device
-from memfit.estimators.mlx.kernels import allocated
+from memfit.estimators.mlx.kernels import KEPT_BYTES, allocated
 from memfit.estimators.mlx.scheduler import (
     CPU_DISPATCHES_PER_TASK,
     MAX_ACTIVE_TASKS,
@@ -86,7 +86,18 @@ def peak(
         prefill_bytes=max(m.nbytes for m in moments if m.phase != "decode"),
         decode_bytes=max((m.nbytes for m in moments if m.phase == "decode"), default=None),
         call_bytes=_of_calls(moments),
+        held_bytes=max(moment.nbytes + _kept(moment, prepared) for moment in moments),
     )
+
+
+def _kept(moment: CallMoment, prepared: PreparedModel) -> int:
+    """Return what MLX keeps of the caches that a call replaces: the next ones are too large for it.
+
+    mlx-lm clears after each chunk and every 256 tokens, in which a cache grows once. The workspace
+    is taken as reused from operation to operation.
+    """
+    most = KEPT_BYTES[prepared.traits.backend]
+    return moment.replaced_bytes if most is None else min(moment.replaced_bytes, most)
 
 
 def _of_calls(moments: Sequence[CallMoment]) -> dict[CallPhase, int]:

@@ -1,6 +1,8 @@
 """The caches and states of one run: which buffers there are, and their bytes around a call."""
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -15,6 +17,7 @@ from memfit.estimators.mlx.kv_cache import (
     is_convertible,
     kv_format,
     limited,
+    stored_tokens,
     view_elements,
 )
 from memfit.estimators.workspace.call import CallShape, Occupancy
@@ -36,6 +39,7 @@ class RunCaches:
             self.of_plans = self._limited(workload.max_kv_size)
         self._layers = self._owners()
         self.state_bytes = prepared.state_bytes * workload.batch
+        self._stored_bytes = self._stored()
         # mlx-lm generate.py, BatchGenerator: it has no KV bits.
         self.is_batched = (
             workload.batch > 1
@@ -64,10 +68,25 @@ class RunCaches:
     def kept_bytes(self) -> int:
         """Return the caches and states as the workload leaves them."""
         end = self._workload.total_tokens
+        return self._stored_bytes + self._filled(
+            end, lambda buffer: capacity_at(buffer, self._workload, end)
+        )
+
+    def _stored(self) -> int:
+        """Return the bytes of stored caches and states of the cached tokens."""
+        workload = self._workload
+        if not workload.cached_tokens:
+            return 0
+        return self._filled(workload.cached_tokens, partial(stored_tokens, workload=workload))
+
+    def _filled(self, position: int, room: Callable[[KVBuffer], int]) -> int:
+        """Return the bytes of states, and of buffers with ``room`` for so many tokens."""
         return self.state_bytes + sum(
             layers
-            * self._format(buffer, end).nbytes(buffer.elements_per_token * self._workload.batch)
-            * capacity_at(buffer, self._workload, end)
+            * self._format(buffer, position).nbytes(
+                buffer.elements_per_token * self._workload.batch
+            )
+            * room(buffer)
             for buffer, layers in self._layers.items()
         )
 
@@ -101,7 +120,9 @@ class RunCaches:
         elif buffer.limit is not None:
             # ChunkedKVCache.maybe_trim_front cuts the old tokens to the limit before the call.
             visible = min(call.position, buffer.limit) + call.tokens
-        return Occupancy(before, after, visible, kv)
+        # fetch_nearest_cache (mlx-lm cache.py) copies no array: the first call makes its own.
+        is_stored = bool(before) and call.position == self._workload.cached_tokens
+        return Occupancy(before, after, visible, kv, is_stored=is_stored)
 
     def _around_decode(self, buffer: KVBuffer, call: PlannedCall, kv: KVFormat) -> Occupancy:
         """The largest decode step is the last one that grows the buffer."""
@@ -112,20 +133,32 @@ class RunCaches:
         return Occupancy(before, after, min(after, buffer.held_tokens(call.position)), kv)
 
     def bytes_during(self, occupancy: dict[KVBuffer, Occupancy], simulated: Counter[int]) -> int:
-        """Return the caches before a call, and after it for the layers that are not simulated."""
+        """Return the caches before a call, and after it for the layers that are not simulated.
+
+        Stored caches are counted beside those of the run.
+        """
         inside: Counter[KVBuffer] = Counter()
         for number, layers in simulated.items():
             for buffers in self.of_plans[number]:
                 for buffer in buffers:
                     inside[buffer] += layers
-        total = 0
+        total = self._stored_bytes
         for buffer, layers in self._layers.items():
             held = occupancy[buffer]
             token = held.kv.nbytes(buffer.elements_per_token * self._workload.batch)
             # A simulated layer allocates its larger buffer among its own steps.
             growing = min(layers, inside[buffer])
-            total += token * (held.before * growing + held.after * (layers - growing))
+            own = 0 if held.is_stored else held.before
+            total += token * (own * growing + held.after * (layers - growing))
         return total
+
+    def replaced_bytes(self, occupancy: dict[KVBuffer, Occupancy]) -> int:
+        """Return the caches that larger ones replace in a call; stored ones stay in use."""
+        return sum(
+            layers * held.before * held.kv.nbytes(buffer.elements_per_token * self._workload.batch)
+            for buffer, layers in self._layers.items()
+            if (held := occupancy[buffer]).after > held.before and not held.is_stored
+        )
 
     def packed_bytes(self, call: CallShape, simulated: Counter[int], *, decoding: bool) -> int:
         """Return what values that view one packed product keep alive in addition to their own.
@@ -134,6 +167,8 @@ class RunCaches:
         that have run in that chunk, and in the call after it in those that have not run.
         """
         workload, total = self._workload, 0
+        if workload.cached_tokens:
+            return 0
         first = min(workload.prompt_tokens - 1, workload.prefill_step)
         position = workload.prompt_tokens - 1 if decoding else call.previous
         for number, layers in self._prepared.layers.items():
@@ -159,7 +194,7 @@ class RunCaches:
     def view_bytes(self, call: CallShape, simulated: Counter[int], *, decoding: bool) -> int:
         """Return what states that are slices keep alive in addition to their own bytes."""
         workload, total = self._workload, 0
-        chunk = min(workload.prompt_tokens - 1, workload.prefill_step)
+        chunk = next(workload.prefill_chunks(), 0)
         for number, layers in self._prepared.layers.items():
             # Some classes keep a state as a slice, which keeps its whole array alive: that of this
             # chunk in a layer that has run, that of the chunk before in one that has not.
@@ -216,7 +251,7 @@ class RunCaches:
     def converted_bytes(self, call: PlannedCall) -> tuple[int, int]:
         """Return all caches after a call as they were, and those that are quantised then."""
         # mx.quantize reads the plain arrays, so both exist until all caches are evaluated.
-        plain = quantised = 0
+        plain, quantised = self._stored_bytes, 0
         after = KVFormat(self._width, self._workload.kv_bits, self._workload.kv_group_size)
         for buffer, held in self.around(call).items():
             elements = buffer.elements_per_token * held.after * self._workload.batch

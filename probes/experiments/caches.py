@@ -24,7 +24,7 @@ from memfit.estimators.plans.offload.cache_tiers import Tiers
 from memfit.estimators.plans.offload.plan import usable_disk
 from memfit.estimators.runtimes.measurement import Loaded, MeasuredCache, MeasuredRestore, Way
 from memfit.estimators.runtimes.runtime import Need, comfortable_bytes
-from memfit.probes.disk import require_free, usable_bytes
+from memfit.probes.disk import create_directory, require_free, usable_bytes
 from memfit.probes.experiments.base import Experiment, Start, sized_here
 from memfit.probes.preflight import (
     RefusedError,
@@ -363,11 +363,12 @@ def _measured(file: StoredCache) -> MeasuredCache:
 
 @contextmanager
 def _directory(request: CacheRequest) -> Iterator[Path]:
-    """A directory that can be written: the user's, or one that is removed afterwards."""
+    """A directory that can be written: the user's, created if needed, or one that is removed."""
     if request.directory is None:
         with unfinished_folder() as directory:
             yield directory
     else:
+        create_directory(request.directory)
         require_free(request.directory, 0)
         remove_unfinished(request.directory)
         yield request.directory.absolute()

@@ -15,7 +15,7 @@ from memfit.estimators.base.errors import InputError, MachineError, UnsupportedE
 from memfit.estimators.base.files import printable, write_atomically
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
 from memfit.estimators.base.unfinished import unfinished_folder
-from memfit.estimators.base.units import format_bytes
+from memfit.estimators.base.units import format_bytes, format_limit
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import fingerprint_of
 from memfit.estimators.machine.device import free_bytes
@@ -329,7 +329,8 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
         need += self.request.margin_bytes
         room = min(free_bytes(self.device), self.device.working_set_bytes)
         if need > room:
-            needed, free = (format_bytes(each, self.request.units) for each in (need, room))
+            needed = format_bytes(need, self.request.units)
+            free = format_limit(room, self.request.units)
             raise MachineError(f"estimated to need {needed}, and {free} are free")
 
     def _texts(self) -> list[str]:

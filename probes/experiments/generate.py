@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
-from memfit.estimators.base.units import format_bytes
+from memfit.estimators.base.units import format_limit
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.processor import image_plan
 from memfit.estimators.machine.host import detect_host
@@ -306,7 +306,7 @@ def _notes(
     if request.has_image:
         yield _image_note(sized, workload, session.versions["mlx_vlm"])
     if sized.device and sized.device.budget == MEMORY_LIMIT:
-        limit = format_bytes(sized.device.working_set_bytes, request.units)
+        limit = format_limit(sized.device.working_set_bytes, request.units)
         text = f"the verdict uses the memory limit of {limit}, not the working set"
         yield Note("info", "memory-limit", text)
     for text in found.prompt.notes:

@@ -15,7 +15,7 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device, wired_limit
 from memfit.estimators.results.advice import Advice, Recommendation
@@ -288,7 +288,7 @@ def _without_wired_limit(
     parts = {"weights": sized.resident_bytes, "caches": caches, "workspace": workspace}
     listed = ", ".join(f"{name} {format_bytes(size, units)}" for name, size in parts.items())
     reason = (
-        f"{format_bytes(limit, units)} by policy alone for {workload.total_tokens}"
+        f"{format_limit(limit, units)} by policy alone for {workload.total_tokens}"
         f" tokens ({listed}, margin {format_bytes(sized.margin_bytes, units)}); the"
         f" {device.backend} backend has no wired limit, nothing was set"
     )

@@ -6,6 +6,8 @@ import pydoc
 import re
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
+from time import process_time
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from memfit.estimators.base.units import Units
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.registry import runtime_names
-from tests.models import QWEN3_4B, plain_tensors, write_checkpoint
+from tests.models import QWEN3_4B, plain_tensors, write_checkpoint, write_config
 
 SAMPLE = Path(__file__).parents[2] / "sample_configs" / "qwen3-4b-4bit.yaml"
 
@@ -42,6 +44,44 @@ def test_a_notebook_shows_which_model_is_open() -> None:
     model = memfit.open(str(SAMPLE))
     assert repr(model) == f"memfit.open({str(SAMPLE)!r})"
     assert repr(model.on("m4-max-64")) == f"memfit.open({str(SAMPLE)!r}).on('m4-max-64')"
+
+
+@pytest.mark.parametrize(
+    ("opened", "place", "asked"),
+    [
+        ({}, {}, {"context": "20k"}),
+        ({"quantize": 8}, {}, {"prompt_tokens": "5k", "max_tokens": 300, "kv_bits": 8}),
+        ({"draft": "qwen3-0.6b"}, {}, {"context": 3000}),
+        ({}, {"ranks": 2}, {"context": "8k", "batch": 4}),
+        ({"runtime": "llama.cpp"}, {}, {"context": "8k"}),
+    ],
+)
+def test_the_peak_alone_is_that_of_the_estimate(
+    opened: dict[str, Any], place: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    model = memfit.open("qwen3-32b", **opened).on("m4-max-64", **place)
+    assert model.peak(**asked) == model.at(**asked).peak_bytes
+
+
+def test_a_peak_takes_milliseconds_and_the_same_one_microseconds() -> None:
+    machine = memfit.open("qwen3-4b-4bit").on("m4-max-64")
+    machine.peak("4k")  # imports
+
+    def seconds(tokens: int) -> float:
+        start = process_time()
+        machine.peak(tokens)
+        return process_time() - start
+
+    lengths = [97 * n for n in range(1, 60)]
+    assert median(map(seconds, lengths)) < 0.005
+    assert median(map(seconds, lengths)) < 0.0002
+
+
+def test_a_checkpoint_that_is_not_loaded_has_no_peak(tmp_path: Path) -> None:
+    write_config(tmp_path, {**QWEN3_4B, "model_file": "modeling.py"})
+    model = memfit.open(tmp_path).on("m4-max-64")
+    with pytest.raises(memfit.UnsupportedError, match="mlx-lm does not load it: model_file"):
+        model.peak("4k")
 
 
 def test_a_device_and_a_workload_can_be_objects() -> None:
@@ -156,11 +196,11 @@ def test_help_describes_an_open_model() -> None:
 def test_sentences_change_their_units_by_name_and_after_a_copy() -> None:
     answer = memfit.estimate(SAMPLE.with_name("qwen3-30b-a3b-4bit.yaml"), device="m1-8")
     reason = answer.recommendation.memory_bytes.reason
-    assert reason.endswith("for 18.425 GB")
+    assert reason.endswith("for 18.5 GB")
     assert answer.in_units("gb") == answer  # type: ignore[arg-type]
     binary = pickle.loads(pickle.dumps(answer)).in_units("gib")
     assert binary == answer.in_units(Units.GIB)
-    assert binary.recommendation.memory_bytes.reason.endswith("for 17.160 GiB")
+    assert binary.recommendation.memory_bytes.reason.endswith("for 17.2 GiB")
     with pytest.raises(memfit.InputError, match="expected gb, gib; got 'tb'"):
         answer.in_units("tb")  # type: ignore[arg-type]
 

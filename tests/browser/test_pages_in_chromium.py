@@ -12,6 +12,7 @@ import pytest
 
 from memfit.estimators.base.units import format_bytes
 from tests.browser.devtools import Tab, find_chromium, opened_tab
+from tests.browser.screenshots import DOCS, PICTURES, Picture, size_of
 from tests.cli.test_first_screen import SAMPLES
 from tests.cli.test_pages import COMMANDS, REQUEST, SMALL
 from tests.models import QWEN3_4B, write_config
@@ -143,9 +144,9 @@ def test_sliders_are_moved_by_keyboard_and_show_estimates(tab: Tab, pages: dict[
             break
     before = tab.run("answer.textContent")
     tab.press("Home", KEYS["Home"])
-    assert tab.run("document.activeElement.getAttribute('aria-valuetext')") == "2048 tokens"
+    assert tab.run("document.activeElement.getAttribute('aria-valuetext')") == "4096 tokens"
     tab.press("ArrowRight", KEYS["ArrowRight"])
-    assert tab.run("document.getElementById('slider-0-value').textContent") == "4096 tokens"
+    assert tab.run("document.getElementById('slider-0-value').textContent") == "16384 tokens"
     tab.press("Tab", KEYS["Tab"])
     tab.press("ArrowRight", KEYS["ArrowRight"])
     tab.press("Tab", KEYS["Tab"])
@@ -154,13 +155,102 @@ def test_sliders_are_moved_by_keyboard_and_show_estimates(tab: Tab, pages: dict[
     shown = tab.run(
         "[...document.querySelectorAll('.sliders span')].map((each) => each.textContent)"
     )
-    assert shown == ["4096 tokens", "2 sequences", "not quantised", "256 tokens"]
-    settings = "--context 4k --batch 2 --prefill-step 256"
+    assert shown == ["16384 tokens", "4 sequences", "not quantised", "128 tokens"]
+    settings = "--context 16k --batch 4 --prefill-step 128"
     out, _ = run(f"memfit estimate {SMALL} --memory 8GB {settings} --json")
     answer = json.loads(out)
     assert f"needs {format_bytes(answer['needed_bytes'])} of" in tab.run("answer.textContent")
     assert answer["verdict"] in tab.run("answer.className")
     assert tab.run("answer.textContent") != before
+
+
+def test_weight_bits_are_changed_on_the_page(tab: Tab, pages: dict[str, Path]) -> None:
+    tab.open(pages["grid"])
+    tab.run("document.getElementById('slider-0').focus()")
+    tab.press("End", KEYS["End"])
+    assert tab.run("document.getElementById('slider-0-value').textContent") == "4 bits"
+    out, _ = run(
+        f"memfit estimate {SAMPLES}/qwen3.5-35b-a3b.yaml --memory 32GB --quantize 4 --json"
+    )
+    answer = json.loads(out)
+    assert f"needs {format_bytes(answer['needed_bytes'])} of" in tab.run("answer.textContent")
+    assert answer["verdict"] in tab.run("answer.className")
+    share = -(-100 * answer["needed_bytes"] // answer["device"]["working_set_bytes"])
+    assert tab.run("document.querySelector('meter').value") == share
+    # 16 bits do not fit: the meter is full, and no longer than that.
+    tab.press("Home", KEYS["Home"])
+    assert tab.run("document.querySelector('meter').value") == 100
+
+
+# What a phone shows of the rows of words, without scrolling: text, left and right of each cell.
+CELLS = """
+[...document.querySelectorAll('table.stack tbody tr')].map((row) =>
+  [...row.children].map((cell) => {
+    const box = cell.getBoundingClientRect();
+    return [cell.textContent, box.left, box.right, box.top];
+  }).filter(([, left, right]) => right > left))
+"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("name", ["fits", "gate", "grid"])
+def test_a_phone_shows_every_cell_of_a_row_within_its_width(
+    tab: Tab, pages: dict[str, Path], name: str, dark: bool
+) -> None:
+    tab.open(pages[name], width=375, dark=dark)
+    rows = tab.run(CELLS)
+    assert rows
+    assert all(left >= 0 and right <= 375 for row in rows for _, left, right, _ in row)
+    for first, *others in rows:
+        assert first[1] < 40  # the name of the row is above its cells
+        assert all(top > first[3] for *_, top in others)
+
+
+def test_commands_are_under_their_row_on_a_phone_and_beside_it_on_a_desktop(
+    tab: Tab, pages: dict[str, Path]
+) -> None:
+    for width in (375, 1280):
+        tab.open(pages["grid"], width=width)
+        row = next(row for row in tab.run(CELLS) if "mlx_lm." in row[-1][0])
+        name, commands = row[0], row[-1]
+        assert (commands[3] > name[3]) == (width == 375)
+        assert (commands[1] < 40) == (width == 375)
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_the_bars_of_the_row_to_take_end_at_the_limit(
+    tab: Tab, pages: dict[str, Path], width: int
+) -> None:
+    tab.open(pages["grid"], width=width)
+    ends = tab.run(
+        "(() => { const svg = [...document.querySelectorAll('svg')].find((each) =>"
+        " each.getAttribute('aria-label').includes('a full bar'));"
+        " const right = svg.getBoundingClientRect().right;"
+        " return [...svg.querySelectorAll('path.limit, rect')].map((each) =>"
+        " right - each.getBoundingClientRect().right); })()"
+    )
+    assert min(ends) > -0.5
+    assert sum(end < 3 for end in ends) >= 2
+
+
+def test_the_server_s_page_names_the_bound_and_the_mixes(tab: Tab, pages: dict[str, Path]) -> None:
+    for width in (375, 1280):
+        tab.open(pages["server"], width=width)
+        drawn = tab.run(
+            "[...document.querySelectorAll('svg text')].map((each) => each.textContent)"
+        )
+        assert {"at most, in any order", "equal requests"} <= set(drawn)
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=[each.name for each in PICTURES])
+def test_the_screenshots_of_the_docs_are_made_here(
+    tab: Tab, pages: dict[str, Path], picture: Picture
+) -> None:
+    """Their pixels depend on the fonts; their size and their place in the docs do not."""
+    image = picture.taken(tab, pages["grid"])
+    committed = (DOCS / "images" / picture.name).read_bytes()
+    assert size_of(committed) == size_of(image) == (picture.width, picture.height)
+    assert f"](images/{picture.name})" in (DOCS / "reports.md").read_text(encoding="utf-8")
 
 
 def test_what_a_runtime_cannot_run_says_why(tab: Tab, pages: dict[str, Path]) -> None:

@@ -38,6 +38,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
     (tmp_path / "blobs").mkdir()
     write(tmp_path / "blobs" / f"sha256-{DIGEST}", {"general.architecture": "qwen3"}, WEIGHTS)
+    parameters = {"num_ctx": 16_384, "num_gpu": 10, "stop": ["<|im_end|>"], "temperature": 0.6}
+    (tmp_path / "blobs" / f"sha256-{'c' * 64}").write_text(json.dumps(parameters))
     layers = [layer("model"), layer("template", "b" * 64), layer("params", "c" * 64)]
     write_manifest(tmp_path, "registry.ollama.ai/library/qwen3/4b", layers)
     return tmp_path
@@ -55,6 +57,7 @@ def test_a_name_is_resolved_through_the_manifest_to_the_blob(store: Path) -> Non
     checkpoint = open_checkpoint("ollama:qwen3:4b")
     assert (checkpoint.id, checkpoint.source) == ("ollama:qwen3:4b", "gguf")
     assert checkpoint.tensors == WEIGHTS
+    assert checkpoint.run_options == {"num_ctx": 16_384, "num_gpu": 10}
     assert checkpoint.config_name.endswith(f"sha256-{DIGEST}")
     assert open_checkpoint(str(store / "blobs" / f"sha256-{DIGEST}")).tensors == WEIGHTS
 

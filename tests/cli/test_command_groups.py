@@ -15,6 +15,14 @@ ROOT = Path(__file__).parents[2]
 GROUPS = {"commands": Commands, "commands/plan": Plans}
 
 
+def listed(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every group and command, with its words."""
+    yield path, group
+    for name, command in getattr(group, "commands", {}).items():
+        loaded = group.load(name) if isinstance(group, LazyGroup) else command
+        yield from listed(loaded, *path, name)
+
+
 def test_a_command_has_the_same_summary_in_the_list_and_in_its_help() -> None:
     for group in GROUPS.values():
         loaded = {name: group(name="memfit").load(name) for name in group.summaries}
@@ -26,8 +34,9 @@ def test_a_command_has_the_same_summary_in_the_list_and_in_its_help() -> None:
 @pytest.mark.parametrize("folder", GROUPS)
 def test_every_module_of_a_command_is_listed(folder: str) -> None:
     found = {path.stem for path in (ROOT / "cli" / folder).iterdir()}
-    listed = {name.replace(" ", "_") for name in GROUPS[folder].summaries}
-    assert listed == found - {"__init__", "__pycache__", "subject"}
+    group = GROUPS[folder]
+    names = {name.replace(" ", "_") for name in group.summaries if name not in group.elsewhere}
+    assert names == found - {"__init__", "__pycache__", "subject"}
 
 
 def test_an_unknown_command_is_rejected_with_a_suggestion(memfit: Memfit) -> None:
@@ -64,27 +73,49 @@ def test_a_second_word_is_a_command_only_if_it_is_listed(
     assert (found, rest) == (name, words[len(name.split()) :])
 
 
-def _listed(group: Any, *path: str) -> Iterator[tuple[str, ...]]:
-    """Every group and command, by its words."""
-    yield path
-    for name, command in getattr(group, "commands", {}).items():
-        loaded = group.load(name) if isinstance(group, LazyGroup) else command
-        yield from _listed(loaded, *path, name)
-
-
 def test_help_in_eighty_columns_has_full_summaries_and_upper_case_arguments(
     memfit: Memfit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    listed = list(_listed(Commands(name="memfit")))
-    assert len(listed) > 30
-    for words in listed:
+    every = [words for words, _ in listed(Commands(name="memfit"))]
+    assert len(every) > 30
+    for words in every:
         ran = memfit(*words, "--help")
-        usage, _, commands = ran.out.partition("Commands:")
+        usage, _, commands = ran.out.partition("--help")
         assert (ran.code, "..." in commands) == (0, False), commands
         name, _, arguments = usage.splitlines()[0].partition("memfit " + " ".join(words))
         assert name.startswith("Usage: ")
         assert arguments == arguments.upper()
+
+
+def test_the_help_begins_with_what_most_people_need(memfit: Memfit) -> None:
+    title, *rows = memfit("--help").out.partition("What most")[2].partition("\n\n")[0].splitlines()
+    assert title == " people need:"
+    assert [row.split()[0] for row in rows] == [
+        *("MODEL", "fits", "server", "compare", "tune", "gate")
+    ]
+
+
+@pytest.mark.parametrize("group", GROUPS.values())
+def test_every_command_of_a_section_exists_and_stands_in_one(group: type[LazyGroup]) -> None:
+    placed = [name for names in group.sections.values() for name in names]
+    assert len(placed) == len(set(placed))
+    assert set(placed) <= group.summaries.keys()
+
+
+def test_plans_for_tight_memory_say_for_whom_they_are(memfit: Memfit) -> None:
+    rows = memfit("plan", "--help").out.partition("Tight memory:\n")[2].splitlines()
+    assert [row.split()[0] for row in rows] == [
+        *("experts", "offload", "wired", "growth", "static", "request")
+    ]
+    assert all(" For " in row for row in rows)
+
+
+def test_the_server_is_also_a_command_of_its_own(memfit: Memfit) -> None:
+    question = ("qwen3-4b-4bit", "--memory", "16GB", "--context", "4k", "--json")
+    short, long = memfit("server", *question), memfit("plan", "server", *question)
+    assert (short.code, short.out) == (long.code, long.out)
+    assert "Usage: memfit server [OPTIONS]" in memfit("server", "--help").out
 
 
 def test_the_help_of_gate_lists_its_subcommands(memfit: Memfit) -> None:

@@ -173,7 +173,7 @@ def test_an_unknown_model_does_not_affect_the_others(
     table = memfit("compare", *models).out
     assert "unknown" in table
     assert "qwen3x" in table
-    assert "2.263 GB" in table
+    assert "2.3 GB" in table
 
 
 def test_an_unreachable_source_does_not_affect_the_others(four_bit: Path, tmp_path: Path) -> None:
@@ -285,9 +285,9 @@ def test_signs_come_before_amount_and_percent(
     memfit: Memfit, four_bit: Path, eight_bit: Path
 ) -> None:
     more = memfit("compare", four_bit, eight_bit).out
-    assert re.search(r"Weights on disk +2\.263 GB +4\.273 GB +\+2\.011 GB +\+88\.87 %", more)
+    assert re.search(r"Weights on disk +2\.3 GB +4\.3 GB +\+2\.0 GB +\+88\.87 %", more)
     less = memfit("compare", eight_bit, four_bit).out
-    assert re.search(r"Weights on disk +4\.273 GB +2\.263 GB +−2\.011 GB +−47\.05 %", less)
+    assert re.search(r"Weights on disk +4\.3 GB +2\.3 GB +−2\.0 GB +−47\.05 %", less)
     assert re.search(r"KV cache .* same", less)
 
 

@@ -132,3 +132,47 @@ def test_an_unknown_runtime_is_a_mistake_with_its_line(memfit: Memfit, folder: P
     assert run.code == 2
     assert run.err.startswith(f"memfit: memfit.yaml:{line}: targets.it.runtime: ")
     assert "zinc" in run.err
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cache_type": "q8_0,f16", "batch_size": 4096},
+        {"cache_type_k": "q8_0", "cache_type_v": "q8_0", "gpu_layers": 2, "host_memory": "64GB"},
+        {"flash_attn": False, "all_logits": True, "n_cpu_moe": 1, "host_memory": "64GB"},
+        {"kv_unified": True, "swa_full": True, "gpu_layers": "all"},
+    ],
+)
+def test_the_gate_takes_what_llama_cpp_is_started_with(
+    memfit: Memfit, folder: Path, settings: dict[str, object]
+) -> None:
+    entry = recorded()["qwen3moe"]
+    path = write(folder / "model.gguf", entry.metadata, entry.tensors)
+    keys = {"path": str(path), "device": "rtx-4090", "workload": {"context": 8192, "batch": 2}}
+    limits = {"peak": "1GB", "basis": "bound"}
+    write_policy(folder, judged=target(limits, runtime="llama.cpp", **keys, **settings))
+    options = [
+        part
+        for name, value in settings.items()
+        for part in (
+            [f"--no-{name.replace('_', '-')}"]
+            if value is False
+            else [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+        )
+    ]
+    asked = ("--runtime", "llama.cpp", "--device", "rtx-4090", "--context", "8192", "--batch", "2")
+    estimate = memfit(path, *asked, *options, "--json").json
+    (judged,) = memfit("gate", "--format", "json").json["targets"]
+    assert judged["checks"][0]["figure"] == estimate["peak_bytes"]
+
+
+def test_a_runtimes_own_key_needs_its_runtime(memfit: Memfit, folder: Path) -> None:
+    write_policy(
+        folder,
+        nobody=target({"peak": "1GB"}, model=SAMPLE, cache_type="q8_0"),
+        other=target({"peak": "1GB"}, model=SAMPLE, runtime="mlx-lm", gpu_layers=2),
+    )
+    run = memfit("gate")
+    assert run.code == 2
+    assert "cache_type: name the runtime that it is of" in run.err
+    assert "other.gpu_layers: mlx-lm has no such setting; give --runtime llama.cpp" in run.err

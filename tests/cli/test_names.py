@@ -108,6 +108,8 @@ def test_a_conversion_is_named_as_mlx_lm_names_it(
             ("--max-model-len 32k", "--context 32000"),
             ("--max-model-len 25.6k", "--context 25600"),
             ("--max-num-seqs 4", "--batch 4"),
+            ("-c 0", "--context model"),
+            ("--max-model-len auto", "--context auto"),
             ("--tensor-parallel-size 1", ""),
             ("--tensor-parallel-size 2", "--ranks 2 --parallel tensor"),
         ],
@@ -151,8 +153,7 @@ def test_the_type_of_vllms_cache_is_translated(
         ("-ngl -1 --runtime llama.cpp", "expected a number of layers up to 4096, auto or all"),
         ("--tensor-parallel-size 2 --ranks 2", "sets the ranks: leave out their options"),
         ("--parallel auto", "llama.cpp's number of sequences is -np"),
-        ("-c 0", "--ctx-size: 0 is the model's own limit; write its tokens"),
-        ("--max-model-len auto", "--max-model-len: 'auto' is not a number of tokens; write"),
+        ("--max-model-len all", "--max-model-len: 'all' is not a number of tokens; write"),
         ("--max-model-len 1.5K", "is not a number of tokens; write"),
         ("--max-model-len 1.0001k", "not a whole number of tokens"),
         ("-c 4k --context 4k", "--context and --ctx-size both set the context: give one"),
@@ -169,7 +170,7 @@ def test_the_type_of_vllms_cache_is_translated(
         ("--dtype bfloat16", "--dtype: the config says it: leave it out"),
         ("--prefil-step 8", "No such option: --prefil-step; nearest: --prefill-step"),
         ("--nothing", "No such option: --nothing; memfit estimate --help shows the options"),
-        ("--runtime llamacpp", "nearest: llama.cpp, vllm (memfit runtimes)"),
+        ("--runtime llamacpp", "nearest: llama.cpp, ollama, vllm (memfit runtimes)"),
         ("--device m4-pro-max-64", "nearest: m4-pro-64, m4-max-64"),
         ("--model other", "MODEL and --model both name the model: give one of them"),
     ],
@@ -233,7 +234,7 @@ def test_the_help_has_every_name_of_an_option_unbroken(
     memfit: Memfit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    text = memfit("estimate", "--help").out
+    text = memfit("estimate", "--help-all").out
     for name in (
         *("--prefill-step-size", "--draft-model", "--adapter-path", "--model", "--q-bits"),
         *("--q-group-size", "--q-mode", "-c", "--ctx-size", "-ub", "-np", "-ctk", "-ctv", "-ngl"),
@@ -242,3 +243,59 @@ def test_the_help_has_every_name_of_an_option_unbroken(
     ):
         assert f" {name}" in text, name
     assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", ["qwen3:8b", "Qwen 3 8B", "qwen3-8b"])
+def test_a_published_model_is_found_as_people_write_it(memfit: Memfit, name: str) -> None:
+    run = memfit(name, "--memory", "32GB", *FAST)
+    assert (run.json["model"]["id"], run.json["model"]["source"]) == ("Qwen/Qwen3-8B", "index")
+    assert f"{name}: Qwen/Qwen3-8B by its published config" in memfit(name, *FAST[:2]).out
+
+
+def test_a_name_of_several_sizes_lists_them_with_their_sizes(memfit: Memfit) -> None:
+    run = memfit("qwen3")
+    assert (run.code, run.err.count("\n")) == (2, 1)
+    assert "Qwen/Qwen3-8B (8.2 B), Qwen/Qwen3-14B (14.8 B)" in run.err
+
+
+def test_a_model_of_the_index_is_estimated_where_the_hub_cannot_be_reached(
+    memfit: Memfit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    run = memfit("Qwen/Qwen3-8B", "--memory", "32GB", *FAST)
+    assert run.json["model"]["source"] == "index"
+    [note] = [note for note in run.json["notes"] if note["code"] == "checkpoint"]
+    assert note["level"] == "warning"
+    assert "published config" in note["message"]
+
+
+def test_without_arguments_it_says_how_to_name_a_machine_and_shows_a_sample_on_each_mac(
+    memfit: Memfit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memfit.estimators.machine.host.detect_host", lambda: None)
+    out = memfit().out
+    assert out.splitlines()[:2] == [
+        "Here is no Mac and no NVIDIA GPU. Name a machine: memfit fits --device m4-max-64",
+        "(memfit devices lists them), or its memory: memfit fits --memory 32GB. A sample:",
+    ]
+    assert "The smallest Mac that fits has 8 GB." in out
+
+
+def test_without_arguments_it_lists_on_one_screen_what_fits_this_machine(
+    memfit: Memfit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memfit.estimators.machine.devices import find_device
+
+    monkeypatch.setattr(
+        "memfit.estimators.machine.host.detect_host", lambda: find_device("m1-max-32")
+    )
+    monkeypatch.setenv("COLUMNS", "80")
+    out = memfit().out
+    assert "m1-max-32: 12 models fit" in out
+    assert "memfit qwen3.5-35b-a3b: what it needs, and how to run it" in out
+    assert len(out.splitlines()) <= 24
+
+
+def test_fits_with_a_model_is_the_estimate_of_it(memfit: Memfit) -> None:
+    machine = ("--memory", "16GB", *FAST)
+    assert memfit("fits", "qwen3:8b", *machine).out == memfit("qwen3:8b", *machine).out

@@ -1,13 +1,17 @@
 """Groups of options become flat options of a command, and its --help shows the groups."""
 
 import inspect
+import re
 from typing import Annotated
 
 import pytest
 
+from memfit.cli.app import Commands
+from memfit.cli.command_groups import SHARED_PANELS, GroupedCommand
 from memfit.cli.options.groups import Only, OptionGroup, argument, grouped, option
 from memfit.estimators.base.units import parse_count
 from tests.cli.running import Memfit
+from tests.cli.test_command_groups import listed
 
 
 class Colours(OptionGroup, frozen=True, kw_only=True):
@@ -69,7 +73,7 @@ def test_two_groups_with_the_same_option_are_refused() -> None:
 
 
 def test_help_shows_the_options_by_group(memfit: Memfit) -> None:
-    lines = memfit("plan", "context", "--help").out.splitlines()
+    lines = memfit("plan", "context", "--help-all").out.splitlines()
     assert [line for line in lines if line[:1] != " " and line.endswith(":")] == [
         "Arguments:",
         "Options:",
@@ -81,6 +85,41 @@ def test_help_shows_the_options_by_group(memfit: Memfit) -> None:
     ]
     own = lines.index("Options:"), lines.index("Model options:")
     assert any("--ceiling" in line for line in lines[own[0] : own[1]])
+
+
+def test_the_help_of_estimate_shows_fifteen_options_and_where_the_rest_is(memfit: Memfit) -> None:
+    short, whole = (memfit("estimate", each) for each in ("--help", "--help-all"))
+    assert (short.code, whole.code) == (0, 0)
+    shown, every = options_of(short.out), options_of(whole.out)
+    assert len(shown) == 15
+    assert shown < every
+    assert f"\n{len(every - shown)} more options: memfit estimate --help-all\n" in short.out
+    assert "MODEL  A directory" in short.out
+
+
+def options_of(text: str) -> set[str]:
+    """Return the options of a help text, without those that show it."""
+    return {*re.findall(r"^  (-[\w-]+)", text, re.MULTILINE)} - {"-h", "--help-all"}
+
+
+def test_every_help_shows_the_options_of_its_command_and_few_of_the_shared_groups(
+    memfit: Memfit,
+) -> None:
+    long = 0
+    for words, command in listed(Commands(name="memfit")):
+        if not isinstance(command, GroupedCommand):
+            continue
+        text = memfit(*words, "--help").out
+        shown = options_of(text)
+        if "--help-all" not in text:
+            assert len(shown) <= 15, words
+            continue
+        whole = memfit(*words, "--help-all").out
+        sections = re.split(r"\n\n(?=\S)", whole)
+        own = [options_of(each) for each in sections if not each.startswith(tuple(SHARED_PANELS))]
+        assert set().union(*own) <= shown < options_of(whole), words
+        long += 1
+    assert long > 8
 
 
 @pytest.mark.parametrize(
@@ -95,7 +134,7 @@ def test_help_shows_the_options_by_group(memfit: Memfit) -> None:
 def test_a_command_offers_the_formats_that_it_can_write(
     memfit: Memfit, command: str, formats: str
 ) -> None:
-    assert f"--format <{formats}>" in memfit(*command.split(), "--help").out
+    assert f"--format <{formats}>" in memfit(*command.split(), "--help-all").out
     refused = memfit(*command.split(), "--format", "xml", "model")
     assert (refused.code, "'xml' is not one of 'table', 'json'" in refused.err) == (2, True)
 
@@ -111,6 +150,6 @@ def test_a_command_offers_the_formats_that_it_can_write(
 def test_an_option_of_one_command_stands_with_its_kind_in_help(
     memfit: Memfit, command: str, option: str, panel: str
 ) -> None:
-    groups = memfit(command, "--help").out.split("\n\n")
+    groups = memfit(command, "--help-all").out.split("\n\n")
     (found,) = (group for group in groups if f"  {option} " in group)
     assert found.startswith(f"{panel}:")

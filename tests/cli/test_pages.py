@@ -7,6 +7,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
+from math import prod
 from pathlib import Path
 from random import Random
 
@@ -23,6 +24,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
 from memfit.estimators.sizing.explore import explore
+from memfit.estimators.sizing.opening import with_weight_bits
 from tests.cli.running import Memfit
 from tests.cli.test_bad_input import assert_one_line
 from tests.cli.test_first_screen import SAMPLES
@@ -244,27 +246,106 @@ def test_what_is_long_is_cut_to_keep_the_page_small() -> None:
 @pytest.mark.exhaustive
 def test_points_of_sliders_are_estimates() -> None:
     catalog = Catalog()
-    for sample in ("qwen3-0.6b", "gpt-oss-20b"):
+    for sample, expected in (("qwen3-0.6b", (None, 8, 6, 5, 4)), ("gpt-oss-20b", (None,))):
         sized = catalog.sized(str(SAMPLES / f"{sample}.yaml"))
         asked = Workload(prompt_tokens=3000, max_tokens=100, batch=3, prefill_step=700)
         found = explore(sized, asked)
         names = list(found.values)
         counts = [len(values) for values in found.values.values()]
-        total = counts[0] * counts[1] * counts[2] * counts[3]
-        assert len(found.points) == total <= 1100
+        total = prod(counts)
+        assert len(found.points) == total <= 5 * 8 * 3 * 4 * 4
+        assert found.values.get("weight_bits", (None,)) == expected
         for index in Random(sample).sample(range(total), 12):
             settings, rest = {}, index
             for name, count in zip(reversed(names), reversed(counts), strict=True):
                 rest, place = divmod(rest, count)
                 settings[name] = found.values[name][place]
             start = asked.quantized_kv_start if settings["kv_bits"] is None else 0
+            bits = settings.pop("weight_bits", None)
+            converted = with_weight_bits(sized, bits) if bits else sized
             workload = replace(asked, **settings, quantized_kv_start=start)
             point = found.points[index]
             if point.needed_bytes is None:
                 with pytest.raises(Exception, match=re.escape(point.reason)):
-                    estimate(sized, workload, advises=False)
+                    estimate(converted, workload, advises=False)
                 continue
-            answer = estimate(sized, workload, advises=False)
+            answer = estimate(converted, workload, advises=False)
             assert (point.needed_bytes, point.verdict) == (answer.needed_bytes, answer.verdict)
             parts = answer.components
+            assert point.weights_bytes == parts.weights.resident_bytes
             assert point.cache_bytes == parts.kv.bytes + parts.ssm.bytes
+
+
+def test_weight_bits_are_a_slider_and_the_meter_is_full_at_the_limit(memfit: Memfit) -> None:
+    memfit("estimate", SAMPLES / "qwen3-0.6b.yaml", "--memory", "8GB", "-o", "x.html")
+    page = Page(Path("x.html").read_text(encoding="utf-8"))
+    assert "Weights" in page.inside["label"]
+    data = json.loads(page.inside["script"][0])
+    assert [data["texts"][place] for place in data["values"][0]] == [
+        *("16 bits", "8 bits", "6 bits", "5 bits", "4 bits"),
+    ]
+    assert [each["max"] for each in page.every("meter")] == ["100"]
+    weights = {point[3] for point in data["points"]}
+    assert len(weights) == 5  # each of them has weights of its own
+
+
+def test_a_page_draws_the_row_to_take_with_the_limit_as_a_full_bar(memfit: Memfit) -> None:
+    """That of 32k has to change its KV bits here: 'KV 8 bits' is not among the weights' rows."""
+    memfit(*COMMANDS["estimate"].split(), "-o", "x.html")
+    text = Path("x.html").read_text(encoding="utf-8")
+    (drawn,) = re.findall(r'<svg role="img"[^>]*a full bar is all.*?</svg>', text)
+    lines = {float(x) for x in re.findall(r'<path d="M([0-9.]+) [^"]*" class="limit"/>', drawn)}
+    assert max(lines) == 419  # of 420; the other is a sample in the legend
+    ends = [
+        float(x) + float(w) for x, w in re.findall(r'<rect x="(\S+)" y="\S+" width="(\S+)"', drawn)
+    ]
+    assert max(ends) <= 420
+
+
+@pytest.mark.parametrize("name", ["fits", "server", "estimate"])
+def test_rows_of_words_are_stacked_on_a_phone_and_a_matrix_is_not(
+    memfit: Memfit, name: str
+) -> None:
+    memfit(*COMMANDS[name].split(), "-o", "x.html")
+    page = Page(Path("x.html").read_text(encoding="utf-8"))
+    stacked = [each for each in page.every("table") if each.get("class") == "stack"]
+    labels = {each["data-label"] for each in page.every("td") if each.get("data-label")}
+    expected = {
+        "fits": {"weights", "needs GB", "longest"},
+        "server": set(),
+        "estimate": {"Costs", "Needs", "Commands"},
+    }[name]
+    assert labels >= expected
+    assert bool(stacked) == bool(expected)
+    assert not labels & {"4k", "16k"}
+
+
+def test_a_server_s_page_draws_the_bound_and_every_mix(memfit: Memfit) -> None:
+    command = f"plan server {SMALL} --memory 16GB --context 2k --clients 8"
+    mixes = memfit(*command.split(), "--json").json["mixes"]
+    assert len(mixes) > 1
+    memfit(*command.split(), "-o", "x.html")
+    text = Path("x.html").read_text(encoding="utf-8")
+    (drawn,) = re.findall(r"<svg.*?What the server needs.*?</svg>", text)
+    for name in ("at most, in any order", *(mix["name"] for mix in mixes)):
+        assert f">{name}</text>" in drawn
+
+
+def test_a_gate_s_chart_has_one_unit(memfit: Memfit) -> None:
+    """Bytes of a model and bytes of a token are shares of their limits, with their own units."""
+    target = (
+        "memory: 16GB, workload: {context: 4k}, limits: {peak: 90%, growth: {kv_per_token: 0%}}"
+    )
+    Path("memfit.yaml").write_text(f"schema: memfit.policy/1\ntargets:\n  one: {{{target}}}\n")
+    models = (SAMPLES / "qwen3-8b-4bit.yaml", SAMPLES / "qwen3-14b-4bit.yaml")
+    assert memfit("gate", *models, "-o", "y.svg").code == 1
+    picture = ElementTree.fromstring(Path("y.svg").read_text(encoding="utf-8"))
+    text = "".join(picture.itertext())
+    assert "growth of KV per token" in text
+    assert re.search(r"[0-9.]+ kB of [0-9.]+ kB", text)
+    limits = {
+        each.get("d", "").split("V")[0].split(" ")[0]
+        for each in picture.iter("{http://www.w3.org/2000/svg}path")
+        if each.get("class") == "limit"
+    }
+    assert len(limits) == 2  # that of the legend, and one for all bars

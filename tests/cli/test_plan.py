@@ -66,12 +66,12 @@ def test_numbers_are_not_cut_on_a_narrow_terminal(
     monkeypatch.setenv("COLUMNS", "40")
     out = memfit("plan", "wired", SERVER).out
     assert "…" not in out
-    assert "13.726 GB  13.726 GB  13.726 GB" in out
+    assert "13.8 GB  13.8 GB  13.8 GB" in out
 
 
 def test_binary_units_are_shown_on_request(memfit: Memfit) -> None:
     out = memfit("plan", "wired", SERVER, "--units", "gib").out
-    assert "12.783 GiB" in out
+    assert "12.8 GiB" in out
     assert " GB" not in out
 
 
@@ -80,7 +80,7 @@ def test_markdown_has_both_tables_and_the_plot(memfit: Memfit, tmp_path: Path) -
     run = memfit("plan", "wired", SERVER, "--plot", "--format", "markdown", "-o", page)
     text = page.read_text(encoding="utf-8")
     assert (run.code, run.out) == (0, "")
-    assert "| chat-3 | active | admitted | 1.990 GB | 3 s | 5 s | 8 s | 13 s |" in text
+    assert "| chat-3 | active | admitted | 2.0 GB | 3 s | 5 s | 8 s | 13 s |" in text
     assert text.count("```") == 2
 
 

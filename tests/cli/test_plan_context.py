@@ -53,7 +53,7 @@ def test_zincs_minimum_is_shown_together_with_does_not_fit(memfit: Memfit) -> No
     assert profile["device_local_bytes_per_token"] == 163_840
     table = memfit("plan", "context", HYBRID, "--memory", "32GB", "--runtime", "zinc").out
     assert "does not fit" in table
-    assert "163.8 kB as zinc charges it, 41.0 kB in the layers that attend" in table
+    assert "163.9 kB as zinc charges it, 41.0 kB in the layers that attend" in table
 
 
 def test_foundrys_budget_is_exceeded_by_its_own_context(
@@ -210,3 +210,14 @@ def test_kv_bits_of_a_batch_are_noted_as_mlx_lm_runs_them(memfit: Memfit) -> Non
     sample = Path(__file__).parents[2] / "sample_configs" / "qwen3-4b-4bit.yaml"
     arguments = ("estimate", sample, "--batch", "4", "--kv-bits", "8", "--json")
     assert "kv-batch" in [note["code"] for note in memfit(*arguments).json["notes"]]
+
+
+def test_programs_get_it_and_no_printed_command_has_it(memfit: Memfit) -> None:
+    asked = ("plan", "context", "qwen3.6-35b-a3b", "--quantize", "4", "--memory", "32GB")
+    answer = memfit(*asked, "--json").json
+    schedule = answer["schedule"]
+    assert schedule["steps"][0][1] == 2048
+    assert schedule["context_with_first_step"] == answer["longest_context"]
+    text = " ".join(memfit(*asked).out.split())
+    assert f"in place of {schedule['context_with_first_step']} with 2048 alone" in text
+    assert "mlx_lm.generate" not in text

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from memfit.estimators.base.units import format_bytes
 from tests.cli.running import Memfit
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
@@ -68,7 +69,7 @@ def test_what_only_usual_mixes_fit_is_tight_and_both_figures_are_printed(memfit:
     for style in ("table", "markdown", "html"):
         out = " ".join(memfit(*ASKED, "--memory", "64GB", "--format", style).out.split())
         for nbytes in (data["usual"]["peak_bytes"], data["bound"]["peak_bytes"]):
-            assert f"{nbytes / 1e9:.3f} GB" in out
+            assert format_bytes(nbytes) in out
         assert "orst moment" not in out
         assert "5 of 10 caches are kept" in out
 

@@ -5,6 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memfit.cli.render.document import Bar, BarChart, HeatMap, RunChart, Table, Toned
+from memfit.cli.render.page import bar
 from memfit.cli.render.plot import axis_ends, plot, run_lines
 from memfit.estimators.base.units import Units
 from memfit.estimators.results.estimate import RunCall
@@ -24,7 +25,7 @@ def lines(run: tuple[RunCall, ...], budget: int | None = None, width: int = WIDT
 
 def test_the_peak_is_marked_in_its_call_and_in_the_highest_row() -> None:
     drawn = lines(RUN)
-    assert "peak 4.000 GB in first chunk" in drawn[0]
+    assert "peak 4.0 GB in first chunk" in drawn[0]
     marked = [row for row, line in enumerate(drawn) if "^" in line and row]
     assert marked == [1]
     assert drawn[1].split("|")[2].strip() == ""
@@ -109,13 +110,24 @@ def test_the_bars_of_a_chart_have_one_scale(sizes: list[int], limit: int) -> Non
     assert sorted(lengths) == [length for _, length in sorted(zip(sizes, lengths, strict=True))]
 
 
+@given(st.integers(0, 2**50), st.integers(1, 2**50), st.integers(10, 25))
+@example(604, 12_713, 25)  # a twentieth was drawn as two characters of 25
+def test_a_bar_of_a_table_is_in_proportion(part: int, whole: int, width: int) -> None:
+    amount = min(part, whole)
+    drawn = bar(amount, whole, width, ascii_only=False)
+    eighths = sum(8 if each == "█" else " ▏▎▍▌▋▊▉".index(each) for each in drawn)
+    assert abs(eighths * whole - 8 * width * amount) <= whole / 2 or eighths == 1
+    assert (eighths > 0) == (amount > 0)
+    assert len(bar(amount, whole, width, ascii_only=True)) <= width
+
+
 @given(st.text(max_size=200), st.integers(60, 140))
 def test_a_long_label_gives_way_to_the_bar(label: str, width: int) -> None:
     chart = BarChart(title="", kinds=("all",), bars=[Bar(label, (GB,))], units=Units.GB)
     drawn = ["".join(map(str, line)) for line in plot(chart, width, ascii_only=False)]
     assert max(map(len, drawn)) <= width
     assert drawn[-1].count("█") >= 20
-    assert "1.000 GB" in drawn[-1]
+    assert "1.0 GB" in drawn[-1]
 
 
 def test_a_heat_map_says_with_marks_what_its_colours_say() -> None:

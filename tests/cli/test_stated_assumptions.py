@@ -45,7 +45,9 @@ def test_the_screen_has_the_macos_and_the_figure_of_the_other(memfit: Memfit) ->
     old = screen(memfit, "qwen3-8b-4bit", "--memory", "32", "--os-regime", "macos-15")
     assert "GPU 22.9 GB on macOS 13-15, 26.8 on 26" in old
     # No M5 runs macOS 15.
-    assert "on macOS" not in screen(memfit, "qwen3-8b-4bit", "--device", "m5-max-36")
+    newest = screen(memfit, "qwen3-8b-4bit", "--device", "m5-max-36")
+    assert "GPU 30.1 GB on macOS 26" in newest
+    assert "on 15" not in newest
 
 
 def test_the_screen_has_the_length_of_the_reply(memfit: Memfit) -> None:

@@ -16,7 +16,9 @@ from msgspec import convert
 
 from memfit.cli.render.output import rendered
 from memfit.cli.render.view import view_of
+from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units
+from memfit.probes.disk import create_directory
 from memfit.probes.prompt_caches.planned import COUNTED
 from memfit.probes.prompt_caches.result import CacheTuneResult
 from tests.checkpoints import Checkpoints
@@ -33,8 +35,7 @@ SHORT = ("--max-tokens", "2", "--timeout", "60", "--agreement", "0")
 def test_caches_are_stored_restored_and_restored_again(
     memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "caches"
-    folder.mkdir()
+    folder = tmp_path / "new" / "caches"
     # DeepSeek's class cannot use a quantised cache as it is.
     model = ("tune", "cache", checkpoints("mla"), "--prompt-tokens", "30", "--dir", folder)
     result = memfit(*model, *SHORT, "--stored-bits", "16,8", "--json").json
@@ -150,9 +151,21 @@ BAD = {
     "a word": (("--prompt-tokens", "many"), "--prompt-tokens: 'many'"),
     "unknown bits": (("--prompt-tokens", "9", "--stored-bits", "7"), "stored bits 7: MLX stores"),
     "nothing to compare": (("--prompt-tokens", "9", "--max-tokens", "0"), "at least 1 token"),
-    "no directory": (("--prompt-tokens", "9", "--dir", "no/where"), "no/where: cannot be written"),
+    "no directory": (
+        ("--prompt-tokens", "9", "--dir", "file/where"),
+        "file/where: cannot be written",
+    ),
     "a file": (("--prompt-tokens", "9", "--dir", "file"), "file: is not a directory"),
 }
+
+
+def test_a_folder_of_stored_caches_is_created(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "caches"
+    for _ in range(2):
+        create_directory(folder)
+    assert folder.is_dir()
+    with pytest.raises(InputError, match="cannot be written"):
+        create_directory(Path("/proc/new"))
 
 
 @pytest.mark.parametrize(("words", "text"), BAD.values(), ids=BAD)

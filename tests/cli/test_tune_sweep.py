@@ -171,7 +171,7 @@ def test_a_sweep_without_room_for_any_point_is_rejected(
     memfit: Memfit, model: Path, home: Path
 ) -> None:
     run = memfit("tune", model, *SHORT, "--sweep", "context=64", "--margin", "100TB")
-    assert_one_line(run, 5, "estimated to need 100.000 TB", "--force")
+    assert_one_line(run, 5, "estimated to need 100.1 TB", "--force")
     assert not home.exists()
 
 

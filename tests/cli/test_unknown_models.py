@@ -32,7 +32,7 @@ def test_an_unknown_architecture_has_exact_weights_and_ways_on(
     assert all(len(line.replace(str(unknown), "")) <= 150 for line in lines)
     assert lines[0].endswith("'qwen9' is not described")
     assert f"weights: {NBYTES} bytes (exact), so at least 5.1 MB" in lines[1]
-    assert "of 26.801 GB on Mac with 32 GiB" in lines[1]
+    assert "of 26.8 GB on Mac with 32 GB" in lines[1]
     assert "missing: KV cache and workspace; ways on: a newer mlx-lm" in lines[-1]
     assert "--as qwen3 (an assumption)" in lines[-1]
     # Where a trace has failed it is no way on.

@@ -108,8 +108,9 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 @cache
 def commands() -> tuple[tuple[tuple[str, ...], Any], ...]:
-    """Every command with its words."""
-    return tuple(_leaves(typer.main.get_command(app), ()))
+    """Every command with its words, but for the server of ``memfit mcp``: its client asks it."""
+    every = _leaves(typer.main.get_command(app), ())
+    return tuple(each for each in every if each[0] != ("mcp",))
 
 
 def _leaves(group: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

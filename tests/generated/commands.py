@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.plans.server.plan import plan_server
+from memfit.estimators.questions.target import RuntimeQuestion
 from memfit.estimators.results.advice import Action
 from memfit.estimators.results.server import ServerPlan
 from memfit.estimators.results.terms import Verdict
@@ -18,6 +19,11 @@ from memfit.estimators.sizing.server_bound import ServerBound, need_of
 from memfit.estimators.sizing.sized_model import SizedModel, verdict_of, with_runtime
 from tests.generated.questions import Models, Question
 from tests.printed import Parsers
+
+_OF_LLAMA = (
+    *("cache_type_k", "cache_type_v", "gpu_layers", "n_cpu_moe", "batch_size", "kv_unified"),
+    *("swa_full", "flash_attn"),
+)
 
 
 @cache
@@ -143,21 +149,14 @@ def _llama_verdict(
     sized: SizedModel, question: Question, action: Action, options: dict[str, Any]
 ) -> Verdict:
     """Return the verdict on llama-server with the flags of its command."""
-    runtime = sized.runtime_model.runtime.with_setting("cache_type_k", options["cache_type_k"])
-    runtime = runtime.with_setting("cache_type_v", options["cache_type_v"])
-    runtime = runtime.with_setting("gpu_layers", options["gpu_layers"])
-    runtime = runtime.with_setting("n_cpu_moe", str(options["n_cpu_moe"]))
-    runtime = runtime.with_setting("batch_size", options["batch_size"])
-    runtime = runtime.with_setting("kv_unified", options["kv_unified"])
-    runtime = runtime.with_setting("swa_full", options["swa_full"])
-    if options["flash_attn"] == "off":
-        runtime = runtime.with_setting("flash_attn", False)
-    prompt, sequences = _prompt(question, action), options["parallel"]
+    own = {name: options[name] for name in _OF_LLAMA if name in options}
+    runtime = RuntimeQuestion.read(own).with_settings(sized.runtime_model.runtime)
+    prompt, sequences = _prompt(question, action), options["batch"]
     run = Workload(
         prompt_tokens=prompt,
-        max_tokens=options["ctx_size"] // sequences - prompt,
+        max_tokens=int(options["ctx_size"]) // sequences - prompt,
         batch=sequences,
-        prefill_step=options["ubatch_size"],
+        prefill_step=options["prefill_step"],
     )
     sized = with_runtime(sized, runtime)
     return tightened(verdict_of(sized, run)[0], run_limits(sized.runtime_model, run))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_of_a_member"
@@ -97,6 +97,8 @@ class FakeHub:
     repos: dict[str, Repo] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
+    listed: list[dict[str, Any]] = field(default_factory=list)
+    """What the listing of an owner's models says of each."""
     latency_seconds: float = 0.0
     endpoint: str = ""
     files_endpoint: str = ""
@@ -180,6 +182,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self.host == "files":
             name, _, file = path.partition("//")
             self._send_file(self.hub.repos[name], file)
+        elif path == "api/models":
+            owner = parse_qs(urlsplit(self.path).query)["author"][0]
+            self._send_json(
+                [each for each in self.hub.listed if each["id"].startswith(f"{owner}/")]
+            )
         elif path.startswith("api/models/"):
             owner, name, kind, revision = path.removeprefix("api/models/").split("/", 3)
             if repo := self._repo(f"{owner}/{name}", revision, listing=True):

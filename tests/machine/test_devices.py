@@ -8,6 +8,7 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.machine.device import GIB, UNKNOWN_GPU, OsRegime
 from memfit.estimators.machine.devices import (
     MIB,
+    _other_maker,
     find_device,
     list_devices,
     memory_device,
@@ -33,6 +34,27 @@ def test_every_listed_machine_is_found_by_its_name(regime: OsRegime) -> None:
 def test_the_gpu_of_a_chip_has_metals_name(name: str, architecture: str) -> None:
     device = find_device(name)
     assert f"g{device.generation}{device.gpu_class}" == architecture
+
+
+@pytest.mark.parametrize(
+    ("name", "maker"),
+    [
+        *((name, "AMD") for name in ("rx-7900-xtx", "RX 6800", "mi300x", "radeon pro w7900")),
+        *((name, "AMD") for name in ("w7900", "Instinct MI210", "ryzen-ai-max-395", "gfx1100")),
+        *((name, "Intel") for name in ("arc-a770", "b580", "Intel Arc B60", "gaudi-3")),
+    ],
+)
+def test_a_gpu_of_another_maker_is_not_likened_to_nvidias(name: str, maker: str) -> None:
+    with pytest.raises(InputError) as caught:
+        find_device(name)
+    assert f"{name!r}: {maker} GPUs are not described" in str(caught.value)
+    assert "nearest" not in str(caught.value)
+
+
+def test_no_machine_of_the_tables_is_taken_for_another_makers() -> None:
+    names = [device.name for device in list_devices()]
+    named = {*names, *(name.rpartition("-")[0] or name for name in names), "a100", "b100"}
+    assert [name for name in named if _other_maker(name)] == []
 
 
 def test_names_are_read_as_people_write_them() -> None:

@@ -21,8 +21,11 @@ BUFFERS = st.builds(
     limit=st.integers(5, 1500),
 )
 WORKLOADS = st.builds(
-    Workload,
-    prompt_tokens=st.integers(1, 6000),
+    lambda cached_tokens, new_tokens, **settings: Workload(
+        prompt_tokens=cached_tokens + new_tokens, cached_tokens=cached_tokens, **settings
+    ),
+    cached_tokens=st.just(0) | st.integers(1, 3000),
+    new_tokens=st.integers(1, 6000),
     max_tokens=st.integers(0, 1200),
     prefill_step=st.sampled_from([1, 2, 7, 96, 100, 128, 250, 256, 300, 512, 1000, 2048]),
 )
@@ -30,7 +33,8 @@ WORKLOADS = st.builds(
 
 def stepped(buffer: KVBuffer, workload: Workload) -> int:
     """Return the capacity after every call of a run, in order."""
-    capacity = position = 0
+    position = workload.cached_tokens
+    capacity = buffer.held_tokens(position)
     for chunk in (*workload.prefill_chunks(), *[1] * (workload.max_tokens + 1)):
         capacity = grown(buffer, capacity, position, chunk)
         position += chunk
@@ -46,7 +50,7 @@ def test_the_closed_form_equals_growth_call_by_call(buffer: KVBuffer, workload: 
 def test_there_is_room_for_every_needed_token(
     buffer: KVBuffer, workload: Workload, position: int
 ) -> None:
-    position = min(position, workload.total_tokens)
+    position = max(workload.cached_tokens, min(position, workload.total_tokens))
     assert capacity_at(buffer, workload, position) >= buffer.held_tokens(position)
 
 

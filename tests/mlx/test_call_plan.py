@@ -9,8 +9,11 @@ from memfit.estimators.mlx.call_plan import CHUNKS, planned_calls, planned_chunk
 from memfit.estimators.mlx.kv_cache import grown
 
 WORKLOADS = st.builds(
-    Workload,
-    prompt_tokens=st.integers(1, 3000),
+    lambda cached_tokens, new_tokens, **settings: Workload(
+        prompt_tokens=cached_tokens + new_tokens, cached_tokens=cached_tokens, **settings
+    ),
+    cached_tokens=st.just(0) | st.integers(1, 2000),
+    new_tokens=st.integers(1, 3000),
     max_tokens=st.integers(0, 600),
     prefill_step=st.integers(1, 700),
     kv_bits=st.sampled_from([None, 4]),
@@ -20,7 +23,7 @@ WORKLOADS = st.builds(
 
 def loop(workload: Workload) -> dict[int, int]:
     """Return the tokens of each call of a run by its position (generate.py, generate_step)."""
-    calls, position = {}, 0
+    calls, position = {}, workload.cached_tokens
     for chunk in (*workload.prefill_chunks(), *[1] * (workload.max_tokens + 1)):
         calls[position] = chunk
         position += chunk
@@ -46,8 +49,9 @@ def test_every_chunk_is_covered_by_a_planned_one_of_at_least_its_size(workload: 
 @given(WORKLOADS)
 def test_the_last_whole_chunk_that_grows_a_cache_is_planned(workload: Workload) -> None:
     buffer, step = KVBuffer(1, 1, 1), workload.prefill_step
-    growing, capacity = [], 0
-    for position in range(0, workload.prompt_tokens - step, step):
+    growing: list[int] = []
+    cached = capacity = workload.cached_tokens
+    for position in range(cached, workload.prompt_tokens - step, step):
         before, capacity = capacity, grown(buffer, capacity, position, step)
         growing += [position] * (capacity > before)
     planned = {call.position for call in planned_calls(workload) if call.tokens == step}
@@ -59,7 +63,7 @@ def test_the_first_and_the_last_call_are_planned_in_order(workload: Workload) ->
     planned = planned_calls(workload)
     positions = [call.position for call in planned]
     assert positions == sorted(set(positions))
-    assert positions[0] == 0
+    assert positions[0] == workload.cached_tokens
     assert positions[-1] == workload.total_tokens - 1
 
 

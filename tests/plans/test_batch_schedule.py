@@ -116,3 +116,19 @@ def test_recorded_times_say_who_runs_together() -> None:
     apart = moments_of(requests, AtTimes(requests, [(0.0, 9.0), (10.0, 19.0)]), 0)
     assert max(moment.running for moment in together) == 2
     assert max(moment.running for moment in apart) == 1
+
+
+def test_equal_requests_of_one_window_share_their_entries() -> None:
+    requests = [ServedRequest(300, 2, text=0)] * 3
+    assert moments_of(requests, ClosedLoop(3), 9)[-1].stored == 1
+    with_states = BatchSchedule(requests, ServerSettings(), ClosedLoop(3), has_states=True)
+    # Their prefix, which cannot be trimmed, and the whole.
+    assert list(with_states.moments())[-1].stored == 2
+
+
+def test_an_equal_request_that_arrives_later_hits() -> None:
+    schedule = BatchSchedule(
+        [ServedRequest(300, 2, text=0)] * 2, ServerSettings(), AtCalls([0, 99])
+    )
+    chunks = [moment for moment in schedule.moments() if moment.prefilled]
+    assert (len(chunks), schedule.hits) == (1, 1)

@@ -46,7 +46,7 @@ SLOTS = [
 ]
 # mlx-moe, Qwen3-Coder-Next-4bit on 32 GB: experts of a layer, GB of memory measured.
 MEASURED = [(160, 14.98), (192, 17.70), (208, 19.06), (240, 21.77)]
-PREDICTED = {160: "14.947 GB", 192: "17.665 GB", 208: "19.024 GB", 240: "21.742 GB"}
+PREDICTED = {160: "15.0 GB", 192: "17.7 GB", 208: "19.1 GB", 240: "21.8 GB"}
 
 
 def experts_of(path: Path) -> Inventory:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.machine.host import detect_host
@@ -292,6 +293,29 @@ def test_the_plan_is_within_ten_percent_of_the_server(model: Path, name: str) ->
     error = 0.15 if kv_bits else 0.10
     assert largest.peak_bytes - weights == pytest.approx(peak - weights, rel=error)
     assert plan.idle_bytes - weights == pytest.approx(idle - weights, rel=0.10)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_equal_prompts_of_one_window_share_the_entries_of_their_batch(
+    tmp_path: Path, is_equal: bool
+) -> None:
+    """Of equal ones the entry of the prefix stays, which keeps the last chunk of all of them."""
+    model, settings = saved(tmp_path / "model", STATES), flags(512, 4, 4, 4)
+    with served(model, settings, None) as server, ThreadPoolExecutor(4) as clients:
+        sent = [clients.submit(server.complete, (512, 4), 0 if is_equal else n) for n in range(4)]
+        while server.memory()[2] < len(sent):
+            assert not any(each.done() for each in sent)
+        server.memory("go")
+        seen = [each.result() for each in sent]
+        # Until another request arrives, a variable keeps the last prefix in either case.
+        follows = server.complete((64, 4), 4)
+        idle = server.settled()[0]
+    memory = ServerMemory(on_this_host(model), Workload(prompt_tokens=1))
+    requests = [*(replace(each, text=0 if is_equal else None) for each in seen), follows]
+    weights = memory.sized.resident_bytes
+    found = simulated(memory, requests, settings, AtCalls([0, 0, 0, 0, 99]))
+    assert found.idle_bytes - weights == pytest.approx(idle - weights, rel=0.01)
 
 
 @pytest.mark.exhaustive

@@ -139,7 +139,7 @@ def test_the_line_is_printed_with_its_residual(sized: SizedModel) -> None:
     reasons = advise(sized, measured(1000, 2000, GB, off=-7)).reasons
     assert reasons[0] == (
         "based on 5 measured peaks and a line through them, valid near them; its terms are not"
-        " parts of the memory: 1.000 GB + 1.0 kB per prompt token + 2.0 kB per token of the"
+        " parts of the memory: 1.0 GB + 1.0 kB per prompt token + 2.0 kB per token of the"
         " prefill step; a third peak is 7 B below it: that much is kept free, and proportionally"
         " more beyond 2049 tokens"
     )

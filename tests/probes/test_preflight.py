@@ -40,7 +40,7 @@ def test_a_run_that_fits_is_allowed(model: Path) -> None:
 def test_memory_in_use_by_others_is_not_free(model: Path) -> None:
     sized = on(model, used_by_others_bytes=60 * GB)
     needed = format_bytes(sized.requirement(WORKLOAD).peak_bytes)
-    reason = f"estimated to need {needed}, and 4.000 GB of 64.000 GB are free"
+    reason = f"estimated to need {needed}, and 4.0 GB of 64.0 GB are free"
     assert obstacle(sized, WORKLOAD) == reason
 
 

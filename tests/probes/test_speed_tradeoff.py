@@ -23,7 +23,7 @@ def test_speeds_within_the_spread_of_repeats_are_no_gain() -> None:
     small = point(replace(ASKED, prefill_step=128), GB, reads=300.0, spread=130.0)
     large = point(ASKED, GB + GB // 10, reads=420.0)
     assert speed_tradeoffs([large, small]) == (
-        "prefill step: 128 takes the least, 1.000 GB, and reads 300 tokens/s; no other is clearly"
+        "prefill step: 128 takes the least, 1.0 GB, and reads 300 tokens/s; no other is clearly"
         " faster: repeats differ by 130",
     )
 
@@ -40,7 +40,7 @@ def test_speeds_of_single_runs_are_not_compared() -> None:
 def test_a_setting_that_is_best_in_speed_and_memory_is_named() -> None:
     slow = point(replace(ASKED, kv_bits=4, quantized_kv_start=0), GB + 1, writes=20.0)
     assert speed_tradeoffs([point(ASKED, GB, writes=30.0), slow]) == (
-        "KV bits: unquantised takes the least, 1.000 GB, and writes 30.0 tokens/s; no other is"
+        "KV bits: unquantised takes the least, 1.0 GB, and writes 30.0 tokens/s; no other is"
         " clearly faster: repeats differ by 0.0",
     )
 
@@ -49,7 +49,7 @@ def test_a_longer_context_states_its_extra_memory_and_slowdown() -> None:
     short = point(replace(ASKED, prompt_tokens=1025), GB, writes=40.0)
     long = point(ASKED, 2 * GB, writes=30.0)
     assert speed_tradeoffs([long, short]) == (
-        "context: 4097 tokens take 1.000 GB (100 %) more than 1025; it writes 30.0 tokens/s instead"
+        "context: 4097 tokens take 1.0 GB (100 %) more than 1025; it writes 30.0 tokens/s instead"
         " of 40.0",
     )
 
@@ -58,9 +58,9 @@ def test_a_wired_limit_helps_only_beyond_the_spread_of_repeats() -> None:
     without = point(ASKED, GB, reads=100.0, spread=15.0)
     wired = replace(point(ASKED, GB, reads=110.0, writes=30.0), wired_limit_bytes=GB)
     assert speed_tradeoffs([without, wired]) == (
-        "wired limit: with 1.000 GB, it reads 110 tokens/s instead of 100, no clear difference:"
+        "wired limit: with 1.0 GB, it reads 110 tokens/s instead of 100, no clear difference:"
         " repeats differ by 15.0",
-        "wired limit: with 1.000 GB, it writes 30.0 tokens/s instead of 10.0",
+        "wired limit: with 1.0 GB, it writes 30.0 tokens/s instead of 10.0",
     )
 
 
@@ -69,7 +69,7 @@ def test_a_setting_is_judged_by_its_longest_prompt() -> None:
     small, large = point(steps[0], GB, writes=None), point(steps[1], 2 * GB, reads=200.0)
     short = [point(replace(work, prompt_tokens=1025), GB, writes=None) for work in steps]
     (sentence,) = speed_tradeoffs([*short, small, large])
-    assert "1.000 GB (100 %) more" in sentence
+    assert "1.0 GB (100 %) more" in sentence
 
 
 def test_unmeasured_points_are_ignored() -> None:

@@ -84,6 +84,7 @@ def test_recorded_peaks_are_those_of_the_trace_to_the_byte(
         ), workload
         assert (a.kv.nbytes, a.ssm_bytes) == (b.kv.nbytes, b.ssm_bytes), workload
         assert a.moment.largest_buffer_bytes == b.moment.largest_buffer_bytes, workload
+        assert a.moment.held_bytes == b.moment.held_bytes, workload
     assert recorded.footprint.sizes == traced.footprint.sizes
 
 

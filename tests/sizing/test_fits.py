@@ -9,14 +9,17 @@ from msgspec.structs import replace
 from memfit.estimators.base.dtypes import converted
 from memfit.estimators.base.progress import FinishedRequest
 from memfit.estimators.checkpoint.local.local_models import LocalModel
+from memfit.estimators.checkpoint.local.samples import stated_parameters
 from memfit.estimators.machine.device import GIB
 from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.questions.question import WorkloadQuestion
-from memfit.estimators.results.fits import Fit, Fits
+from memfit.estimators.results.fits import Fit, Fits, Sort
 from memfit.estimators.runtimes.runtime import judge
+from memfit.estimators.sizing.advise import search_of
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
-from memfit.estimators.sizing.fits import fits
+from memfit.estimators.sizing.fits import CONTEXT_OF_USE, Selection, fits
+from memfit.estimators.sizing.joint import JointSearch
 from memfit.estimators.sizing.opening import weight_bits_of
 from memfit.estimators.sizing.sized_model import SizedModel
 from tests.selection import QUICK_SAMPLES
@@ -85,20 +88,50 @@ def test_the_longest_prompt_is_that_of_the_grid(name: str) -> None:
 
 @some_and_all
 @pytest.mark.parametrize(("machine", "tokens"), QUESTIONS[:2])
-def test_no_more_bits_and_no_larger_step_fit(
+def test_more_bits_leave_less_room_and_no_larger_step_fits(
     machine: str, tokens: int, kept: tuple[LocalModel, ...]
 ) -> None:
     for row in answer(machine, tokens, kept).models:
         bits = (None, *weight_bits_of(sized_as(row, machine, None)))
-        tried = [(each, step) for each in bits for step in STEPS]
-        found = tried.index((row.weight_bits, row.prefill_step))
-        better = tried[:found] if row.verdict == "fits" else tried
-        for weight_bits, step in better:
-            sized = sized_as(row, machine, weight_bits)
+        for more in bits[: bits.index(row.weight_bits)] if row.context_tokens else ():
+            search = search_of_row(row, machine, tokens)
+            longest = search.longest(replace(search.requested, weight_bits=more))
+            assert longest.tokens < row.context_tokens, (row.name, more)
+        for step in STEPS[: STEPS.index(row.prefill_step)]:
+            sized = sized_as(row, machine, row.weight_bits)
             run = replace(asked(tokens).under(sized.runtime_model.runtime), prefill_step=step)
             verdict, _ = judge(sized.requirement(run), sized.device)
-            assert verdict != "fits", (row.name, weight_bits, step)
-            assert row.verdict == "tight" or verdict == "exceeds" or row.verdict == "fits"
+            assert verdict != "fits" or row.verdict == "exceeds", (row.name, step)
+
+
+def search_of_row(row: Fit, machine: str, tokens: int) -> JointSearch:
+    """The search for settings of a row's model."""
+    sized = sized_as(row, machine, None)
+    return search_of(sized, asked(tokens).under(sized.runtime_model.runtime))
+
+
+def test_weights_have_at_least_four_bits() -> None:
+    for machine, tokens in QUESTIONS:
+        assert all((row.weight_bits or 4) >= 4 for row in answer(machine, tokens).models)
+
+
+@pytest.mark.parametrize("sort", ["size", "context", "speed"])
+def test_a_selection_has_the_first_rows_of_the_whole_list(sort: Sort) -> None:
+    named = [each._replace(parameters=stated_parameters(Path(each.reference))) for each in SOME]
+    whole = fits(CATALOG, named, DEVICES["m4-pro-24"], asked(4096), selection=Selection(sort=sort))
+    cut = Selection(rows=3, sort=sort)
+    some = fits(CATALOG, named, DEVICES["m4-pro-24"], asked(4096), selection=cut)
+    fitting = [row.name for row in whole.models if row.verdict != "exceeds"]
+    assert [row.name for row in some.models if row.verdict != "exceeds"] == fitting[:3]
+    assert some.left_out == len(whole.models) - len(some.models)
+
+
+def test_a_selection_leaves_out_what_has_less_room() -> None:
+    cut = Selection(least_context=100_000)
+    rows = fits(CATALOG, SOME, DEVICES["m4-pro-24"], asked(4096), selection=cut).models
+    assert all(row.context_tokens >= 100_000 for row in rows if row.verdict != "exceeds")
+    for use, least in CONTEXT_OF_USE.items():
+        assert Selection(use=use, least_context=100).context_tokens == max(least, 100)
 
 
 @some_and_all

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.devices import find_device, memory_device
+from memfit.estimators.machine.devices import chips, find_device, memory_device
 from memfit.estimators.mlx.data.run_limits import BUFFER_COUNT
 from memfit.estimators.results.estimate import Estimate, Limit
 from memfit.estimators.runtimes.mlx_lm import MLX_LM
@@ -40,12 +40,30 @@ def test_long_prompts_are_tight_on_the_gpus_that_macos_interrupts(device: str) -
     assert all(source.startswith("https://github.com/") for source in beyond.source)
 
 
-def test_newer_gpus_have_no_watchdog_row_and_unknown_chips_an_open_one() -> None:
-    assert "gpu_watchdog" not in limits("qwen3-8b-4bit", "m5-max-128", prompt_tokens=131072)
-    assert "gpu_watchdog" not in limits("qwen3-8b-4bit", "m3-ultra-96", prompt_tokens=131072)
-    assert limits("qwen3-8b-4bit", "64", prompt_tokens=131072)["gpu_watchdog"].verdict == "unknown"
-    # No M1 or M2 was sold with so much memory.
-    assert "gpu_watchdog" not in limits("qwen3-8b-4bit", "256", prompt_tokens=131072)
+@pytest.mark.parametrize("device", ["m3-ultra-96", "m4-max-64"])
+def test_longer_prompts_are_open_on_gpus_that_nobody_saw_interrupted(device: str) -> None:
+    passing = limits("qwen3-8b-4bit", device, prompt_tokens=131072)["gpu_watchdog"]
+    beyond = limits("qwen3-8b-4bit", device, prompt_tokens=131073)["gpu_watchdog"]
+    assert (passing.verdict, beyond.verdict, beyond.beyond) == ("fits", "unknown", "unknown")
+    assert answer("qwen3-8b-4bit", device, prompt_tokens=131073).verdict == "fits"
+
+
+def test_the_newest_gpus_have_no_watchdog_row_and_unknown_chips_an_open_one() -> None:
+    assert "gpu_watchdog" not in limits("qwen3-8b-4bit", "m5-max-128", prompt_tokens=10**6)
+    found = limits("qwen3-8b-4bit", "64", prompt_tokens=65537)["gpu_watchdog"]
+    assert (found.verdict, found.beyond, found.limit) == ("unknown", "unknown", 65536)
+    # No M1 or M2 was sold with so much memory, an M3 Ultra was.
+    found = limits("qwen3-8b-4bit", "256", prompt_tokens=131073)["gpu_watchdog"]
+    assert (found.verdict, found.limit) == ("unknown", 131072)
+
+
+@pytest.mark.parametrize("device", [chip.id for chip in chips().values()])
+def test_every_chip_has_the_row_of_its_generation(device: str) -> None:
+    """The second word of a name is its generation; Apple's architectures are 12 more."""
+    name = f"{device}-{max(chips()[device].memory_gib)}"
+    found = limits("qwen3-0.6b", name, prompt_tokens=10**6).get("gpu_watchdog")
+    expected = {"m1": 65536, "m2": 65536, "m3": 131072, "m4": 131072, "m5": None}
+    assert (found and found.limit) == expected[device[:2]]
 
 
 def test_the_watchdog_counts_the_keys_that_a_cache_keeps() -> None:
@@ -94,6 +112,20 @@ def test_verdict_action_grid_and_reasons_agree_on_a_long_prompt() -> None:
     assert "tightly" in result.recommendation.prefill_step.reason
     assert "65536" in result.recommendation.context_tokens.reason
     assert [note.level for note in result.notes if note.code == "gpu-watchdog"] == ["warning"]
+
+
+def test_the_longest_prompt_keeps_the_answer_of_its_bytes_and_a_mark() -> None:
+    """Also where the request itself is short: every length beyond the limit is marked."""
+    marked = answer("qwen3-next-80b-a3b-4bit", "m2-ultra-192", prompt_tokens=4096)
+    free = answer("qwen3-next-80b-a3b-4bit", "m5-max-128", prompt_tokens=4096)
+    for row in marked.grid.rows:
+        assert (row.context_tokens > 261000, row.context_verdict) == (True, "tight")
+    assert marked.recommended.context_verdict == "tight"
+    assert (marked.verdict, marked.limits[1].verdict, marked.limits[1].beyond) == (
+        *("fits", "fits", "tight"),
+    )
+    assert {row.context_verdict for row in free.grid.rows} == {"fits"}
+    assert free.recommended.context_verdict == "fits"
 
 
 def test_what_the_server_cannot_generate_is_printed_for_generate() -> None:

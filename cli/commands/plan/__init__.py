@@ -16,12 +16,17 @@ class Plans(LazyGroup):
         "server": "Show the most that mlx_lm.server takes, and the flags that fit.",
         "train": "Show the memory of mlx_lm.lora, and which settings fit.",
         "ranks": "Show what more machines allow, or place models on a fleet.",
-        "request": "Say how many tokens a request gets, and the answer of a server.",
-        "wired": "Show the wired limit over time, and waiting or refused tickets.",
-        "growth": "Show what sessions allocate and copy as they grow.",
-        "experts": "Show memory and disk reads for numbers of experts kept in memory.",
-        "offload": "Show the memory and disk space of cached conversations.",
-        "static": "Place every intermediate of a recorded graph in one arena.",
+        "convert": "Show the memory and the disk that mlx_lm.convert takes.",
+        "request": "For a scheduler: the tokens that one request gets, or why none.",
+        "wired": "For a server with MLX's wired limit: the limit, and who waits.",
+        "growth": "For long sessions: what they allocate and copy as they grow.",
+        "experts": "For a mixture too large for memory: how many experts to keep.",
+        "offload": "For agents that take turns: conversations in memory and on disk.",
+        "static": "For an engine that allocates at start: one arena for its graph.",
+    }
+    sections: ClassVar = {
+        "Plans": ("context", "server", "train", "ranks", "convert"),
+        "Tight memory": ("experts", "offload", "wired", "growth", "static", "request"),
     }
 
 

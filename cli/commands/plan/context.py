@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from memfit.estimators.plans.context.plan import ContextQuestion
 
 _MAX_VALUES = 64
+_WORKLOAD = (*CONTEXT, *BATCH, *RUNTIME_DEFAULTS, *IMAGES, "cached_tokens")
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -85,7 +86,7 @@ class ContextOptions(OptionGroup, frozen=True, kw_only=True):
 def context(
     model: AssumableModel,
     options: ContextOptions,
-    workload: Annotated[WorkloadOptions, Only(*CONTEXT, *BATCH, *RUNTIME_DEFAULTS, *IMAGES)],
+    workload: Annotated[WorkloadOptions, Only(*_WORKLOAD)],
     machine: RankedMachine,
     runtime: ServedRuntime,
     output: PlanOutput,

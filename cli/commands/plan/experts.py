@@ -51,7 +51,7 @@ def experts(
     versions: VersionOptions,
     output: PlanOutput,
 ) -> None:
-    """Show memory and disk reads for numbers of experts kept in memory.
+    """For a mixture too large for memory: how many experts to keep.
 
     Also the share of the routing they cover.
     """

@@ -92,7 +92,7 @@ def growth(
     ],
     output: PlanOutput,
 ) -> None:
-    """Show what sessions allocate and copy as they grow.
+    """For long sessions: what they allocate and copy as they grow.
 
     Also where they exceed a budget.
     """

@@ -99,7 +99,7 @@ def offload(
     versions: VersionOptions,
     output: PlanOutput,
 ) -> None:
-    """Show the memory and disk space of cached conversations.
+    """For agents that take turns: conversations in memory and on disk.
 
     Also the time saved by loading them again.
     """

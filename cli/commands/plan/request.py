@@ -26,7 +26,7 @@ def request(
     request: RequestOptions,
     output: Annotated[PlanOutput, Only("format_", "json_", "file")],
 ) -> None:
-    """Say how many tokens a request gets, and the answer of a server."""
+    """For a scheduler: the tokens that one request gets, or why none."""
     from memfit.estimators.runtimes.zinc.requests import plan_request
 
     result = plan_request(request.used, request.requested, request.capacity)

@@ -7,7 +7,8 @@ import typer
 
 from memfit.cli.commands.plan.subject import TRAFFIC, sized_for_mlx_lm, sized_model
 from memfit.cli.exits import exit_of_verdict
-from memfit.cli.options.groups import Only, OptionGroup, PlanOutput, grouped, option
+from memfit.cli.options.groups import Only, PlanOutput, grouped, option
+from memfit.cli.options.program_line import ProgramLine
 from memfit.cli.options.questions import (
     CONTEXT,
     IMAGES,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _MOST_AT_ONCE = 1024
 
 
-class ServerOptions(OptionGroup, frozen=True, kw_only=True):
+class ServerOptions(ProgramLine, frozen=True, kw_only=True):
     """The flags of mlx_lm.server or, with images, of mlx_vlm.server, and its requests."""
 
     panel = "Server options"
@@ -121,6 +122,7 @@ def server(
     from memfit.estimators.sizing.resolved import resolved
 
     images = workload.has_images
+    options.require_images(images)
     question = (options.settings(images=images), options.recorded(), options.clients)
     sizes = sized_model if images else sized_for_mlx_lm
     sized = sizes(
@@ -134,7 +136,7 @@ def server(
         deciding=RankedModel.full_first,
     )
     run = replace(target.workload, max_tokens=options.max_tokens)
-    result = _planned(target.sized, run, *question)
+    result = replace(_planned(target.sized, run, *question), program=options.shown)
     plot = output.draws(False)
     output.write(result, units=output.units, plot=plot, as_type=model.as_type)
     raise typer.Exit(exit_of_verdict(result.verdict, is_requested=result.device is not None))

@@ -41,7 +41,7 @@ def static(
     versions: VersionOptions,
     output: PlanOutput,
 ) -> None:
-    """Place every intermediate of a recorded graph in one arena.
+    """For an engine that allocates at start: one arena for its graph.
 
     All other allocations are added.
     """

@@ -20,7 +20,7 @@ def wired(
     output: Annotated[PlanOutput, Only("format_", "json_", "file", "units")],
     plot: Annotated[bool, typer.Option("--plot", help="Draw limit and demand over time.")] = False,
 ) -> None:
-    """Show the wired limit over time, and waiting or refused tickets.
+    """For a server with MLX's wired limit: the limit, and who waits.
 
     Also the macOS setting this needs.
     """

@@ -23,7 +23,7 @@ from memfit.cli.render.document import (
 from memfit.cli.render.view import view
 from memfit.cli.render.views import text as estimate_text
 from memfit.cli.render.views.assumed import MARK
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Rounding, Units, format_bytes
 from memfit.estimators.results.comparison import (
     Compared,
     ComparedCell,
@@ -274,7 +274,9 @@ def _figure_text(figure: ComparedFigure, index: int, result: Comparison, units: 
     value = figure.values[index]
     if value is None and figure.name == "recommended_context":
         return "-" if result.models[index].undecided or result.device is None else "none fits"
-    return _value_text(value, figure.unit, units)
+    text = _value_text(value, figure.unit, units)
+    is_marked = figure.unit == "tokens" and result.models[index].longest_verdict == "tight"
+    return f"{text} !" if is_marked else text
 
 
 def _value_text(value: ComparedValue | None, unit: str, units: Units) -> str:
@@ -294,7 +296,7 @@ def _difference_texts(value: ComparedValue | None, unit: str, units: Units) -> t
     if not change.amount:
         return "same", ""
     sign = "+" if change.amount > 0 else _MINUS
-    amount = f"{sign}{_amount(abs(change.amount), unit, units)}"
+    amount = f"{sign}{_amount(abs(change.amount), unit, units, 'nearest')}"
     share = "from 0" if change.percent is None else f"{sign}{abs(change.percent):.2f} %"
     return amount, share
 
@@ -353,5 +355,7 @@ def _notes(result: Comparison) -> list[str]:
     return [f"{', '.join(of)}: {text}" for text, of in numbers.items()]
 
 
-def _amount(value: int, unit: str, units: Units) -> str:
-    return format_bytes(value, units) if unit == "bytes" else f"{value} tokens"
+def _amount(value: int, unit: str, units: Units, rounding: Rounding = "up") -> str:
+    if unit == "bytes":
+        return format_bytes(value, units, rounding=rounding)
+    return f"{value} tokens"

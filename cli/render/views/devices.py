@@ -2,8 +2,15 @@
 
 from memfit.cli.render.document import Document, Table, Text
 from memfit.cli.render.view import view
-from memfit.estimators.base.units import format_bytes
-from memfit.estimators.machine.device import KnownDevice, OsRegime, regime_name, stock_working_set
+from memfit.cli.render.views.text import memory
+from memfit.estimators.base.units import Units, format_bytes, format_limit
+from memfit.estimators.machine.device import (
+    KnownDevice,
+    OsRegime,
+    name_as_sold,
+    regime_name,
+    stock_working_set,
+)
 from memfit.estimators.results.devices import DeviceTable
 
 _NOTES = (
@@ -16,7 +23,7 @@ _NOTES = (
 def to_document(result: DeviceTable) -> Document:
     """Return this machine, then a table of Macs and a table of GPUs."""
     gpus = [
-        (gpu.name, format_bytes(gpu.memory_bytes), format_bytes(gpu.working_set_bytes))
+        (gpu.name, memory(gpu, Units.GB), format_limit(gpu.working_set_bytes))
         for gpu in result.nvidia
     ]
     return (
@@ -31,16 +38,16 @@ def _host_text(host: KnownDevice | None) -> str:
     if host is None:
         return "This machine: not known (supported: macOS on Apple silicon, and Linux)"
     parts = [
-        f"{format_bytes(host.memory_bytes)} memory",
-        f"{format_bytes(host.working_set_bytes)} working set",
+        f"{memory(host, Units.GB)} of memory",
+        f"{format_limit(host.working_set_bytes)} working set",
     ]
     if host.max_buffer_bytes is not None:
-        parts.append(f"{format_bytes(host.max_buffer_bytes)} largest buffer")
+        parts.append(f"{format_limit(host.max_buffer_bytes)} largest buffer")
     if host.used_by_others_bytes is not None:
         parts.append(f"{format_bytes(host.used_by_others_bytes)} in use")
     if host.note:
         parts.append(host.note)
-    return f"This machine: {host.name} ({host.backend}); {', '.join(parts)}"
+    return f"This machine: {name_as_sold(host.name)} ({host.backend}); {', '.join(parts)}"
 
 
 def _macs(tables: dict[OsRegime, tuple[KnownDevice, ...]]) -> Table:
@@ -49,7 +56,7 @@ def _macs(tables: dict[OsRegime, tuple[KnownDevice, ...]]) -> Table:
     rows = [
         (
             mac.name,
-            format_bytes(mac.memory_bytes),
+            memory(mac, Units.GB),
             *(_working_set(known.get(mac.name), regime) for regime, known in by_name.items()),
         )
         for mac in newest
@@ -62,4 +69,4 @@ def _working_set(mac: KnownDevice | None, os_regime: OsRegime) -> str:
     if mac is None:
         return "-"
     measured = stock_working_set(mac.memory_bytes, os_regime=os_regime).measured
-    return ("" if measured else "~ ") + format_bytes(mac.working_set_bytes)
+    return ("" if measured else "~ ") + format_limit(mac.working_set_bytes)

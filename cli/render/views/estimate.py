@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from memfit.cli.render.document import (
     VERDICT_COLOURS,
     VERDICT_WORDS,
+    BarChart,
     Chart,
     Commands,
     Document,
@@ -22,12 +23,21 @@ from memfit.cli.render.document import (
 from memfit.cli.render.view import view
 from memfit.cli.render.views import estimate_text, text
 from memfit.cli.render.views.assumed import marked
+from memfit.cli.render.views.estimate_memories import memories_table, pool_table
 from memfit.cli.render.views.estimate_text import settings_text
-from memfit.cli.render.views.text import at_step, gigabytes, image_lines, size, tenths, tokens
+from memfit.cli.render.views.program_line import program_line
+from memfit.cli.render.views.text import (
+    at_step,
+    gigabytes,
+    image_lines,
+    size,
+    tenths,
+    tokens,
+)
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.machine.device import GIB
 from memfit.estimators.results.advice import Action, Cell, Grid, GridRow
-from memfit.estimators.results.estimate import Estimate
+from memfit.estimators.results.estimate import Estimate, Note
 
 if TYPE_CHECKING:
     from memfit.estimators.sizing.explore import Explored
@@ -61,7 +71,9 @@ class EstimateView(NamedTuple):
         colour = VERDICT_COLOURS[result.verdict]
         facts = [estimate_text.task(result)]
         if not result.refusal:
-            facts += [estimate_text.peak(result, units), *estimate_text.speed(result)]
+            facts += [estimate_text.peak(result, units), *estimate_text.held(result, units)]
+            facts += estimate_text.speed(result)
+            facts += estimate_text.first_token(result)
         heading, commands, others = estimate_text.doing(result, units)
         # Why it does not load is said already.
         doubts = [] if result.refusal else [note.message for note in result.doubts]
@@ -71,14 +83,18 @@ class EstimateView(NamedTuple):
             Heading(result.model.id, only="page"),
             Verdict(estimate_text.headline(result, units), colour),
             Text(("; ".join(facts),), style="dim"),
+            *program_line(result.program),
+            Text(tuple(estimate_text.named_as(result)), style="dim"),
             Text(tuple(estimate_text.refusal(result)), mark="!"),
             Text(doubts, mark="!", only="terminal"),
             *_files(result, units),
             *grid,
             *self._heat_maps(grid, only="picture"),
+            *self._recommended_row(),
             Text(estimate_text.legend(result, units), style="dim"),
             Text(tuple(self._recommended())),
             Commands(commands, heading),
+            Text(tuple(estimate_text.conversion(result, units)), gap=not commands),
             # Longer prompts were not asked for: they give way to a doubt where the screen is full.
             Text(others, mark="-", gap=not commands, needs_room=bool(commands and doubts)),
             *([Text(images, "Images", mark="-", gap=True)] if images else ()),
@@ -108,10 +124,17 @@ class EstimateView(NamedTuple):
         if text := estimate_text.recommended(self.result.recommended, self.units, clients=clients):
             yield f"Recommended: {text}"
 
+    def _ending(self) -> Iterator[Note]:
+        """The warnings of which the verdict has the reason, and the commands the remedy."""
+        if self.result.best:
+            names = {limit.name.replace("_", "-") for limit in estimate_text.ending(self.result)}
+            yield from (note for note in self.result.notes if note.code in names)
+
     def _notes(self) -> Iterator[Text]:
         """The warnings, with ``verbose`` and on a page everything that there is to know."""
         result = self.result
-        others = (note for note in result.notes if note not in result.doubts)
+        said = {*result.doubts, *self._ending()}
+        others = (note for note in result.notes if note not in said)
         warnings = tuple(note.message for note in others if note.level == "warning")
         everything = (*result.assumptions, *(note.message for note in result.notes))
         left_out = [f"{each.what} is left out: {each.reason}" for each in result.grid.left_out]
@@ -129,10 +152,10 @@ class EstimateView(NamedTuple):
         needs_room = not (self.breakdown or self.verbose)
         only: Literal["", "page"] = "page" if needs_room else ""
         yield Text((text.title(self.result.model),), style="dim", gap=True, only=only)
-        yield from _pool(self.result, self.units, needs_room=needs_room)
+        yield from pool_table(self.result, self.units, needs_room=needs_room)
         yield _components(self.result, self.units, needs_room=needs_room)
         yield _bytes(self.result, self.units)
-        yield from _memories(self.result, self.units)
+        yield from memories_table(self.result, self.units)
 
     def _heat_maps(
         self, grid: Sequence[Table], *, only: Literal["terminal", "picture"]
@@ -153,6 +176,12 @@ class EstimateView(NamedTuple):
 
             budget = self.result.device.working_set_bytes if self.result.device else None
             yield sliders(self.explored, budget, self.units)
+
+    def _recommended_row(self) -> Iterator[BarChart]:
+        if self.explored:
+            from memfit.cli.render.views.explore import recommended_row
+
+            yield from recommended_row(self.result, self.units)
 
     def _charts(self, grid: Sequence[Table]) -> Iterator[Chart]:
         run, curve = self.result.run, self.result.curve
@@ -193,55 +222,6 @@ def _rows(result: Estimate, units: Units, whole: int) -> Iterator[tuple[str | in
     share = text.percent(peak, whole)
     yield f"Peak, in {result.peak_phase}", format_bytes(peak, units), peak, share, ""
     yield "Margin", format_bytes(result.components.margin.bytes, units), 0, "", ""
-
-
-def _pool(result: Estimate, units: Units, *, needs_room: bool) -> Iterator[Table]:
-    """How the runtime divides the memory that it takes at its start."""
-    pool = result.pool
-    if not pool:
-        return
-    # A draft model takes more than its weights, which is not described.
-    rest, of_rest = ("at most",) * 2 if pool.draft_bytes else ("the rest", "of the rest")
-    draft = [("Draft model's weights", pool.draft_bytes, "")] if pool.draft_bytes else []
-    sizes = (
-        (f"What {result.runtime.name} takes", pool.budget_bytes, "its share of the memory"),
-        ("Weights", pool.weights_bytes, result.components.weights.basis),
-        *draft,
-        ("Activations", pool.activation_bytes, "upper bound"),
-        ("CUDA graphs", pool.graph_bytes, "can be more"),
-        ("KV pool", pool.pool_bytes, rest),
-    )
-    rows = [(name, format_bytes(nbytes, units), basis) for name, nbytes, basis in sizes]
-    tokens = result.workload.prompt_tokens + result.workload.max_tokens
-    rows += [
-        ("Tokens in the pool", str(pool.tokens), of_rest),
-        (f"Requests of {tokens} tokens at once", str(pool.requests), of_rest),
-    ]
-    yield Table(("Pool", "Size", "Basis"), tuple(rows), align="lrl", needs_room=needs_room)
-
-
-def _memories(result: Estimate, units: Units) -> Iterator[Table]:
-    """What lies on the GPU and what on the host."""
-    if not result.memories:
-        return
-    rows = tuple(
-        (
-            share.name,
-            str(share.layers),
-            *(
-                format_bytes(nbytes, units)
-                for nbytes in (
-                    share.weights_bytes,
-                    share.cache_bytes + share.state_bytes,
-                    share.compute_bytes,
-                    share.total_bytes,
-                )
-            ),
-        )
-        for share in result.memories
-    )
-    headings = ("Memory", "Layers", "Weights", "Caches", "Compute", "Total")
-    yield Table(headings, rows, align="lrrrrr")
 
 
 def _bytes(result: Estimate, units: Units) -> Table:
@@ -287,6 +267,7 @@ def _grid_rows(grid: Grid, step: int, units: Units) -> Iterator[list[str | Toned
     for row, shown in zip(grid.rows, _padded(cells), strict=True):
         if by_prompt:
             longest = tokens(row.context_tokens) + at_step(row.context_step, step)
+            longest += " !" if row.context_verdict == "tight" else ""
             is_server = row.program == "server"
             yield [
                 "  server" if is_server else row.label,

@@ -1,12 +1,13 @@
 """The first screen of an estimate: the verdict, the grid, and what to type."""
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 
+from memfit.cli.render.views.estimate_memories import host_bytes, on_host_text, then_on_host
 from memfit.cli.render.views.text import (
+    conversion_text,
     gigabytes,
-    machine_name,
+    gpu_budget,
     named,
     percent,
     runtime_text,
@@ -15,9 +16,9 @@ from memfit.cli.render.views.text import (
     tokens,
 )
 from memfit.estimators.base.units import Units
-from memfit.estimators.machine.device import FREE_NOW, PROCESS_BYTES
+from memfit.estimators.machine.device import FREE_NOW, PROCESS_BYTES, RESERVED, name_as_sold
 from memfit.estimators.results.advice import Action, Recommended
-from memfit.estimators.results.estimate import DeviceSummary, Estimate, RankPlan
+from memfit.estimators.results.estimate import DeviceSummary, Estimate, Limit, RankPlan
 from memfit.estimators.runtimes.runtime import comfortable_bytes
 
 SETTINGS = {
@@ -28,12 +29,13 @@ SETTINGS = {
     "gpu_layers": "{} layers on the GPU and the others on the host",
 }
 """How an action's settings are called; memory is a machine's."""
+_SHARED = {FREE_NOW: " free now", RESERVED: " beside the reserve"}
 
 
 def _tightness(result: Estimate, units: Units) -> str:
     most = result.needed_bytes + result.peak_range_bytes[1] - result.peak_bytes
     working_set = result.device.working_set_bytes if result.device else 0
-    reasons = [limit.reason for limit in result.limits if limit.verdict == "tight"]
+    reasons = [limit.reason for limit in ending(result)]
     # Within nine tenths it is tight because of its error alone.
     if result.needed_bytes > comfortable_bytes(working_set):
         reasons.append("above nine tenths it can be slow")
@@ -68,7 +70,7 @@ def _headline(result: Estimate, units: Units) -> str:
         each = f" on each of {len(result.ranks.ranks)} ranks" if result.ranks else ""
         return f"{name}: needs {needed}{each}. {_mac(result)}"
     share = f"{needed} of {size(result.device.working_set_bytes, units, down=True)}"
-    share += " free now" * (result.device.budget == FREE_NOW)
+    share += _SHARED.get(result.device.budget, "")
     start = f"{name}, {_machines(result.device, result)}:"
     part = percent(result.needed_bytes, result.device.working_set_bytes)
     if result.verdict == "unknown":
@@ -87,6 +89,11 @@ def _headline(result: Estimate, units: Units) -> str:
     at = f" at {label}" if label[:1].isdigit() else ""
     ways = (alone_text(result.ranks, units) if result.ranks else "", _remedy(result, units))
     return f"{start} does not fit{at} ({_excess(result, share)}). {' '.join(filter(None, ways))}"
+
+
+def named_as(result: Estimate) -> Iterator[str]:
+    """Which model a word was taken for, and which others it could name."""
+    yield from (note.message for note in result.notes if note.code == "name")
 
 
 def refusal(result: Estimate) -> Iterator[str]:
@@ -147,29 +154,48 @@ def settings_text(settings: Mapping[str, int]) -> str:
 def _machines(device: DeviceSummary, result: Estimate) -> str:
     """The machine, of several ranks the one with the least room."""
     if not result.ranks:
-        return machine_name(device)
+        return name_as_sold(device.name)
     ranks = result.ranks.ranks
     if len({rank.device for rank in ranks}) == 1:
-        return f"{len(ranks)} x {machine_name(device)}"
-    return f"{len(ranks)} ranks, least room on {machine_name(device)}"
+        return f"{len(ranks)} x {name_as_sold(device.name)}"
+    return f"{len(ranks)} ranks, least room on {name_as_sold(device.name)}"
 
 
 def legend(result: Estimate, units: Units) -> tuple[str, ...]:
     """What the cells of the grid mean, what is left out, and what the device gives."""
     if not result.grid.rows:
         return ()
+    return tuple(filter(None, (_marks(result, units), "; ".join(_beyond(result)))))
+
+
+def ending(result: Estimate) -> list[Limit]:
+    """What may end the request though its bytes fit; the verdict has its reason."""
+    return [limit for limit in result.limits if limit.verdict == "tight"]
+
+
+def _beyond(result: Estimate) -> Iterator[str]:
+    """What may end the longer prompts of the grid, where the request's own verdict has it not."""
+    longest = [row.context_verdict for row in result.grid.rows if row.context_tokens]
+    if "tight" in longest:
+        for limit in result.limits:
+            if limit.verdict == "fits" and limit.beyond == "tight":
+                yield f"! {limit.reason}"
+
+
+def _marks(result: Estimate, units: Units) -> str:
     cells = [cell for row in result.grid.rows for cell in row.cells]
     by_prompt = result.grid.axis == "context_tokens"
+    is_marked = any(row.context_verdict == "tight" for row in result.grid.rows)
     steps = {cell.prefill_step for cell in cells}
     steps |= {row.context_step for row in result.grid.rows if row.context_tokens}
     parts = []
     if other := sorted(steps - {result.workload.prefill_step}, reverse=True):
         parts.append(f"@{other[0]}: with that prefill step")
-    if by_prompt and any(cell.verdict == "tight" for cell in cells):
+    if by_prompt and (is_marked or any(cell.verdict == "tight" for cell in cells)):
         parts.append("! tight")
     if result.device:
         if result.device.backend == "metal":
-            parts.append(_of_gpu(result.device, units))
+            parts.append(gpu_budget(result.device, units))
         if result.device.budget == FREE_NOW:
             used = size(result.device.used_by_others_bytes or 0, units)
             parts.append(f"{used} are in use, {size(PROCESS_BYTES, units)} left for the process")
@@ -177,7 +203,7 @@ def legend(result: Estimate, units: Units) -> tuple[str, ...]:
         parts.append("by formula")
     if result.grid.left_out:
         parts.append(f"without {', '.join(each.what for each in result.grid.left_out)}: -v")
-    return ("; ".join(parts),) if parts else ()
+    return "; ".join(parts)
 
 
 def recommended(values: Recommended, units: Units, *, clients: int = 0) -> str:
@@ -189,7 +215,8 @@ def recommended(values: Recommended, units: Units, *, clients: int = 0) -> str:
     if values.context_tokens:
         count = values.context_tokens
         users = f" for {clients} client{'s' * (clients > 1)}" if clients else ""
-        parts.append(f"context {tokens(count) if count >= 10240 else count}{users}")
+        mark = " !" if values.context_verdict == "tight" else ""
+        parts.append(f"context {tokens(count) if count >= 10240 else count}{mark}{users}")
     if values.wired_limit_bytes:
         parts.append(f"wired limit {size(values.wired_limit_bytes, units)}")
     if values.expert_capacity and parts:
@@ -197,26 +224,11 @@ def recommended(values: Recommended, units: Units, *, clients: int = 0) -> str:
     return ", ".join(parts)
 
 
-def _of_gpu(device: DeviceSummary, units: Units) -> str:
-    """What the GPU may use, and under which macOS it is another figure."""
-    budget = size(device.working_set_bytes, units, down=True)
-    known = device.by_macos or ()
-    own = [each.macos for each in known if each.working_set_bytes == device.working_set_bytes]
-    # Short, so that the first screen keeps its lines: 15 of "macOS 13-15".
-    others = [
-        f"{tenths(each.working_set_bytes, units, down=True)} on {re.split('[ -]', each.macos)[-1]}"
-        for each in known
-        if each.working_set_bytes != device.working_set_bytes
-    ]
-    if own and others:
-        return f"GPU {budget} on {own[0]}, {', '.join(others)}"
-    return f"the GPU may use {budget} of {size(device.memory_bytes, units)}"
-
-
 def task(result: Estimate) -> str:
     """The workload and the runtime, in few words."""
     work = result.workload
     text = f"{work.prompt_tokens} tokens"
+    text += f" ({work.cached_tokens} cached)" if work.cached_tokens else ""
     text += f" + {work.max_tokens} generated" if work.max_tokens else ", no reply"
     if work.batch > 1:
         text += f", batch {work.batch}"
@@ -236,6 +248,13 @@ def peak(result: Estimate, units: Units) -> str:
         return f"{text}, with {size(pool.graph_bytes, units)} of CUDA graphs" if pool else text
     between = f"{tenths(low, units, down=True)} to {tenths(high, units)}"
     return f"peak {size(result.peak_bytes, units)} ({between})"
+
+
+def held(result: Estimate, units: Units) -> Iterator[str]:
+    """What the process holds, where that is a fifth above the peak or more."""
+    returnable = (result.held_bytes or 0) - result.peak_bytes
+    if result.held_bytes and returnable * 5 >= result.peak_bytes:
+        yield f"holds up to {size(result.held_bytes, units)}, {size(returnable, units)} returnable"
 
 
 def speed(result: Estimate) -> Iterator[str]:
@@ -259,6 +278,42 @@ def speed(result: Estimate) -> Iterator[str]:
     yield text
 
 
+def first_token(result: Estimate) -> Iterator[str]:
+    """How long the prompt takes as it is to be run, and the longest of the grid that runs."""
+    chosen = result.best
+    others = result.first_tokens or ()
+    first = chosen.first_token if chosen and chosen.first_token else next(iter(others), None)
+    if first is None or (chosen is None and result.verdict in ("exceeds", "does_not_load")):
+        return
+    then = "then " if chosen and chosen.settings else ""
+    text = f"first token {then}after about {_time(first.seconds)} ({_between(first.range_seconds)})"
+    most = result.recommendation.context_tokens.value or 0
+    longer = [each for each in others if first.prompt_tokens < each.prompt_tokens <= most]
+    if longer and not (chosen and chosen.settings):
+        text += f", {_time(longer[-1].seconds)} at {tokens(longer[-1].prompt_tokens)}"
+    if first.at_usual_step_seconds:
+        text += f" ({_time(first.at_usual_step_seconds)} by the usual prefill step)"
+    if first.turn_range_seconds:
+        text += f", the whole reply {_between(first.turn_range_seconds)}"
+    yield text
+
+
+def _between(seconds: tuple[float, ...]) -> str:
+    low, high = (_time(each) for each in seconds)
+    return f"{low} to {high}"
+
+
+def _time(seconds: float) -> str:
+    """Return seconds with two digits, or minutes.
+
+    >>> [_time(each) for each in (0.257, 3.14, 95.2, 412)]
+    ['0.26 s', '3.1 s', '95 s', '7 min']
+    """
+    if seconds >= 180:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.{0 if seconds >= 10 else 1 if seconds >= 1 else 2}f} s"
+
+
 def doing(result: Estimate, units: Units) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     """A heading, the commands to paste, and what else there is to know of them."""
     chosen = result.best
@@ -269,10 +324,31 @@ def doing(result: Estimate, units: Units) -> tuple[str, tuple[str, ...], tuple[s
         heading += f" on a Mac with {gigabytes(chosen.settings['memory_bytes'])}"
     if chosen.verdict == "unknown" and chosen.host_memory_bytes:
         heading += f" on a host with {size(chosen.host_memory_bytes, units)}"
+    if chosen.conversion:
+        heading += f" (converting {conversion_text(chosen.conversion, units)})"
     return heading, chosen.commands, tuple(_other_ways(result, chosen, units))
 
 
+def _alternatives(result: Estimate, units: Units) -> Iterator[str]:
+    """What fits this Mac in place of the model."""
+    if not result.alternatives or result.device is None:
+        return
+    texts = []
+    for each in result.alternatives:
+        bits = f" at {each.weights}" if each.weight_bits else ""
+        parts = [size(each.needed_bytes, units)]
+        if each.prefill_step != result.workload.prefill_step:
+            parts.append(f"step {each.prefill_step}")
+        if each.verdict == "tight":
+            parts.append("tight")
+        texts.append(f"{each.name}{bits} ({', '.join(parts)})")
+    yield f"This Mac runs {', '.join(texts)}: memfit NAME {named(result.device)}"
+
+
 def _other_ways(result: Estimate, chosen: Action | None, units: Units) -> Iterator[str]:
+    yield from _alternatives(result, units)
+    if chosen:
+        yield from (f"If it ends: {each.remedy}." for each in ending(result) if each.remedy)
     yield from _partial(result, units)
     yield from _served(result, chosen)
     changed = chosen.settings.items() if chosen else ()
@@ -293,6 +369,18 @@ def _other_ways(result: Estimate, chosen: Action | None, units: Units) -> Iterat
     is_fitted = chosen and chosen.verdict == "fits" and chosen.cost != "hardware"
     if limit.state == "change" and not is_fitted:
         yield f"Or: {limit.reason}."
+
+
+def conversion(result: Estimate, units: Units) -> Iterator[str]:
+    """What converting takes where the machine has no room for it, and what to do instead."""
+    chosen = result.best
+    if not (chosen and chosen.conversion and chosen.conversion.verdict == "exceeds"):
+        return
+    where = "this Mac" if result.device and result.device.backend == "metal" else "this machine"
+    yield (
+        f"Converting {conversion_text(chosen.conversion, units)}; {where} has no room for it:"
+        " convert on a larger one, or take a converted model."
+    )
 
 
 def _partial(result: Estimate, units: Units) -> Iterator[str]:
@@ -329,35 +417,6 @@ def _served(result: Estimate, chosen: Action | None) -> Iterator[str]:
         yield "Without a prompt cache every turn computes its whole prompt again."
 
 
-def host_bytes(result: Estimate) -> int:
-    """What the host of a GPU holds, 0 where it has no memory of its own."""
-    has_host = result.device is not None and result.device.has_host
-    shares = (result.memories or ()) if has_host else ()
-    return sum(share.total_bytes for share in shares if share.name == "host")
-
-
-def on_host_text(result: Estimate, units: Units) -> str:
-    """What is on the host, of how much where that is known; of one memory what is in it."""
-    if not result.memories or result.device is None:
-        return ""
-    if not result.device.has_host:
-        both = size(sum(each.total_bytes for each in result.memories), units)
-        whole = size(result.device.memory_bytes, units, down=True)
-        return f"; with the host {both} of {whole}"
-    (memory,) = (each.memory_bytes for each in result.memories if each.name == "host")
-    of = f" of {size(memory, units, down=True)}" if memory else ""
-    return f"; host {size(host_bytes(result), units)}{of}"
-
-
-def then_on_host(action: Action, units: Units) -> str:
-    """What the host holds after a change, or has to have where its size is not known."""
-    if not (action.host_bytes and action.host_memory_bytes):
-        return ""
-    if action.verdict == "unknown":
-        return f", if that has {size(action.host_memory_bytes, units)}"
-    return f", which then holds {size(action.host_bytes, units)}"
-
-
 def alone_text(plan: RankPlan, units: Units) -> str:
     """Which of the machines runs the model without the others, the one with the most room."""
     enough = [each for each in plan.alone if each.verdict == "fits"] or list(plan.alone)
@@ -366,4 +425,4 @@ def alone_text(plan: RankPlan, units: Units) -> str:
     best = max(enough, key=lambda each: each.working_set_bytes - each.needed_bytes)
     of = f"{tenths(best.needed_bytes, units)} of {size(best.working_set_bytes, units, down=True)}"
     word = "fits it" if best.verdict == "fits" else "fits it tightly"
-    return f"{best.device} alone {word} ({of})."
+    return f"{name_as_sold(best.device)} alone {word} ({of})."

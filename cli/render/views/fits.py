@@ -1,5 +1,6 @@
 """The models that fit a machine as a document, and as rows."""
 
+import shlex
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -20,13 +21,13 @@ from memfit.cli.render.view import view
 from memfit.cli.render.views.text import (
     at_step,
     gigabytes,
-    machine_name,
+    gpu_budget,
     runtime_text,
-    size,
     tenths,
     tokens,
 )
 from memfit.estimators.base.units import Units
+from memfit.estimators.machine.device import name_as_sold
 from memfit.estimators.results.estimate import DecodeSpeed
 from memfit.estimators.results.fits import Fit, Fits, NotSized
 from memfit.estimators.sizing.search import PREFILL_STEPS
@@ -44,6 +45,7 @@ _FIELDS = (
     "context_tokens",
     "context_step",
     "most_tokens_per_second",
+    "first_token_seconds",
     "smallest_memory_bytes",
     "reason",
 )
@@ -56,6 +58,8 @@ class FitsView(NamedTuple):
     result: Fits
     units: Units
     plot: bool = False
+    brief: bool = False
+    """One screen: what fits, and what to type next."""
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield a row for each model, those without figures last."""
@@ -63,7 +67,9 @@ class FitsView(NamedTuple):
         for row in self.result.models:
             speed = row.decode_speed.most_tokens_per_second if row.decode_speed else ""
             own = {**{name: getattr(row, name, "") for name in _FIELDS}, "reason": ""}
+            first = row.first_token.seconds if row.first_token else ""
             own |= {"parameters": row.model.parameters, "most_tokens_per_second": speed}
+            own["first_token_seconds"] = first
             yield tuple("" if own[name] is None else own[name] for name in _FIELDS)
         for each in self.result.not_sized:
             fields = {"name": each.name, "store": each.store, "reference": each.reference}
@@ -78,27 +84,40 @@ class FitsView(NamedTuple):
             Verdict(_verdict(result), "green" if fitting else "red", gap=False),
             Text(tuple(_facts(result, self.units)), style="dim"),
             *([_fitting(fitting, self.units)] if fitting else ()),
-            *([_exceeding(others, self.units)] if others else ()),
-            listed("Notes", tuple(_warnings(result))),
+            *([_exceeding(others, self.units)] if others and not self.brief else ()),
+            *([_next(fitting)] if self.brief else [listed("Notes", tuple(_warnings(result)))]),
             listed("Not sized", [_said(each, each.why.reason) for each in result.not_sized]),
             *([_chart(fitting, result, self.units)] if self.plot and fitting else ()),
         )
 
 
+def _next(fitting: list[Fit]) -> Text:
+    """What to type after the first list."""
+    lines = (
+        f"memfit {shlex.quote(_name(fitting[0]) if fitting else 'MODEL')}: what it needs, and how"
+        " to run it",
+        "memfit fits --for agents: with room for 32k tokens (also chat, images)",
+        "memfit fits --all: all that fit; memfit --help: the other commands",
+    )
+    return listed("Next", lines)
+
+
 def _verdict(result: Fits) -> str:
-    every = len(result.models) + len(result.not_sized)
-    generated = f" + {result.max_tokens} generated" if result.max_tokens else ""
+    generated = f" + {result.max_tokens} generated" if result.max_tokens else ", no reply"
     kind = " that take images" if result.without_images else ""
     kind += " that the adapter was trained on" if result.of_other_adapters else ""
-    return (
-        f"{machine_name(result.device)}: {result.fitting} of {every} models{kind} fit with a prompt"
-        f" of {result.prompt_tokens} tokens{generated}."
-    )
+    prompt = f"with a prompt of {result.prompt_tokens} tokens{generated}"
+    if result.least_context > result.prompt_tokens:
+        prompt += f", and have room for {tokens(result.least_context)}"
+    every = len(result.models) + len(result.not_sized)
+    count = f"{result.fitting} of {every} models"
+    if result.left_out:
+        count, prompt = f"{result.fitting} models", f"{prompt}; {result.left_out} others: --all"
+    return f"{name_as_sold(result.device.name)}: {count}{kind} fit {prompt}."
 
 
 def _facts(result: Fits, units: Units) -> Iterator[str]:
-    budget = size(result.device.working_set_bytes, units, down=True)
-    parts = [f"the GPU may use {budget} of {size(result.device.memory_bytes, units)}"]
+    parts = [gpu_budget(result.device, units)]
     steps = {row.prefill_step for row in result.models}
     steps |= {row.context_step for row in result.models if row.context_tokens}
     if other := sorted(steps - {PREFILL_STEPS[0]}, reverse=True):
@@ -114,18 +133,20 @@ def _facts(result: Fits, units: Units) -> Iterator[str]:
 def _fitting(rows: list[Fit], units: Units) -> Table:
     unit = "GB" if units is Units.GB else "GiB"
     has_speed = any(row.decode_speed for row in rows)
-    speed = ("tokens/s",) if has_speed else ()
+    has_first = any(row.first_token for row in rows)
+    speed = (*(("tokens/s",) if has_speed else ()), *(("first",) if has_first else ()))
     image = ("image",) if any(row.images for row in rows) else ()
     return Table(
-        ("Fits", "weights", f"peak {unit}", "longest", *image, *speed, ""),
+        ("Fits", "weights", f"needs {unit}", "longest", *image, *speed, ""),
         [
             (
-                row.name,
+                _name(row),
                 row.weights,
-                tenths(row.peak_bytes, units) + at_step(row.prefill_step, PREFILL_STEPS[0]),
+                tenths(row.needed_bytes, units) + at_step(row.prefill_step, PREFILL_STEPS[0]),
                 _longest(row),
                 *((_largest_image(row),) if image else ()),
                 *((_speed(row.decode_speed),) if has_speed else ()),
+                *((_first(row),) if has_first else ()),
                 Toned(VERDICT_CELLS[row.verdict], VERDICT_COLOURS[row.verdict]),
             )
             for row in rows
@@ -138,7 +159,7 @@ def _chart(rows: list[Fit], result: Fits, units: Units) -> BarChart:
     budget = result.device.working_set_bytes
     return BarChart(
         title="Memory of the models that fit",
-        kinds=("peak and margin",),
+        kinds=("needs",),
         bars=[Bar(row.name, (row.needed_bytes,), budget, row.weights) for row in rows],
         units=units,
         limit=working_set(budget, units),
@@ -148,13 +169,13 @@ def _chart(rows: list[Fit], result: Fits, units: Units) -> BarChart:
 def _exceeding(rows: list[Fit], units: Units) -> Table:
     unit = "GB" if units is Units.GB else "GiB"
     return Table(
-        ("Does not fit", "smallest Mac", "weights", f"peak {unit}"),
+        ("Does not fit", "smallest Mac", "weights", f"needs {unit}"),
         [
             (
-                row.name,
+                _name(row),
                 gigabytes(row.smallest_memory_bytes) if row.smallest_memory_bytes else "-",
                 row.weights,
-                tenths(row.peak_bytes, units) + at_step(row.prefill_step, PREFILL_STEPS[0]),
+                tenths(row.needed_bytes, units) + at_step(row.prefill_step, PREFILL_STEPS[0]),
             )
             for row in rows
         ],
@@ -162,16 +183,27 @@ def _exceeding(rows: list[Fit], units: Units) -> Table:
     )
 
 
+def _name(row: Fit) -> str:
+    """What opens it; a repository of the index is found without its owner."""
+    return row.name.rpartition("/")[2] if row.store == "index" else row.name
+
+
 def _longest(row: Fit) -> str:
     if not row.context_tokens:
         return "-"
-    return tokens(row.context_tokens) + at_step(row.context_step, PREFILL_STEPS[0])
+    mark = " !" if row.context_verdict == "tight" else ""
+    return tokens(row.context_tokens) + at_step(row.context_step, PREFILL_STEPS[0]) + mark
 
 
 def _largest_image(row: Fit) -> str:
     if row.images is None or row.images.largest is None:
         return "-"
     return "any" if row.images.any_size else str(row.images.largest)
+
+
+def _first(row: Fit) -> str:
+    """The time to the first token of the prompt."""
+    return f"{row.first_token.seconds:.0f} s" if row.first_token else "-"
 
 
 def _speed(speed: DecodeSpeed | None) -> str:
@@ -183,9 +215,17 @@ def _speed(speed: DecodeSpeed | None) -> str:
 
 
 def _warnings(result: Fits) -> Iterator[str]:
+    """Each warning once, with the models that it is of."""
+    rows: dict[str, list[Fit]] = {}
     for row in result.models:
         for note in row.warnings:
-            yield _said(row, note.message)
+            rows.setdefault(note.message, []).append(row)
+    for message, (first, *others) in rows.items():
+        if not others:
+            yield _said(first, message)
+            continue
+        more = f" and {len(others)} other{'s' * (len(others) > 1)}"
+        yield f"{first.name}{more}: {message}"
 
 
 def _said(row: Fit | NotSized, text: str) -> str:

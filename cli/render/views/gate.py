@@ -23,6 +23,9 @@ from memfit.estimators.gate.figures import COMPARED, FigureChange, SmallerRun
 from memfit.estimators.gate.limits import IMPLIED, LIMITS, LimitCheck
 from memfit.estimators.gate.remedies import SETTINGS
 from memfit.estimators.gate.report import GateReport, TargetReport, TargetStatus
+from memfit.estimators.machine.device import name_as_sold
+
+_NO_FIGURE = {"tokens": "none fits", "experts": "no experts"}
 
 _STATUSES: dict[TargetStatus, tuple[str, str]] = {
     "passed": ("passed", "green"),
@@ -95,17 +98,26 @@ def _target(target: TargetReport) -> Iterator[Heading | Text | Table]:
 
 
 def _charts(report: GateReport) -> Iterator[BarChart]:
-    """Each figure in bytes with its limit, to one scale."""
+    """Each figure as a share of its limit: bytes of a model and of a token have no common scale."""
     bars = [
-        Bar(f"{target.name}: {_limit_name(check)}", (check.figure,), check.allowed)
+        Bar(
+            f"{target.name}: {_limit_name(check)}",
+            (_SHARES * check.figure // max(1, check.allowed),),
+            _SHARES,
+            size=f"{_figure(check)} of {_amount(check.allowed, check.unit)}",
+        )
         for target in report.targets
         for check in target.checks
         if check.unit == "bytes" and check.sense == "at most"
         if isinstance(check.figure, int) and isinstance(check.allowed, int)
     ]
     if bars:
-        title = "Figures and their limits"
+        title = "Figures as shares of their limits"
         yield BarChart(title=title, kinds=("figure",), bars=bars, units=Units.GB, limit="limit")
+
+
+_SHARES = 10_000
+"""Parts of a limit that a bar is drawn in."""
 
 
 def _check(check: LimitCheck) -> tuple[str | bool, ...]:
@@ -168,10 +180,10 @@ def _headline(report: GateReport) -> str:
 
 def _subject(target: TargetReport) -> str:
     """The model, the machine and the baseline of a target."""
-    size = format_bytes(target.working_set_bytes)
+    size = format_bytes(target.working_set_bytes, rounding="nearest", digits=3)
     # A prefix names each other source, and all else is a path.
     source = " (sample)" if target.source == "sample" else ""
-    text = f"{target.model}{source} on {target.device}, {target.budget} {size}"
+    text = f"{target.model}{source} on {name_as_sold(target.device)}, {target.budget} {size}"
     if target.baseline_model and target.baseline_model != target.model:
         text += f"; baseline {target.baseline_model}"
     return text
@@ -193,7 +205,7 @@ def _limit_name(check: LimitCheck) -> str:
 def _figure(check: LimitCheck) -> str:
     """The figure of a check with its unit."""
     if check.figure is None:
-        return "none fits" if check.unit == "tokens" else "no experts"
+        return _NO_FIGURE.get(check.unit, "not known")
     return _amount(check.figure, check.unit)
 
 
@@ -225,6 +237,8 @@ def _remedy(check: LimitCheck) -> str:
         return implied[1]
     if check.limit == "expert_capacity" and check.figure is None:
         return "the model has no routed experts, or only a bound is known: remove the limit"
+    if check.limit == "first_token" and check.figure is None:
+        return "times are known of one sequence on a known chip: name it as the device"
     texts = (SETTINGS[each.setting].text.format(each.value) for each in check.remedies)
     text = "passes with " + ", or ".join(texts)
     if not check.remedies:
@@ -264,4 +278,6 @@ def _percent(part: int, whole: int) -> str:
 def _amount(value: int | str, unit: str) -> str:
     if isinstance(value, str):
         return value
-    return format_bytes(value) if unit == "bytes" else f"{value} {unit}"
+    return (
+        format_bytes(value, rounding="nearest", digits=3) if unit == "bytes" else f"{value} {unit}"
+    )

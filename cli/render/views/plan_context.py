@@ -16,10 +16,16 @@ from memfit.cli.render.document import (
 from memfit.cli.render.view import view
 from memfit.cli.render.views import text as estimate_text
 from memfit.cli.render.views.assumed import marked
-from memfit.cli.render.views.text import image_lines
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.cli.render.views.text import image_lines, memory
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.plans.context.plan import PERCENTILES
-from memfit.estimators.results.context import ContextPlan, Distribution, MatrixCell, TrafficPlan
+from memfit.estimators.results.context import (
+    ContextPlan,
+    Distribution,
+    MatrixCell,
+    StepSchedule,
+    TrafficPlan,
+)
 from memfit.estimators.results.estimate import CurvePoint
 
 _MARKS = {"fits": "", "tight": " tight", "exceeds": " no", "unknown": ""}
@@ -95,14 +101,15 @@ def _contexts(result: ContextPlan, units: Units) -> Table:
         ("Largest, unified", result.unified),
     ):
         if largest:
-            budget = format_bytes(largest.budget_bytes, units)
+            budget = format_limit(largest.budget_bytes, units)
             rows.append((name, budget, _fitting(largest.tokens)))
     if result.device:
-        budget = format_bytes(result.recommended_bytes or 0, units)
-        rows.append(("Recommended", budget, _fitting(result.longest_context or 0)))
+        budget = format_limit(result.recommended_bytes or 0, units)
+        mark = " !" if result.longest_verdict == "tight" else ""
+        rows.append(("Recommended", budget, _fitting(result.longest_context or 0) + mark))
     if result.automatic:
         own = result.automatic
-        budget = format_bytes(own.budget_bytes, units)
+        budget = format_limit(own.budget_bytes, units)
         if own.tokens is not None:
             rows.append((f"{result.runtime.name}'s own choice", budget, _tokens(own.tokens)))
         rows.append(("Right by that budget", budget, _fitting(own.right_tokens)))
@@ -149,6 +156,8 @@ def _requests(result: ContextPlan) -> Iterator[str]:
         yield f"largest batch of {work.prompt_tokens} tokens each: {result.largest_batch}"
     if result.automatic and result.automatic.reason:
         yield result.automatic.reason
+    if result.schedule:
+        yield _schedule(result.schedule)
     traffic = result.traffic
     if traffic is None:
         return
@@ -165,21 +174,36 @@ def _requests(result: ContextPlan) -> Iterator[str]:
         )
 
 
+def _schedule(schedule: StepSchedule) -> str:
+    """The steps of a program of one's own: no command of mlx-lm takes more than one."""
+    steps = ", ".join(f"{step} up to {tokens}" for tokens, step in schedule.steps)
+    text = (
+        f"a program of your own can lower the prefill step on the way: {steps} tokens, in place of"
+        f" {schedule.context_with_first_step} with {schedule.steps[0][1]} alone;"
+        f" {schedule.chunks} chunks in place of {schedule.chunks_with_last_step} with"
+        f" {schedule.steps[-1][1]} alone"
+    )
+    if (schedule.seconds or 0) < (schedule.seconds_with_last_step or 0):
+        text += f", {schedule.seconds:.0f} s in place of {schedule.seconds_with_last_step:.0f}"
+    return text
+
+
 def _verdict(result: ContextPlan, units: Units) -> str:
     tokens = result.workload.prompt_tokens
-    if result.fit is None:
+    if result.fit is None or result.device is None:
         return f"{tokens} tokens: name a device or a memory size for a verdict."
     fit, shown = result.fit, partial(format_bytes, units=units)
     headroom = (
-        f"{shown(fit.headroom_bytes)} of headroom"
+        f"{format_limit(fit.headroom_bytes, units)} of headroom"
         if fit.headroom_bytes >= 0
         else f"{shown(-fit.headroom_bytes)} too much"
     )
-    memory = f"{shown(fit.total_bytes)} of memory"
+    of = f"{memory(result.device, units)} of memory"
     if fit.recommended_bytes != fit.total_bytes:
-        memory = f"a working set of {shown(fit.recommended_bytes)} and {memory}"
+        of = f"a working set of {format_limit(fit.recommended_bytes, units)} and {of}"
     verdict = f"{tokens} tokens: {VERDICT_WORDS[result.verdict]}"
-    return f"{verdict}: {shown(fit.required_bytes)} of {memory}; {headroom}."
+    reasons = "".join(f"; {limit.reason}" for limit in result.limits if limit.verdict == "tight")
+    return f"{verdict}: {shown(fit.required_bytes)} of {of}; {headroom}{reasons}."
 
 
 def _tokens(value: int | None) -> str:

@@ -14,9 +14,9 @@ from memfit.cli.render.document import (
     report,
 )
 from memfit.cli.render.view import view
-from memfit.cli.render.views.text import runtime_text
+from memfit.cli.render.views.text import machine_memory, runtime_text
 from memfit.cli.render.views.tune_text import rate
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.results.experts import CapacityRow, ExpertMisses, ExpertsPlan
 
 _MEMORY = (
@@ -58,8 +58,8 @@ def _facts(result: ExpertsPlan, units: Units) -> Iterator[str]:
     )
     if result.device:
         yield (
-            f"{result.device.name}, {format_bytes(result.device.memory_bytes, Units.GIB)} memory,"
-            f" working set {format_bytes(result.device.working_set_bytes, units)};"
+            f"{machine_memory(result.device, units)},"
+            f" working set {format_limit(result.device.working_set_bytes, units)};"
             f" {result.context_tokens} tokens of context"
         )
     else:
@@ -126,7 +126,7 @@ def _settings(result: ExpertsPlan, units: Units) -> Iterator[str]:
     for regime in result.regimes:
         yield (
             f"{regime.os_regime}: {regime.capacity} of {result.experts} experts, from 71 % of"
-            f" {format_bytes(regime.working_set_bytes, units)}"
+            f" {format_limit(regime.working_set_bytes, units)}"
         )
     if result.device:
         fitting = _experts(result.fitting_capacity)

@@ -5,17 +5,17 @@ from collections.abc import Iterator
 from memfit.cli.render.document import Bar, BarChart, Document, Table, report
 from memfit.cli.render.view import view
 from memfit.cli.render.views.text import runtime_text
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.results.growth import GrowthPlan, GrowthRow
 
 _HEADINGS = (
-    *("Runtime", "Growth", "Step", "Per token", "Allocated", "Needed", "Peak"),
+    *("Runtime", "Growth", "Step", "Per token", "Allocated", "Filled", "Copying"),
     *("Growths", "Copied", "Shared"),
 )
 _MOST_TURNS = 8  # shown; JSON has all
 _NOTES = (
-    "peak: the old and the new cache of the growing session are alive together, in all its layers;"
-    " MLX frees the old cache of a layer before it grows the next, so its peak is lower",
+    "copying: the old and the new cache of the growing session are alive together, in all its"
+    " layers; MLX frees the old cache of a layer before it grows the next, so it takes less",
     "copied: bytes copied into larger buffers until the end, for all sessions",
 )
 
@@ -70,7 +70,7 @@ def _row(rule: GrowthRow, units: Units) -> tuple[str, ...]:
 def _budget(result: GrowthPlan, rule: GrowthRow, units: Units) -> tuple[str, ...]:
     if not result.has_budgets or rule.budget_bytes is None:
         return ()
-    return (format_bytes(rule.budget_bytes, units),)
+    return (format_limit(rule.budget_bytes, units),)
 
 
 def _turns(result: GrowthPlan, units: Units) -> Table:
@@ -113,7 +113,7 @@ def _notes(result: GrowthPlan) -> Iterator[str]:
 
 def _verdict(result: GrowthPlan, units: Units) -> str:
     if result.budget_bytes is not None:
-        budget = f"the budget of {format_bytes(result.budget_bytes, units)}"
+        budget = f"the budget of {format_limit(result.budget_bytes, units)}"
     elif result.has_budgets:
         budget = "the runtime's budget"
     else:
@@ -127,10 +127,10 @@ def _verdict(result: GrowthPlan, units: Units) -> str:
 def _plot(result: GrowthPlan, units: Units) -> BarChart:
     """The turns under every rule, all to one scale."""
     budget = result.budget_bytes
-    limit = "budget" if budget is None else f"budget {format_bytes(budget, units)}"
+    limit = "budget" if budget is None else f"budget {format_limit(budget, units)}"
     return BarChart(
         title="Caches over the turns",
-        kinds=("needed", "allocated in addition", "old and new"),
+        kinds=("filled", "allocated in addition", "old and new"),
         bars=[bar for rule in result.rules for bar in _bars(rule, result)],
         units=units,
         limit=limit if budget is not None or result.has_budgets else "",

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from memfit.cli.render.document import Bar, BarChart, Document, Table, report
 from memfit.cli.render.view import view
-from memfit.cli.render.views.text import runtime_text
-from memfit.estimators.base.units import Units, format_bytes, format_duration
+from memfit.cli.render.views.text import budget_of, runtime_text
+from memfit.estimators.base.units import Units, format_bytes, format_duration, format_limit
 from memfit.estimators.results.offload import (
     MeasuredStorage,
     OffloadPlan,
@@ -54,9 +54,8 @@ def _facts(result: OffloadPlan, units: Units) -> Iterator[str]:
     yield f"{text}; {runtime_text(result.runtime)}"
     if result.device:
         yield (
-            f"{result.device.name}, working set"
-            f" {format_bytes(result.device.working_set_bytes, units)}; the model and the active"
-            f" conversation take {format_bytes(result.active_bytes, units)} at most"
+            f"{budget_of(result.device, units)}; the model and the active conversation"
+            f" take {format_bytes(result.active_bytes, units)} at most"
         )
     else:
         yield "no device: --device m4-max-64 or --memory 32GB gives a budget"
@@ -133,7 +132,8 @@ def _colour(result: OffloadPlan) -> str:
 def _memory(result: OffloadPlan, units: Units) -> Iterator[str]:
     if result.pool:
         yield (
-            f"budget: {format_bytes(result.pool.budget_bytes, units)}, {result.pool.blocks} blocks"
+            f"budget: {format_limit(result.pool.budget_bytes, units)},"
+            f" {result.pool.blocks} blocks"
             f" of 256 tokens of one layer, {result.pool.block_bytes} bytes each"
         )
     threshold = result.threshold
@@ -229,5 +229,5 @@ def _plot(result: OffloadPlan, units: Units) -> BarChart:
         kinds=("4 bits", "up to 8", "up to 16"),
         bars=bars,
         units=units,
-        limit="" if budget is None else f"budget {format_bytes(budget, units)}",
+        limit="" if budget is None else f"budget {format_limit(budget, units)}",
     )

@@ -11,8 +11,9 @@ from memfit.cli.render.document import (
     report,
 )
 from memfit.cli.render.view import view
-from memfit.cli.render.views.text import machine_name, runtime_text, tenths, tokens
+from memfit.cli.render.views.text import runtime_text, tenths, tokens
 from memfit.estimators.base.units import Units
+from memfit.estimators.machine.device import name_as_sold
 from memfit.estimators.results.ranks import RankChoice, RanksPlan
 
 _MOST_COMMANDS = 2
@@ -22,7 +23,7 @@ _MOST_COMMANDS = 2
 def to_document(result: RanksPlan, units: Units) -> Document:
     """Return a row for each number of machines, and the commands of the fewest that fit."""
     named = result.choices[-1].on
-    name = " + ".join(named) if named else machine_name(result.device)
+    name = " + ".join(named) if named else name_as_sold(result.device.name)
     tokens_text = f"{result.workload.prompt_tokens} tokens"
     headings = ("Machines", "Shared", "Weights", "Needs", "", "Longest prompt")
     rows = tuple(_row(choice, units) for choice in result.choices)

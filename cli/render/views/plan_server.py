@@ -1,10 +1,13 @@
 """A plan of mlx_lm.server as a document."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from memfit.cli.render.chart import needed_bar, working_set
+from msgspec.structs import replace
+
+from memfit.cli.render.chart import working_set
 from memfit.cli.render.document import (
     VERDICT_COLOURS,
+    Bar,
     BarChart,
     Commands,
     Document,
@@ -16,8 +19,9 @@ from memfit.cli.render.document import (
 )
 from memfit.cli.render.view import view
 from memfit.cli.render.views.assumed import marked
-from memfit.cli.render.views.text import runtime_text
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.cli.render.views.program_line import program_line
+from memfit.cli.render.views.text import budget_of, runtime_text
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.results.server import ServerMix, ServerMoment, ServerPlan
 
 _NO_DEVICE = "No device to compare with: --device m4-max-64 or --memory 32GB names one"
@@ -34,9 +38,10 @@ def to_document(
     document = (
         Heading(result.model),
         Text(tuple(_facts(result, units)), style="dim", mark="-"),
+        *program_line(result.program),
         Table(("At most", "Size"), tuple(_rows(result.bound, units)), align="lr", has_total=True),
         *([_mixes(result, units)] if result.mixes else ()),
-        Verdict(_verdict(result, units), VERDICT_COLOURS[result.verdict]),
+        Verdict("; ".join(_verdict(result, units)), VERDICT_COLOURS[result.verdict]),
         Commands(result.commands, "Do this"),
         Text(tuple(_advice(result, units)), mark="-", gap=not result.commands),
         section("Notes", tuple(note.message for note in result.notes)),
@@ -59,15 +64,14 @@ def _share(mix: ServerMix) -> int:
 
 def _facts(result: ServerPlan, units: Units) -> Iterator[str]:
     yield (
-        f"{result.clients} requests open at a time; prompts of up to"
+        f"{result.clients} request{'s' * (result.clients > 1)} open at a time; prompts of up to"
         f" {result.longest_prompt_tokens} tokens, {result.longest_generation_tokens} generated;"
         f" {runtime_text(result.runtime)}"
     )
     if result.images:
         yield f"{result.server}, each prompt with {result.images}: {result.images.tokens} tokens"
     if result.device:
-        size = format_bytes(result.device.working_set_bytes, units)
-        yield f"{result.device.name}, working set {size}"
+        yield budget_of(result.device, units)
     yield f"{format_bytes(result.idle_bytes, units)} stay in memory when all requests have ended"
 
 
@@ -81,37 +85,43 @@ def _rows(moment: ServerMoment, units: Units) -> Iterator[tuple[str, str]]:
         "Decoding" if moment.images_bytes else "Logits and log-probabilities": moment.logits_bytes,
         f"Prefill of {prompts} prompt{'s' * (prompts != 1)}": moment.prefill_bytes,
         "Margin": moment.margin_bytes,
-        "Peak": moment.peak_bytes,
+        "Needs": moment.peak_bytes,
     }
     for name, nbytes in named.items():
         text = format_bytes(nbytes, units)
-        if name == "Peak" and moment.prefill_error_bytes:
+        if name == "Needs" and moment.prefill_error_bytes:
             text += f" (up to {format_bytes(nbytes + moment.prefill_error_bytes, units)})"
         yield name, text
 
 
 def _chart(result: ServerPlan, units: Units) -> BarChart:
-    """The bound and the usual, and the bound with the flags that fit."""
+    """The bound and every mix, then both with the flags that fit."""
     budget = result.device.working_set_bytes if result.device else None
-    moments = {
-        "at most": result.bound,
-        "usual": result.usual,
-        "with the flags that fit": result.fitting_bound,
-    }
-    bars = [
-        needed_bar(name, (moment.weights_bytes, moment.cache_bytes), moment.peak_bytes, budget)
-        for name, moment in moments.items()
-        if moment
-    ]
+    bars = list(_bars(result.bound, result.mixes, budget))
+    if result.fitting_bound:
+        first, *others = _bars(result.fitting_bound, result.fitting_mixes, budget)
+        bars += [replace(first, heading="With the flags that fit"), *others]
     limit = working_set(budget, units)
-    kinds = ("weights", "caches", "prefill and margin")
-    return BarChart(title="The server", kinds=kinds, bars=bars, units=units, limit=limit)
+    kinds = ("weights", "caches, prefill and margin")
+    return BarChart(title="What the server needs", kinds=kinds, bars=bars, units=units, limit=limit)
 
 
-def _verdict(result: ServerPlan, units: Units) -> str:
+def _bars(bound: ServerMoment, mixes: Sequence[ServerMix], budget: int | None) -> Iterator[Bar]:
+    needs = {"at most, in any order": bound.peak_bytes, **{m.name: m.peak_bytes for m in mixes}}
+    for name, needed in needs.items():
+        yield Bar(name, (bound.weights_bytes, needed - bound.weights_bytes), budget)
+
+
+def _verdict(result: ServerPlan, units: Units) -> Iterator[str]:
+    """The verdict by bytes, then what else may end a request."""
+    yield _of_bytes(result, units)
+    yield from (limit.reason for limit in result.limits if limit.verdict == "tight")
+
+
+def _of_bytes(result: ServerPlan, units: Units) -> str:
     if not result.device:
         return _NO_DEVICE
-    limit = format_bytes(result.device.working_set_bytes, units)
+    limit = format_limit(result.device.working_set_bytes, units)
     most = format_bytes(result.bound.peak_bytes, units)
     if result.usual is None:
         words = {"fits": "Fits", "tight": "Tight", "exceeds": "Does not fit"}
@@ -132,7 +142,8 @@ def _advice(result: ServerPlan, units: Units) -> Iterator[str]:
         bound = format_bytes(result.fitting_bound.peak_bytes, units)
         yield f"With these flags no order of such requests takes more than {bound}."
         yield from _price(result)
-    if result.verdict in ("exceeds", "tight") and not result.fitting:
+    # Flags change nothing about what ends one request, and are printed where their bytes fit.
+    if result.verdict in ("exceeds", "tight") and not (result.fitting or result.commands):
         yield (
             "No flags of the server make every order fit: shorten prompts, quantise, or use more"
             " memory."

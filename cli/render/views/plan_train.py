@@ -17,7 +17,8 @@ from memfit.cli.render.document import (
     section,
 )
 from memfit.cli.render.view import view
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.cli.render.views.text import budget_of
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.results.train import TrainingChange, TrainPlan
 
 _TYPES = {"lora": "LoRA", "dora": "DoRA", "full": "full fine-tuning"}
@@ -49,7 +50,7 @@ def _chart(result: TrainPlan, units: Units) -> BarChart:
         needs[_named(change)] = change.peak_bytes + result.margin_bytes
     return BarChart(
         title="Memory of one change",
-        kinds=("peak and margin",),
+        kinds=("needs",),
         bars=[Bar(name, (nbytes,), budget) for name, nbytes in needs.items()],
         units=units,
         limit=working_set(budget, units),
@@ -67,7 +68,7 @@ def _verdict(result: TrainPlan, units: Units) -> str:
     if result.device is None:
         named = "--device m4-max-64 or --memory 32GB names one"
         return f"{text} without a device ({named}); it needs {needed}."
-    of = f"{needed} of {format_bytes(result.device.working_set_bytes, units)}"
+    of = f"{needed} of {format_limit(result.device.working_set_bytes, units)}"
     if "max_buffer" in result.exceeded:
         of += f"; its largest buffer is {format_bytes(result.largest_buffer_bytes, units)}"
     return f"{text}, {of}."
@@ -105,10 +106,9 @@ def _facts(result: TrainPlan, units: Units) -> Iterator[str]:
         yield f"measured here ({measured.measurement_id}): {said}; the verdict is by these"
     if result.device:
         device = result.device
-        size = format_bytes(device.working_set_bytes, units)
         largest = device.max_buffer_bytes
-        buffer = f", largest buffer {format_bytes(largest, units)}" if largest else ""
-        yield f"{device.name}, working set {size}{buffer}"
+        buffer = f", largest buffer {format_limit(largest, units)}" if largest else ""
+        yield budget_of(device, units) + buffer
 
 
 def _parts(result: TrainPlan, units: Units) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from memfit.cli.render.document import Bar, BarChart, Document, Table, report
 from memfit.cli.render.view import view
-from memfit.estimators.base.units import Units, format_bytes, format_duration
+from memfit.cli.render.views.text import budget_of
+from memfit.estimators.base.units import Units, format_bytes, format_duration, format_limit
 from memfit.estimators.results.wired import TicketPlan, WiredMoment, WiredPlan
 
 MOST_ROWS = 30
@@ -57,7 +58,7 @@ def _machine(result: WiredPlan, units: Units) -> str:
     device = result.device
     name = "no device"
     if device is not None:
-        name = f"{device.name}, working set {format_bytes(device.working_set_bytes, units)}"
+        name = budget_of(device, units)
     threshold = f"{result.shrink_threshold_percent:g} %"
     cooldown = format_duration(result.shrink_cooldown_ms)
     return f"{name}; {result.mode}; shrinks by {threshold} or more, {cooldown} after a change"
@@ -97,14 +98,15 @@ def _settings(result: WiredPlan, units: Units) -> Iterator[str]:
 
 def _sysctl(result: WiredPlan, working_set: int, units: Units) -> str:
     if result.sysctl_mebibytes is not None:
-        left = format_bytes(result.left_for_system_bytes or 0, units)
+        left = format_limit(result.left_for_system_bytes or 0, units)
         return (
             f"sudo sysctl iogpu.wired_limit_mb={result.sysctl_mebibytes}, which leaves {left} for"
             " macOS and other processes"
         )
     if result.largest_limit_bytes > working_set:
         return "iogpu.wired_limit_mb: no value is enough; the limit is not below the whole memory"
-    return f"iogpu.wired_limit_mb: the default is enough, {format_bytes(working_set, units)}"
+    size = format_limit(working_set, units)
+    return f"iogpu.wired_limit_mb: the default is enough, {size}"
 
 
 def _ticket(ticket: TicketPlan, units: Units) -> tuple[str, ...]:

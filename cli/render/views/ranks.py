@@ -8,6 +8,7 @@ from memfit.cli.render.document import VERDICT_COLOURS, VERDICT_WORDS, Table, Te
 from memfit.cli.render.views.estimate_text import alone_text
 from memfit.cli.render.views.text import tenths
 from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.machine.device import name_as_sold
 from memfit.estimators.results.estimate import RankFigures, RankPlan
 
 _WORST_LAST = ("unknown", "fits", "tight", "exceeds", "does_not_load")
@@ -20,7 +21,10 @@ def rank_table(plan: RankPlan, units: Units) -> Iterator[Table | Text]:
     rows = [_row(rank, plan, units) for rank in plan.ranks]
     if any(rank.device for rank in plan.ranks):
         headings.append("Device")
-        rows = [(*row, rank.device or "-") for row, rank in zip(rows, plan.ranks, strict=True)]
+        rows = [
+            (*row, name_as_sold(rank.device or "-"))
+            for row, rank in zip(rows, plan.ranks, strict=True)
+        ]
     title = f"{len(plan.ranks)} ranks, {plan.parallel}, in {unit}"
     yield Table(headings, rows, title, align="rrrrrrrrll", droppable=(1, 6, 5))
     yield from _splits(plan, unit, units)

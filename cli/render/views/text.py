@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import GIB
+from memfit.estimators.machine.device import GIB, KnownDevice, name_as_sold
 from memfit.estimators.mlx.versions import MLX_VERSION, format_version
+from memfit.estimators.results.advice import ConversionMemory
 from memfit.estimators.results.estimate import (
     DeviceSummary,
     Estimate,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from memfit.estimators.results.advice import ImageAdvice
     from memfit.estimators.results.comparison import Comparison
     from memfit.estimators.results.context import ContextPlan
+    from memfit.estimators.results.wired import WiredMachine
     from memfit.probes.result import TuneResult
 
 
@@ -87,12 +89,13 @@ def task(result: "Estimate | Comparison | ContextPlan") -> str:
 def prompt(work: Workload) -> str:
     """The tokens and the batch, which are the same for every runtime."""
     text = f"{work.prompt_tokens} prompt tokens"
+    if work.cached_tokens:
+        text += f", {work.cached_tokens} of them cached"
     if work.images:
         # Before a model is known: each has as many tokens as its processor makes of them.
         known = f"{work.images.tokens} of them of" if work.images.tokens else "and"
         text += f", {known} {work.images}"
-    if work.max_tokens:
-        text += f" + {work.max_tokens} generated"
+    text += f" + {work.max_tokens} generated" if work.max_tokens else ", no reply"
     return f"{text}, batch {work.batch}" if work.batch > 1 else text
 
 
@@ -100,9 +103,10 @@ def machine(result: "Estimate | Comparison | ContextPlan | TuneResult", units: U
     device = result.device
     if device is None:
         return "no device: add --device m4-max-64 or --memory 32GB for a verdict"
-    text = f"{device.name}, {format_bytes(device.memory_bytes, Units.GIB)} memory"
+    text = machine_memory(device, units)
     if device.working_set_bytes != device.memory_bytes:
-        text += f", working set {format_bytes(device.working_set_bytes, units)}"
+        size = format_limit(device.working_set_bytes, units)
+        text += f", working set {size}{on_macos(device)}"
     if device.used_by_others_bytes is not None:
         text += f", {format_bytes(device.used_by_others_bytes, units)} in use by others now"
     return text
@@ -139,16 +143,62 @@ def tenths(nbytes: int, units: Units, *, down: bool = False) -> str:
     return f"{count // 10}.{count % 10}"
 
 
+def conversion_text(conversion: ConversionMemory, units: Units) -> str:
+    """What converting takes: memory, and files."""
+    read = size(conversion.source_bytes, units)
+    files = f"{read} to {'read' if conversion.is_local else 'download'}"
+    written = size(conversion.output_bytes, units)
+    return f"takes {size(conversion.peak_bytes, units)}: {files}, {written} written"
+
+
 def gigabytes(memory_bytes: int) -> str:
     """Memory as it is sold: a "GB" of it is a GiB."""
     return f"{memory_bytes // GIB} GB"
 
 
-def machine_name(device: DeviceSummary) -> str:
-    """The machine, a Mac by the memory it is sold with."""
-    if device.name.startswith("Mac with") and not device.memory_bytes % GIB:
-        return f"Mac with {gigabytes(device.memory_bytes)}"
-    return device.name
+def memory(device: DeviceSummary | KnownDevice, units: Units) -> str:
+    """A machine's memory, of a Mac as it is sold."""
+    if device.backend == "metal" and not device.memory_bytes % GIB:
+        return gigabytes(device.memory_bytes)
+    return format_limit(device.memory_bytes, units)
+
+
+def gpu_budget(device: DeviceSummary, units: Units) -> str:
+    """What the GPU may use, and under which macOS it is another figure."""
+    budget = size(device.working_set_bytes, units, down=True)
+    if macos := on_macos(device):
+        # Short, so that the first screen keeps its lines: 15 of "macOS 13-15".
+        others = (
+            f", {tenths(each.working_set_bytes, units, down=True)} on"
+            f" {each.macos.replace('-', ' ').split()[-1]}"
+            for each in device.by_macos or ()
+            if each.working_set_bytes != device.working_set_bytes
+        )
+        return f"GPU {budget}{macos}{''.join(others)}"
+    return f"the GPU may use {budget} of {memory(device, units)}"
+
+
+def budget_of(device: "DeviceSummary | WiredMachine", units: Units) -> str:
+    """A machine with its working set."""
+    size = format_limit(device.working_set_bytes, units)
+    macos = on_macos(device) if isinstance(device, DeviceSummary) else ""
+    return f"{name_as_sold(device.name)}, working set {size}{macos}"
+
+
+def on_macos(device: DeviceSummary) -> str:
+    """Under which macOS a Mac that is only named has its working set; empty of any other machine.
+
+    Where they are alike it is the newest.
+    """
+    known = device.by_macos or ()
+    own = [each.macos for each in known if each.working_set_bytes == device.working_set_bytes]
+    return f" on {own[-1]}" if own else ""
+
+
+def machine_memory(device: DeviceSummary, units: Units) -> str:
+    """The machine with its memory, where its name does not have it."""
+    name = name_as_sold(device.name)
+    return name if name != device.name else f"{name}, {memory(device, units)} of memory"
 
 
 def tokens(count: int) -> str:

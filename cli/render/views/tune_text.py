@@ -5,7 +5,7 @@ from decimal import Decimal
 
 from memfit.cli.render.views.text import percent as share_percent
 from memfit.cli.render.views.text import verdict_sentence
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.base.workload import Workload
 from memfit.probes.figures import FIGURES, TuneFigure
 from memfit.probes.result import Point, TuneResult
@@ -148,7 +148,7 @@ def verdict(result: TuneResult, units: Units) -> str:
     need, budget = point.peak_bytes + result.margin_bytes, result.device.working_set_bytes
     share = (
         f"measured peak and margin take {format_bytes(need, units)} of"
-        f" {format_bytes(budget, units)} ({share_percent(need, budget)})"
+        f" {format_limit(budget, units)} ({share_percent(need, budget)})"
     )
     return verdict_sentence(result.verdict, result.exceeded, share)
 

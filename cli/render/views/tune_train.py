@@ -3,6 +3,7 @@
 from memfit.cli.render.document import Document, Table, report
 from memfit.cli.render.view import view
 from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.machine.device import name_as_sold
 from memfit.probes.experiments.train import TrainTuneResult
 
 
@@ -24,7 +25,8 @@ def to_document(result: TrainTuneResult, units: Units) -> Document:
         facts=(
             f"{recipe.fine_tune_type}, --num-layers {recipe.num_layers}, batch {recipe.batch_size},"
             f" {result.sequence_tokens} tokens, {result.steps} steps",
-            f"{result.device.name}, mlx {versions['mlx']}, mlx-lm {versions['mlx_lm']}",
+            f"{name_as_sold(result.device.name)}, mlx {versions['mlx']},"
+            f" mlx-lm {versions['mlx_lm']}",
             *([f"saved as {result.measurement_id}"] if result.measurement_id else ()),
         ),
         tables=(Table(("Peak of", "Estimated", "Measured", "Ratio"), rows),),

@@ -192,12 +192,17 @@ class _Grid(NamedTuple):
     """Of each column: whether its cells are aligned right."""
     rows: Sequence[Sequence[Cell]]
     has_total: bool = False
+    is_stacked: bool = False
+    """Whether a phone shows the cells of a row below each other, each with its heading."""
 
 
 def _grid(table: Table) -> _Grid:
     headings = [(heading, 1) for heading in table.headings]
     rights = [table.aligned(place) == "r" for place in range(len(headings))]
-    return _Grid(table.title, headings, rights, table.rows, table.has_total)
+    verdicts = max((sum(isinstance(cell, Toned) for cell in row) for row in table.rows), default=0)
+    # A matrix of verdicts is read along its columns too.
+    is_stacked = len(headings) > _STACKED and verdicts < 2
+    return _Grid(table.title, headings, rights, table.rows, table.has_total, is_stacked)
 
 
 def _side_by_side(columns: Columns) -> _Grid:
@@ -220,11 +225,13 @@ def _table(grid: _Grid, most: int) -> Iterator[str]:
     named = [heading for heading, _ in grid.headings if heading]
     title = escaped(grid.title or ", ".join(named))
     caption = "<caption>" if grid.title else '<caption class="hidden">'
-    yield f'<div class="scroll" role="region" tabindex="0" aria-label="{title}"><table>'
+    kind = ' class="stack"' if grid.is_stacked else ""
+    yield f'<div class="scroll" role="region" tabindex="0" aria-label="{title}"><table{kind}>'
     yield f"{caption}{title}</caption><thead><tr>{''.join(_headings(grid))}</tr></thead><tbody>"
     for number, row in enumerate(grid.rows[:most], 1):
         is_total = grid.has_total and number == len(grid.rows)
-        first, *others = (_cell(cell, right) for cell, right in zip(row, grid.rights, strict=True))
+        labels = [name for name, _ in grid.headings] if grid.is_stacked else [""] * len(row)
+        first, *others = map(_cell, row, grid.rights, labels)
         start = '<tr class="total">' if is_total else "<tr>"
         name = first.replace("<td", '<th scope="row"', 1).replace("</td>", "</th>")
         yield f"{start}{name}{''.join(others)}</tr>"
@@ -242,7 +249,9 @@ def _headings(grid: _Grid) -> Iterator[str]:
         place += width
 
 
-def _cell(cell: Cell, is_right: bool) -> str:
+def _cell(cell: Cell, is_right: bool, label: str) -> str:
+    """A cell; ``label`` is what a phone shows before it."""
+    named = f' data-label="{escaped(label)}"' if label else ""
     if isinstance(cell, bool):
         verdict = "fits" if cell else "exceeds"
         return f'<td class="{verdict}">{_SIGNS[verdict]} {"passed" if cell else "broken"}</td>'
@@ -251,11 +260,13 @@ def _cell(cell: Cell, is_right: bool) -> str:
         verdict = CLASSES.get(cell.colour, "unknown")
         is_said = verdict != "fits" or "fits" in text
         word = "" if is_said else f' <span class="hidden">{VERDICT_WORDS[verdict]}</span>'
-        return f'<td class="heat {verdict}">{escaped(text)}{word}</td>'
+        return f'<td class="heat {verdict}"{named}>{escaped(text)}{word}</td>'
     kind = "r" if is_right else "name" if len(text) > _LONG else ""
-    return f'<td class="{kind}">{escaped(text)}</td>' if kind else f"<td>{escaped(text)}</td>"
+    of_kind = f' class="{kind}"' if kind else ""
+    return f"<td{of_kind}{named}>{escaped(text)}</td>"
 
 
+_STACKED = 3  # columns that a phone has room for
 _LONG = 16  # characters of a cell that may break anywhere
 
 
@@ -275,11 +286,13 @@ def _figures(chart: Chart) -> _Grid | None:
     rows: list[list[str]]
     if isinstance(chart, BarChart):
         kinds = [(place, kind) for place, kind in enumerate(chart.kinds) if kind]
+        if len(kinds) == 1:  # that is all of it
+            kinds = []
         rows = [
             [
                 " ".join(filter(None, (bar.heading, bar.label))),
                 *(_part_of(bar.parts, place, chart) for place, _ in kinds),
-                format_bytes(sum(bar.parts), chart.units),
+                bar.size_text(chart.units),
             ]
             for bar in chart.bars
         ]
@@ -321,7 +334,7 @@ def _sliders(part: Sliders) -> Iterator[str]:
         )
     yield '</div><p id="answer" class="verdict" role="status"></p>'
     if any(point.share for point in part.points):
-        yield '<meter aria-label="Share of the budget in percent" min="0" max="200" high="100"'
+        yield '<meter aria-label="Share of the budget in percent" min="0" max="100" high="99.9"'
         yield ' low="90" optimum="50"></meter>'
     yield '<div class="scroll"><table><caption class="hidden">What it is made of</caption><tbody>'
     yield from (

@@ -46,6 +46,20 @@ grid-template-columns:repeat(auto-fit,minmax(15rem,1fr))}
 .memfit .sliders input{width:100%;height:2rem;margin:0;accent-color:var(--k0)}
 .memfit meter{width:100%;height:1.2rem}
 .memfit footer{border-top:1px solid var(--rule);margin-top:2rem;padding:.6rem 0}
+@media (max-width:40rem){
+.memfit .stack thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
+.memfit .stack,.memfit .stack tbody,.memfit .stack caption:not(.hidden){display:block}
+.memfit .stack tr{display:flex;flex-wrap:wrap;gap:.1rem .9rem;padding:.5rem 0;
+border-bottom:1px solid var(--rule)}
+.memfit .stack tbody th,.memfit .stack td{border:0;padding:0;white-space:normal;text-align:left;
+position:static}
+.memfit .stack tbody th,.memfit .stack td.name{flex-basis:100%;min-width:0}
+.memfit .stack tbody th{font-weight:600}
+.memfit .stack td.heat,.memfit .stack td.fits,.memfit .stack td.exceeds{padding:0 .5rem}
+.memfit .stack td:empty{display:none}
+.memfit .stack [data-label]::before{content:attr(data-label) ": ";color:var(--dim);font-weight:400}
+.memfit .stack tbody th::before{content:none!important}
+}
 [hidden]{display:none!important}
 """
 

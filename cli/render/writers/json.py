@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from memfit.estimators.results.result import Result, json_text
+from memfit.estimators.results.result import Result
 
 
 class HasResult(Protocol):
@@ -21,4 +21,4 @@ def write(view: HasResult, *, to_file: bool) -> str:
 def to_json(result: Result) -> str:
     """Return a result as JSON text that ends with a line feed."""
     # "##[" is a command to GitHub's runner, which reads what a job prints.
-    return json_text(result).replace("##[", "##\\u005b") + "\n"
+    return result.to_json().replace("##[", "##\\u005b") + "\n"

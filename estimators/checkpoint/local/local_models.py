@@ -14,7 +14,13 @@ from memfit.estimators.base.files import list_names, printable, small_text
 from memfit.estimators.checkpoint.config import CONFIG
 from memfit.estimators.checkpoint.gguf.files import SUFFIX, gguf_models
 from memfit.estimators.checkpoint.hub.settings import configured_hub
-from memfit.estimators.checkpoint.local.samples import sample_file, sample_names
+from memfit.estimators.checkpoint.local.samples import (
+    PREFIX,
+    sample_file,
+    sample_names,
+    sample_repositories,
+    stated_parameters,
+)
 from memfit.estimators.checkpoint.local.stores import ollama_models
 from memfit.estimators.checkpoint.weight_files import is_weight_file
 from memfit.estimators.results.fits import Store
@@ -31,12 +37,14 @@ class LocalModel(NamedTuple):
     name: str
     store: Store
     reference: str
+    parameters: int | None = None
+    """Of a model that is shipped with memfit, what is known before it is opened."""
 
 
 def local_models(folders: Sequence[str]) -> Iterator[LocalModel]:
     """Yield the models of the folders, the stores of other programs and the samples.
 
-    A sample's file may exist only until the next model is taken. A directory is yielded once.
+    A directory is yielded once.
 
     Raises:
         CheckpointError: when a folder cannot be listed, or holds no models.
@@ -51,9 +59,30 @@ def local_models(folders: Sequence[str]) -> Iterator[LocalModel]:
             yield LocalModel(printable(name), "lm-studio", str(path))
     for reference in ollama_models():
         yield LocalModel(printable(reference), "ollama", reference)
+    yield from shipped_samples()
+
+
+def shipped_samples() -> Iterator[LocalModel]:
+    """Yield the samples."""
     for name in sample_names():
         with sample_file(name) as path:
-            yield LocalModel(name, "sample", str(path))
+            yield LocalModel(name, "sample", f"{PREFIX}{name}", stated_parameters(path))
+
+
+def published_models() -> Iterator[LocalModel]:
+    """Yield the models of the index that are of no sample: one of those with the same figures."""
+    from memfit.estimators.checkpoint.index.names import is_copy, is_plain
+    from memfit.estimators.checkpoint.index.records import PREFIX as INDEX_PREFIX
+    from memfit.estimators.checkpoint.index.records import index
+
+    known = index()
+    samples = set(sample_repositories())
+    for name in known.names:
+        if not is_plain(name) or is_copy(name) or name in samples:
+            continue
+        model = known.model(name)
+        if model.config is not None and not model.like:
+            yield LocalModel(name, "index", f"{INDEX_PREFIX}{name}", model.parameters)
 
 
 def _absolute(path: str | Path) -> Path:

@@ -1,5 +1,6 @@
 """The samples shipped with memfit: YAML files of a config, its origin and what is known of it."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import as_file, files
@@ -14,6 +15,8 @@ from memfit.estimators.base.reading.section import Reading, to_record
 from memfit.estimators.base.reading.strict_json import plain
 from memfit.estimators.base.reading.strict_yaml import parse_document
 
+PREFIX = "sample:"
+"""Before the name of a sample that a path has too."""
 _FOLDER, _SUFFIX = "memfit.sample_configs", ".yaml"
 
 
@@ -27,6 +30,28 @@ def sample_file(name: str) -> Iterator[Path]:
     """Yield the path of a sample, which may exist only until the block ends."""
     with as_file(files(_FOLDER) / f"{name}{_SUFFIX}") as path:
         yield path
+
+
+_PARAMETERS = re.compile(r"^  parameters: (\d+)$", re.MULTILINE)
+_REPOSITORY = re.compile(r"^hub: (\S+)$", re.MULTILINE)
+
+
+def stated_parameters(path: Path) -> int | None:
+    """Return the parameters that a sample's file states, without reading it as YAML."""
+    found = _PARAMETERS.search(_text(path))
+    return int(found[1]) if found else None
+
+
+def sample_repositories() -> Iterator[str]:
+    """Yield the repositories on the Hub that samples describe."""
+    for name in sample_names():
+        with sample_file(name) as path:
+            if found := _REPOSITORY.search(_text(path)):
+                yield found[1]
+
+
+def _text(path: Path) -> str:
+    return read_whole(path, limit=MAX_SAMPLE_BYTES).decode("utf-8")
 
 
 MAX_SAMPLE_BYTES = 1_000_000

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from memfit.estimators.base.errors import CheckpointError, UnsupportedError
 from memfit.estimators.base.files import list_names, printable, read_whole
 from memfit.estimators.base.reading.section import MAX_FIGURE, Section, json_section
@@ -18,6 +20,7 @@ MAX_MANIFEST_VALUES = 200_000
 # github.com/ollama/ollama types/model/name.go: defaultHost, defaultNamespace, defaultTag.
 _HOST, _NAMESPACE, _TAG = "registry.ollama.ai", "library", "latest"
 _MEDIA = "application/vnd.ollama.image."
+_RUN_OPTIONS = ("num_ctx", "num_gpu", "num_batch")
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _WORD = re.compile(r"[\w.-]{1,200}", re.ASCII)
 _BESIDE = {
@@ -83,7 +86,29 @@ def _open_ollama(name: str, reference: str) -> Checkpoint:
         for blob in blobs
         if blob.kind in _BESIDE
     )
-    return read_gguf_file(models[0].path, id=printable(reference), skipped_files=skipped_files)
+    checkpoint = read_gguf_file(
+        models[0].path, id=printable(reference), skipped_files=skipped_files
+    )
+    return replace(checkpoint, run_options=_run_options(blobs))
+
+
+def _run_options(blobs: list[_Blob]) -> dict[str, int]:
+    """The parameters of the manifest that change memory (api/types.go, Runner)."""
+    found: dict[str, int] = {}
+    for blob in blobs:
+        if blob.kind != "params":
+            continue
+        options = json_section(
+            read_whole(blob.path, limit=MAX_MANIFEST_BYTES),
+            blob.path,
+            what="the parameters",
+            max_values=MAX_MANIFEST_VALUES,
+            error=CheckpointError,
+        )
+        for name in _RUN_OPTIONS:
+            if options.has(name):
+                found[name] = options.count(name, least=0, most=MAX_FIGURE)
+    return found
 
 
 def _ollama_name(name: str, reference: str) -> tuple[str, str, str, str]:

@@ -14,11 +14,21 @@ CHIPS: dict[str, Any] = {
     # bandwidth in MB/s; Apple prints it rounded (M1 Max 409.6 as 400 GB/s, M4 Max 546.1 as 546). M3 Max,
     # M4 Max and M5 Max with fewer GPU cores have 3/4 of it. Source: the bandwidth in Apple's technical
     # specifications and newsroom of each chip, as a multiple of its LPDDR4X, LPDDR5 or LPDDR5X.
+    # gpu_cores: the fewest and the most of a GPU sold with the chip; gpu_cores_by_gib: where Apple sells
+    # a memory with one of them only. Source: Apple's technical specifications, and the table of
+    # github.com/ggml-org/llama.cpp/discussions/4167.
+    # gpu_mhz: the highest clock, which Apple does not publish. M1, M2:
+    # github.com/philipturner/metal-benchmarks; M3: 28 TFLOPS of 80 cores in published tables; M4 Pro and
+    # Max: 1578 in published powermetrics; M4: tables of its 4.26 TFLOPS at 1.47; M5: 70 TFLOPS of 40
+    # cores with 1024 products a cycle (tzakharko.github.io/apple-neural-accelerators-benchmark) within 5 %.
+    # A wrong clock of a whole generation is in the rates that were fitted to it (sizing/prefill_time.py).
     "m1": {
         "name": "M1",
         "architecture": "applegpu_g13g",
         "memory_gib": [8, 16],
         "memory_bus": (128, 4267),
+        "gpu_cores": [7, 8],
+        "gpu_mhz": 1278,
         "source": "Apple tech specs, MacBook Air (M1, 2020); published device_info, g13g",
     },
     "m1-pro": {
@@ -26,6 +36,8 @@ CHIPS: dict[str, Any] = {
         "architecture": "applegpu_g13s",
         "memory_gib": [16, 32],
         "memory_bus": (256, 6400),
+        "gpu_cores": [14, 16],
+        "gpu_mhz": 1296,
         "source": "support.apple.com/en-us/111902; G13S in Asahi Linux's table of GPUs",
     },
     "m1-max": {
@@ -33,6 +45,8 @@ CHIPS: dict[str, Any] = {
         "architecture": "applegpu_g13s",
         "memory_gib": [32, 64],
         "memory_bus": (512, 6400),
+        "gpu_cores": [24, 32],
+        "gpu_mhz": 1296,
         "source": "support.apple.com/en-us/111901; published device_info, g13s",
     },
     "m1-ultra": {
@@ -40,6 +54,8 @@ CHIPS: dict[str, Any] = {
         "architecture": "applegpu_g13d",
         "memory_gib": [64, 128],
         "memory_bus": (1024, 6400),
+        "gpu_cores": [48, 64],
+        "gpu_mhz": 1296,
         "source": "support.apple.com/en-us/111900; published device_info, g13d",
     },
     "m2": {
@@ -47,6 +63,8 @@ CHIPS: dict[str, Any] = {
         "architecture": "applegpu_g14g",
         "memory_gib": [8, 16, 24],
         "memory_bus": (128, 6400),
+        "gpu_cores": [8, 10],
+        "gpu_mhz": 1398,
         "source": "Apple tech specs, MacBook Air (M2, 2022); published device_info, g14g",
     },
     "m2-pro": {
@@ -54,6 +72,8 @@ CHIPS: dict[str, Any] = {
         "architecture": "applegpu_g14s",
         "memory_gib": [16, 32],
         "memory_bus": (256, 6400),
+        "gpu_cores": [16, 19],
+        "gpu_mhz": 1398,
         "source": "support.apple.com/en-us/111340; published device_info, g14s",
     },
     "m2-max": {
@@ -61,6 +81,9 @@ CHIPS: dict[str, Any] = {
         "architecture": "applegpu_g14s",
         "memory_gib": [32, 64, 96],
         "memory_bus": (512, 6400),
+        "gpu_cores": [30, 38],
+        "gpu_cores_by_gib": {96: 38},
+        "gpu_mhz": 1398,
         "source": "support.apple.com/en-us/111340; published device_info, g14s",
     },
     "m2-ultra": {
@@ -68,6 +91,8 @@ CHIPS: dict[str, Any] = {
         "architecture": "applegpu_g14d",
         "memory_gib": [64, 128, 192],
         "memory_bus": (1024, 6400),
+        "gpu_cores": [60, 76],
+        "gpu_mhz": 1398,
         "source": "support.apple.com/en-us/111835; github.com/ml-explore/mlx/pull/1060, g14d",
     },
     "m3": {
@@ -75,6 +100,8 @@ CHIPS: dict[str, Any] = {
         "architecture": "applegpu_g15g",
         "memory_gib": [8, 16, 24],
         "memory_bus": (128, 6400),
+        "gpu_cores": [8, 10],
+        "gpu_mhz": 1380,
         "source": "Apple tech specs, MacBook Pro (14-inch, M3, Nov 2023); published device_info, g15g",
     },
     "m3-pro": {
@@ -82,6 +109,8 @@ CHIPS: dict[str, Any] = {
         "architecture": "applegpu_g15s",
         "memory_gib": [18, 36],
         "memory_bus": (192, 6400),
+        "gpu_cores": [14, 18],
+        "gpu_mhz": 1380,
         "source": "Apple tech specs, MacBook Pro (14-inch, M3 Pro, Nov 2023); published device_info, g15s",
     },
     "m3-max": {
@@ -89,6 +118,9 @@ CHIPS: dict[str, Any] = {
         "architecture": "applegpu_g15s",
         "memory_gib": [36, 48, 64, 96, 128],
         "memory_bus": (512, 6400),
+        "gpu_cores": [30, 40],
+        "gpu_cores_by_gib": {36: 30, 96: 30, 48: 40, 64: 40, 128: 40},
+        "gpu_mhz": 1380,
         "source": "Apple tech specs, MacBook Pro (16-inch, Nov 2023); published device_info, g15s",
     },
     "m3-ultra": {
@@ -96,6 +128,9 @@ CHIPS: dict[str, Any] = {
         "architecture": "applegpu_g15d",
         "memory_gib": [96, 256, 512],
         "memory_bus": (1024, 6400),
+        "gpu_cores": [60, 80],
+        "gpu_cores_by_gib": {512: 80},
+        "gpu_mhz": 1380,
         "source": "support.apple.com/en-us/122211; published device_info, g15d",
     },
     "m4": {
@@ -103,6 +138,8 @@ CHIPS: dict[str, Any] = {
         "architecture": "applegpu_g16g",
         "memory_gib": [16, 24, 32],
         "memory_bus": (128, 7500),
+        "gpu_cores": [8, 10],
+        "gpu_mhz": 1470,
         "source": "Apple tech specs, MacBook Pro (14-inch, M4, 2024); github.com/ml-explore/mlx/issues/3885, g16g",
     },
     "m4-pro": {
@@ -110,6 +147,8 @@ CHIPS: dict[str, Any] = {
         "architecture": "applegpu_g16s",
         "memory_gib": [24, 48, 64],
         "memory_bus": (256, 8533),
+        "gpu_cores": [16, 20],
+        "gpu_mhz": 1578,
         "source": "Apple tech specs, Mac mini (2024); published device_info of an M4 Pro 48 GB, g16s",
     },
     "m4-max": {
@@ -117,6 +156,9 @@ CHIPS: dict[str, Any] = {
         "architecture": "applegpu_g16s",
         "memory_gib": [36, 48, 64, 128],
         "memory_bus": (512, 8533),
+        "gpu_cores": [32, 40],
+        "gpu_cores_by_gib": {36: 32, 48: 40, 64: 40, 128: 40},
+        "gpu_mhz": 1578,
         "source": "support.apple.com/en-us/122211; github.com/ml-explore/mlx/issues/3885, g16s",
     },
     "m5": {
@@ -124,6 +166,8 @@ CHIPS: dict[str, Any] = {
         "architecture": "applegpu_g17g",
         "memory_gib": [16, 24, 32],
         "memory_bus": (128, 9600),
+        "gpu_cores": [8, 10],
+        "gpu_mhz": 1620,
         "needs_macos_26": True,
         "source": "Apple tech specs, MacBook Pro (14-inch, M5); published device_info, g17g",
     },
@@ -132,6 +176,8 @@ CHIPS: dict[str, Any] = {
         "architecture": "applegpu_g17s",
         "memory_gib": [24, 48, 64],
         "memory_bus": (256, 9600),
+        "gpu_cores": [16, 20],
+        "gpu_mhz": 1620,
         "needs_macos_26": True,
         "source": "Apple newsroom, 3 March 2026; published device_info, g17s",
     },
@@ -140,6 +186,9 @@ CHIPS: dict[str, Any] = {
         "architecture": "applegpu_g17s",
         "memory_gib": [36, 48, 64, 128],
         "memory_bus": (512, 9600),
+        "gpu_cores": [32, 40],
+        "gpu_cores_by_gib": {36: 32, 48: 40, 64: 40, 128: 40},
+        "gpu_mhz": 1620,
         "needs_macos_26": True,
         "source": "Apple newsroom, 3 March 2026; published device_info of an M5 Max 128 GB, g17s",
     },

@@ -10,6 +10,7 @@ from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.units import ceil_div, format_bytes, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
+from memfit.estimators.plans.context.schedule import step_schedule
 from memfit.estimators.results.context import (
     AutoContext,
     Ceilings,
@@ -26,7 +27,13 @@ from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile, plain_profile
 from memfit.estimators.runtimes.facets import MlxLmPrograms, OwnContext
 from memfit.estimators.runtimes.registry import runtime_summary
-from memfit.estimators.runtimes.run_limits import ending_notes, run_limits, tightened
+from memfit.estimators.runtimes.run_limits import (
+    ending_notes,
+    notes_beyond,
+    prompt_verdict,
+    run_limits,
+    tightened,
+)
 from memfit.estimators.runtimes.runtime import Budget, judge, recommended_bytes
 from memfit.estimators.sizing.estimate import (
     assumption_notes,
@@ -111,6 +118,7 @@ class _ContextPlan(Struct, frozen=True):
         profile = (own.memory_profile if own else plain_profile)(workload, figures)
         allocation = runtime_model.statements(workload, figures).allocation
         ceilings = self._ceilings()
+        limits, lengths = run_limits(runtime_model, workload), self._lengths(ceilings)
         longest = longest_context(sized, workload, ceilings.effective) if device else None
         return ContextPlan(
             model=model_summary(sized),
@@ -130,9 +138,17 @@ class _ContextPlan(Struct, frozen=True):
             verdict=self._verdict(workload),
             matrix=tuple(self._matrix(ceilings)),
             largest_batch=self._at_once(workload.prompt_tokens) if device else None,
+            schedule=step_schedule(sized, workload, ceilings.effective),
             traffic=self._traffic(longest) if self.question.traffic else None,
             assumptions=both_units(tuple(allocation)),
-            notes=(*both_units(tuple(self._notes())), *self._notes_on_matrix(ceilings)),
+            notes=(
+                *both_units(tuple(self._notes())),
+                *ending_notes(limits),
+                *notes_beyond(runtime_model, workload, max(longest or 0, *lengths, 0)),
+                *self._notes_on_matrix(ceilings),
+            ),
+            limits=limits,
+            longest_verdict=prompt_verdict(runtime_model, workload, longest or 0),
             images=image_advice(sized, workload) or UNSET,
         )
 
@@ -183,9 +199,14 @@ class _ContextPlan(Struct, frozen=True):
         headroom = device.working_set_bytes - need
         return ContextFit(need, device.working_set_bytes, device.memory_bytes, headroom)
 
+    def _lengths(self, ceilings: Ceilings) -> Sequence[int]:
+        """The tokens of each row of the matrix."""
+        least = self.workload.least_prompt_tokens
+        usual = [tokens for tokens in CONTEXTS if least <= tokens <= ceilings.effective]
+        return self.question.contexts or usual
+
     def _matrix(self, ceilings: Ceilings) -> Iterator[MatrixCell]:
-        usual = [tokens for tokens in CONTEXTS if tokens <= ceilings.effective]
-        for tokens in self.question.contexts or usual:
+        for tokens in self._lengths(ceilings):
             for requests in self.question.requests:
                 workload = replace(
                     self.workload.prompt_only(tokens), batch=requests, decode_batch=requests
@@ -250,6 +271,5 @@ class _ContextPlan(Struct, frozen=True):
         yield from workload_notes(sized, workload)
         figures, runtime_model = sized.figures_for(workload), sized.runtime_model
         yield from runtime_model.statements(workload, figures).notes
-        yield from ending_notes(run_limits(runtime_model, workload))
         if own := runtime_model.facet(OwnContext):
             yield from own.context_notes(workload, figures)

@@ -22,9 +22,10 @@ from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan
 from memfit.estimators.runtimes.mlx_lm_commands import image_server_command
 from memfit.estimators.runtimes.registry import runtime_summary
+from memfit.estimators.runtimes.run_limits import ending_notes, run_limits, tightened
 from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.sizing.advise import converting
-from memfit.estimators.sizing.estimate import assumption_notes, device_summary
+from memfit.estimators.sizing.estimate import ALONE, assumption_notes, device_summary
 from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting, halves
 from memfit.estimators.sizing.server_bound import need_of, server_moment
 from memfit.estimators.sizing.sized_model import SizedModel, error_bytes_of
@@ -59,6 +60,7 @@ def plan_image_server(
     settings = replace(settings, max_num_seqs=most, prompt_cache_size=0)
     largest = server.largest(settings)
     verdict, _ = judge(need_of(largest), sized.device)
+    limits = run_limits(sized.runtime_model, workload, serving=True)
     better, chosen = settings_to_run(
         sized,
         verdict,
@@ -82,13 +84,14 @@ def plan_image_server(
         usual=None,
         mixes=(),
         idle_bytes=server.idle(settings),
-        verdict=verdict,
+        verdict=tightened(verdict, limits),
+        limits=limits,
         waited=clients - (settings.max_num_seqs or clients),
         fitting=better,
         fitting_bound=server.largest(better) if better else None,
         fitting_mixes=(),
         commands=tuple(_commands(sized, chosen)) if chosen else (),
-        notes=tuple(_notes(sized)),
+        notes=(*_notes(sized), *ending_notes(limits, of=ALONE)),
     )
 
 

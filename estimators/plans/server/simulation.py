@@ -19,6 +19,8 @@ class Simulated(Struct, frozen=True):
     """What stays in memory when every request has ended."""
     waited: int
     """Requests that found no room when they arrived."""
+    hits: int
+    """Requests that began with a stored cache."""
 
 
 def simulated(
@@ -42,6 +44,7 @@ def simulated(
         _largest(memory, moments, settings.prefill_step),
         memory.sized.resident_bytes + sum(map(memory.cache_bytes, last.buffers)),
         schedule.waited,
+        schedule.hits,
     )
 
 

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.units import format_duration, open_size
+from memfit.estimators.base.units import format_duration, open_limit, open_size
 from memfit.estimators.machine.device import RISK, Device, wired_limit
 from memfit.estimators.plans.wired.ledger import SimulatedBackend, WiredEvent, WiredLedger
 from memfit.estimators.plans.wired.scenario import (
@@ -88,7 +88,9 @@ def _notes(
     if scenario.mode == "policy-only":
         yield "no limit is set in this mode: tickets are only admitted and counted"
     if refused_limits and device is not None:
-        yield (f"MLX refuses limits above the working set of {open_size(device.working_set_bytes)}")
+        yield (
+            f"MLX refuses limits above the working set of {open_limit(device.working_set_bytes)}"
+        )
         if largest_limit >= device.memory_bytes:
             yield "no setting helps: the largest limit is not below the memory of the machine"
     short = next((m for m in moments if m.active and m.limit_bytes < m.demand_bytes), None)
@@ -96,7 +98,7 @@ def _notes(
         yield (
             f"at {format_duration(short.at_ms)} the tickets need"
             f" {open_size(short.demand_bytes)} with a limit of"
-            f" {open_size(short.limit_bytes)}: the rest may be paged out"
+            f" {open_limit(short.limit_bytes)}: the rest may be paged out"
         )
 
 
@@ -177,7 +179,7 @@ class _Simulation:
             baseline = self.ledger.baseline_bytes
             bound = ticket.policy.limit(baseline, (ticket.size,), self._backend.recommended_bytes)
             self._reasons[ticket.name] = (
-                f"does not fit even alone under {open_size(bound)},"
+                f"does not fit even alone under {open_limit(bound)},"
                 f" of which {open_size(baseline)} are baseline"
             )
 
@@ -191,7 +193,7 @@ class _Simulation:
             return None
         return (
             f"main, draft and additional take {open_size(pair.estimated_bytes)}"
-            f" of {open_size(pair.limit_bytes or 0)}"
+            f" of {open_limit(pair.limit_bytes or 0)}"
         )
 
     def _moment(self, now: int) -> WiredMoment:

@@ -83,19 +83,25 @@ class Builder:
 
     def convolved(self, tensor: Tensor, channels: int, kernel: int) -> Tensor:
         """Add a convolution: over the kept rows and the new ones together."""
-        rows = self.rows + (kernel - 1) * self.room.sequences
-        window = self.graph.node(FLOAT * channels * rows, tensor)
+        kept = FLOAT * channels * (kernel - 1) * self.room.sequences
+        before = self.graph.node(kept, Stored(kept, self.place))
+        window = self.graph.node(FLOAT * channels * self.rows + kept, before, tensor)
         # The kept rows are a strided view, which is copied whole to a state on the host.
         self.graph.write(self.place, window)
         return self.op(channels, window)
 
-    def scan(self, width: int, state: int, *sources: Tensor) -> Tensor:
-        """Add a recurrence, which returns its output and the new states."""
+    def scan(self, width: int, state: int, *sources: Tensor, gathers: bool = False) -> Tensor:
+        """Add a recurrence, which returns its output and the new states.
+
+        ``gathers``: it reads a copy of the states of its sequences (build_rs).
+        """
         states = FLOAT * state * self.room.sequences
         cache = Stored(states, self.place)
-        result = self.graph.node(FLOAT * width * self.rows + states, cache, *sources)
-        # The states of sequences that are not in the micro-batch: none (build_rs).
-        self.graph.write(self.place, self.graph.node(0, cache))
+        read = self.graph.node(states, cache) if gathers else cache
+        result = self.graph.node(FLOAT * width * self.rows + states, read, *sources)
+        # The states of sequences that are not in the micro-batch, where all are of one (build_rs).
+        others = FLOAT * state * (self.room.sequences - 1)
+        self.graph.write(self.place, self.graph.node(others, cache))
         self.graph.write(self.place, result)
         return result
 

@@ -5,7 +5,7 @@ from msgspec import Struct
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.setting_names import setting
-from memfit.estimators.base.units import open_size
+from memfit.estimators.base.units import open_limit
 from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.llama_cpp.ggml import Place
 from memfit.estimators.runtimes.llama_cpp.placement import Placement, Weights
@@ -69,9 +69,9 @@ def weights_read(model: Model, weights: Weights, placement: Placement) -> int:
 
 def host_text(host: Host) -> str:
     """What is assumed of a host."""
-    size = open_size(host.memory_bytes) if host.memory_bytes else "unknown size"
+    size = open_limit(host.memory_bytes) if host.memory_bytes else "unknown size"
     usual = ", as two channels of DDR5-5600 are" if host.is_usual else ""
     return (
         f"the host has a memory of {size} (--host-memory), read at"
-        f" {open_size(host.bandwidth_bytes)}/s{usual} (--host-bandwidth)"
+        f" {open_limit(host.bandwidth_bytes)}/s{usual} (--host-bandwidth)"
     )

@@ -19,6 +19,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.runtimes.llama_cpp.builder import Builder
 from memfit.estimators.runtimes.llama_cpp.ggml import Stored, Tensor
 
+_HALF = 2
 _MAMBA_KERNEL = 4
 _RWKV_MIXTURES = 6
 
@@ -71,8 +72,12 @@ def _attended(
         mixed = to.op(width, query, *caches, mask)
         mixed.scratch = to.scratch(spec, value_dim)
         return mixed
+    values: Tensor = caches[-1]
+    if len(caches) == 1:
+        # Its values are a view of the keys, which is transposed into a copy (build_attn_mha).
+        values = to.graph.node(_HALF * value_dim * to.room.full * to.room.streams, caches[0])
     scores = to.op(to.room.of(spec.window) * spec.heads, caches[0], query)
-    return to.op(width, to.op(width, caches[-1], to.over(scores, mask)))
+    return to.op(width, to.op(width, values, to.over(scores, mask)))
 
 
 def _latent(to: Builder, spec: LatentAttention, normed: Tensor) -> Tensor:
@@ -108,7 +113,7 @@ def _gated_delta(to: Builder, spec: GatedDelta, normed: Tensor) -> Tensor:
     mixed = to.product("attn_qkv", normed, spec.conv_dim)
     mixed = to.over(to.convolved(mixed, spec.conv_dim, spec.kernel))
     query, key = (to.over(to.op(keys, mixed)) for _ in range(2))
-    scanned = to.scan(inner, state, query, key, mixed)
+    scanned = to.scan(inner, state, query, key, mixed, gathers=True)
     out = to.over(to.op(inner, scanned))
     return to.over(out, to.over(to.product("attn_gate", normed, inner)))
 
@@ -146,6 +151,6 @@ def _rwkv(to: Builder, spec: Recurrent, normed: Tensor) -> Tensor:
     difference = to.over(to.op(hidden, normed), normed)
     mixtures = to.over(to.op(_RWKV_MIXTURES * hidden, difference), normed)
     rows = [to.op(hidden, mixtures) for _ in range(_RWKV_MIXTURES)]
-    scanned = to.scan(hidden, spec.state[-1].elements, *rows)
+    scanned = to.scan(hidden, spec.state[-1].elements, *rows, gathers=True)
     scanned.place = to.place
     return to.op(hidden, scanned)

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import open_size
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.llama_cpp.builder import Context
@@ -52,12 +53,12 @@ def prediction_note(state_bytes: int) -> Note:
     llm_arch_supports_rs_rollback.
     """
     text = (
-        "drafting with the file's prediction layers (--spec-type draft-mtp) is not counted: their"
-        " weights and a context of their own"
+        f"drafting with the file's prediction layers ({setting('mtp_tokens')}) is not counted:"
+        " their weights and a context of their own"
     )
     if state_bytes:
         text += (
-            ", and for each token of --spec-draft-n-max the recurrent states again,"
+            ", and for each drafted token the recurrent states again,"
             f" {open_size(state_bytes)} (Qwen3.5, Nemotron-H and LFM2; others keep one)"
         )
     return Note("info", "prediction-layers", text)

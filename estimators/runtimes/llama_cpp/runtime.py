@@ -1,22 +1,30 @@
 """llama.cpp: everything is allocated before the first token, for the whole context."""
 
 import shlex
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
+from memfit.estimators.arch.fields import MAX_LAYERS
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.setting_names import setting
-from memfit.estimators.base.units import ceil_div, open_size, round_up
+from memfit.estimators.base.units import ceil_div, open_limit, open_size, round_up
 from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.context import AutoContext
 from memfit.estimators.results.estimate import MemoryShare, Note
 from memfit.estimators.results.terms import Basis, PeakMoment
-from memfit.estimators.runtimes.facets import Commands, Drafting, HostReads, SplitMemory
+from memfit.estimators.runtimes.facets import (
+    Commands,
+    Drafting,
+    HostReads,
+    ProgramContext,
+    SplitMemory,
+)
 from memfit.estimators.runtimes.interface import DraftFigures, Figure, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.llama_cpp.builder import Context
 from memfit.estimators.runtimes.llama_cpp.caches import (
@@ -29,7 +37,7 @@ from memfit.estimators.runtimes.llama_cpp.caches import (
     require_possible,
 )
 from memfit.estimators.runtimes.llama_cpp.compute import compute_buffers, is_described
-from memfit.estimators.runtimes.llama_cpp.ggml import Place
+from memfit.estimators.runtimes.llama_cpp.ggml import Place, Sizes
 from memfit.estimators.runtimes.llama_cpp.host import Host, host_of, host_text, weights_read
 from memfit.estimators.runtimes.llama_cpp.placement import (
     ALIGNMENT,
@@ -38,6 +46,11 @@ from memfit.estimators.runtimes.llama_cpp.placement import (
     config_weights,
     file_weights,
     layer_lines,
+)
+from memfit.estimators.runtimes.llama_cpp.prediction import (
+    kept_states,
+    prediction_buffers,
+    prediction_layers,
 )
 from memfit.estimators.runtimes.llama_cpp.projector import projector_bytes
 from memfit.estimators.runtimes.llama_cpp.reserved import (
@@ -71,10 +84,13 @@ LLAMA_CPP = LlamaCppRuntime(
 _FLOAT = 4
 # The largest error against build b11549 in percent (docs/gguf.md, How it was checked).
 _LIBRARY_ERROR, _SERVER_ERROR = 10, 20
+# Of small micro-batches a few buffers were half of llama.cpp's (benchmarks/llama_differential.py).
+_USUAL_ROWS, _SMALL_ERROR = 256, 100
 _LEFT_FREE = 2**30  # common/common.h, fit_params_target
+_FIT_CONTEXT = 4096  # common/common.h, fit_params_min_ctx
 
 
-class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
+class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext, frozen=True):
     """llama.cpp on a GGUF file, or on the conversion of a checkpoint."""
 
     defaults = LLAMA_CPP
@@ -101,7 +117,7 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         room = cells(workload, self.settings)
         kinds = Counter(
             (sum(types.row_bytes(*widths)), None if room.swa_full else mixer.window)
-            for mixer in self.subject.model.mixers()
+            for mixer in self._contexts.mixers()
             for widths in (cell_widths(mixer) if mixer.owns_cache else ())
         )
 
@@ -125,7 +141,8 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
     def weights(self) -> Weights:
         subject, footprint = self.subject, self.subject.footprint
         if self.is_gguf:
-            return file_weights(subject.checkpoint.tensors or (), len(subject.model.layers))
+            trunk = MAX_LAYERS if self.settings.drafted else len(subject.model.layers)
+            return file_weights(subject.checkpoint.tensors or (), trunk)
         return config_weights(subject.model, footprint.plan, footprint.loaded_bytes)
 
     @property
@@ -136,9 +153,9 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
             UnsupportedError: when layers were asked for and there is no GPU.
         """
         settings, backend = self.settings, self.subject.backend
-        blocks = self.weights.blocks if self.is_gguf else len(self.subject.model.layers)
+        blocks = self._blocks
         asked = blocks + 1 if settings.gpu_layers is None else settings.gpu_layers
-        if backend == "cpu" and (settings.automatic or settings.gpu_layers):
+        if backend == "cpu" and settings.gpu_layers and not settings.automatic:
             raise UnsupportedError(f"{setting('gpu_layers')}: this machine has no GPU")
         layers = 0 if backend == "cpu" else min(asked, blocks + 1)
         return Placement(backend, blocks, layers, min(settings.host_experts, blocks))
@@ -160,7 +177,33 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         if self.is_split:
             return self.weights.by_place(self.placement)[Place.GPU]
         sizes = self.subject.footprint.sizes
-        return sum(count * round_up(size, ALIGNMENT) for size, count in sizes.items())
+        trunk = sum(count * round_up(size, ALIGNMENT) for size, count in sizes.items())
+        return trunk + self._prediction_bytes
+
+    @property
+    def _prediction_bytes(self) -> int:
+        """The weights of prediction layers, where the file's own draft."""
+        if not self.settings.drafted:
+            return 0
+        blocks = range(len(self.subject.model.layers), self.weights.blocks)
+        everywhere = (self.weights.of_layer(index, self.placement) for index in blocks)
+        return sum(sum(places.values()) for places in everywhere)
+
+    @property
+    def _contexts(self) -> Model:
+        """The model with the prediction layers that draft, which have a context of their own."""
+        model = self.subject.model
+        if not self.settings.drafted:
+            return model
+        return replace(model, layers=(*model.layers, *prediction_layers(model, self._blocks)))
+
+    @property
+    def _blocks(self) -> int:
+        return self.weights.blocks if self.is_gguf else len(self.subject.model.layers)
+
+    def _states(self, model: Model, sequences: int) -> int:
+        """The bytes of the recurrent states of a part of the model's layers."""
+        return recurrent_bytes(model, sequences) * kept_states(model, self.settings.drafted)
 
     def figures(self, workload: Workload) -> MemoryFigures:
         if workload.max_kv_size is not None:
@@ -168,10 +211,10 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         context = self._context(workload)
         require_possible(self.subject.model, context.types, flash=context.flash)
         host_of(self.subject.device, self.settings)
-        model = self._in(Place.GPU) if self.is_split else self.subject.model
+        model = self._in(Place.GPU) if self.is_split else self._contexts
         room, types, tokens = context.room, context.types, workload.total_tokens
         kept = caches(model, room, types, tokens, flash=context.flash)
-        states = recurrent_bytes(model, room.sequences)
+        states = self._states(model, room.sequences)
         compute = self._compute(context)
         used = self._used(compute)
         rest = self.resident_bytes() + kept.nbytes + states
@@ -238,14 +281,14 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         context = self._context(prompt)
         tokens = prompt.total_tokens
         kept = caches(model, context.room, context.types, tokens, flash=context.flash)
-        states = recurrent_bytes(model, context.room.sequences)
+        states = self._states(model, context.room.sequences)
         read = weights_read(self.subject.model, self.weights, self.placement)
         return HostReads(read + kept.held_bytes + states, host.bandwidth_bytes)
 
     def _share(self, place: Place, context: Context, tokens: int, compute: Compute) -> MemoryShare:
         model, room, device = self._in(place), context.room, self.subject.device
         kept = caches(model, room, context.types, tokens, flash=context.flash).nbytes
-        states = recurrent_bytes(model, room.sequences)
+        states = self._states(model, room.sequences)
         weights = self.weights.by_place(self.placement)[place]
         used = compute.on_gpu if place is Place.GPU else compute.on_host
         memory = device.memory_bytes if device else None
@@ -276,6 +319,7 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
             automatic=False,
             host_experts=0,
             all_logits=False,
+            drafted=0,
         )
         alone = replace(draft, runtime=own)
         unquantised = replace(workload, kv_bits=None)
@@ -296,7 +340,7 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         return compute.on_gpu if self.is_split else compute.nbytes
 
     def _in(self, place: Place) -> Model:
-        model, placement = self.subject.model, self.placement
+        model, placement = self._contexts, self.placement
         layers = enumerate(model.layers)
         return replace(model, layers=tuple(x for i, x in layers if placement.of(i) is place))
 
@@ -305,7 +349,8 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         yield from super()._notes(workload, figures)
         if note := projector_note(self._projector_bytes):
             yield note
-        if self.is_gguf and self.weights.blocks > len(self.subject.model.layers):
+        predicts = self.is_gguf and self._blocks > len(self.subject.model.layers)
+        if predicts and not self.settings.drafted:
             yield prediction_note(recurrent_bytes(self.subject.model, workload.batch))
         wanted = min(workload.prefill_step, workload.batch * workload.total_tokens)
         if wanted > self.settings.batch:
@@ -324,7 +369,7 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
             yield Note("warning", "host-memory", text)
         if device and both > device.memory_bytes:
             text = (
-                f"GPU and host share {open_size(device.memory_bytes)} here; together they"
+                f"GPU and host share {open_limit(device.memory_bytes)} here; together they"
                 f" need {open_size(both)}"
             )
             yield Note("warning", "runtime-budget", text)
@@ -332,22 +377,48 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
     def settled(self, workload: Workload) -> Runtime:
         """Return llama.cpp with the most layers on the GPU that leave what its --fit leaves.
 
-        Raises:
-            UnsupportedError: without a device.
+        Without a device there is nothing to fit, and without a GPU no layer to place.
         """
-        if not self.settings.automatic:
-            return self.runtime
         device = self.subject.device
-        if device is None:
-            name, machine, memory = map(setting, ("gpu_layers", "device", "memory"))
-            raise UnsupportedError(f"{name} auto: give a {machine}, or the {memory} of a Mac")
-        most = self.placement.blocks + 1
-        for layers in range(most, -1, -1):
+        if not self.settings.automatic or device is None or device.backend == "cpu":
+            return self.runtime
+        if self._leaves_enough(workload):
+            return self.runtime
+        for layers in range(self.placement.blocks, 0, -1):
             chosen = replace(self.settings, gpu_layers=layers)
-            figures = replace(self, runtime=chosen).figures(workload)
-            if figures.moment.nbytes + _LEFT_FREE <= device.working_set_bytes:
+            if replace(self, runtime=chosen)._leaves_enough(workload):
                 return chosen
         return replace(self.settings, gpu_layers=0)
+
+    def _leaves_enough(self, workload: Workload) -> bool:
+        device = self.subject.device
+        assert device
+        return self.figures(workload).moment.nbytes + _LEFT_FREE <= device.working_set_bytes
+
+    def program_context(self, workload: Workload, *, fitted: bool) -> int:
+        """Return a sequence's part of the model's context, or of the longest that --fit keeps.
+
+        Source: common/fit.cpp: whole steps of 256 cells, and at least 4096; below that it moves
+        layers. It interpolates where memfit searches.
+        """
+        sequences, device = workload.batch, self.subject.device
+
+        def part(tokens: int) -> int:
+            return ceil_div(tokens, sequences)
+
+        most = workload.total_tokens
+
+        def is_longer(steps: int) -> bool:
+            return not self._leaves_enough(replace(workload, prompt_tokens=part(steps * step)))
+
+        step = self.settings.kv_step
+        if not fitted or device is None or device.backend == "cpu" or most <= _FIT_CONTEXT:
+            return part(most)
+        if self._leaves_enough(replace(workload, prompt_tokens=part(most))):
+            return part(most)
+        least = _FIT_CONTEXT // step
+        steps = range(least + 1, most // step + 1)
+        return part((least + bisect_left(steps, True, key=is_longer)) * step)
 
     def runs_kv_bits(self, workload: Workload) -> bool:
         """Whether the types of its cache were left open."""
@@ -371,6 +442,8 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
             command += ["-fa", "off"]
         command += ["--kv-unified"] * self.settings.unified
         command += ["--swa-full"] * self.settings.swa_full
+        if tokens := self.settings.drafted:
+            command += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(tokens)]
         placement = self.placement
         # Without it, --fit moves layers to the host where less than 1 GiB is left (common/fit.cpp).
         if self.host or self.settings.gpu_layers is not None:
@@ -395,7 +468,8 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         """
         room = cells(workload, self.settings)
         types = cache_types(workload, self.settings.types)
-        few = min(room.sequences * (1 + drafted), room.microbatch)
+        checked = drafted or self.settings.drafted
+        few = min(room.sequences * (1 + checked), room.microbatch)
         outputs = room.microbatch if self._has_all_logits else few
         return Context(room, types, self.flash, outputs)
 
@@ -403,6 +477,12 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         model = self.subject.model
         sizes = compute_buffers(model, context, self.weights, self.placement)
         output = _FLOAT * model.vocab_size * context.room.sequences
+        if tokens := self.settings.drafted:
+            # The target computes logits of the drafted tokens too; the prediction layers do not.
+            own = context._replace(outputs=context.room.sequences)
+            more = prediction_buffers(model, tokens, own, self.weights, self.placement)
+            sizes = Sizes(gpu=sizes.gpu + more.gpu, host=sizes.host + more.host)
+            output *= 2 + tokens
         return Compute(sizes.gpu, sizes.host, output, self._projector_bytes or 0)
 
     @property
@@ -416,8 +496,11 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, frozen=True):
         if figure != "workspace":
             return TokenCacheModel.basis(self, figure, workload)
         is_library = self.settings.all_logits
-        if self._projector_bytes != 0 or (self._has_all_logits and not is_library):
+        is_bound = self._projector_bytes != 0 or bool(self.settings.drafted)
+        if is_bound or (self._has_all_logits and not is_library):
             return "bound", 0
+        if min(self.settings.batch, workload.prefill_step) < _USUAL_ROWS:
+            return "derived", _SMALL_ERROR
         return "derived", _LIBRARY_ERROR if is_library else _SERVER_ERROR
 
     def automatic_context(

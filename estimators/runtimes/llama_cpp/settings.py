@@ -15,6 +15,7 @@ from memfit.estimators.runtimes.runtime import Runtime
 
 Layers = TypeVar("Layers", int, None)
 _UNQUANTISED = CacheTypes("f16", "f16")
+_MOST_DRAFTED = 64
 _RATE = number_or_text(parse_rate)
 
 
@@ -37,6 +38,8 @@ class LlamaCppRuntime(Runtime, frozen=True, kw_only=True):
     """Whether the workload decides how many layers are on the GPU."""
     host_experts: int = 0
     """Layers with their experts on the host (``--n-cpu-moe``)."""
+    drafted: int = 0
+    """Tokens that the file's own prediction layers draft (``--spec-draft-n-max``); 0: none."""
     host_memory_bytes: int | None = None
     """Memory of the host beside that of the GPU; None: what the device says."""
     host_bandwidth_bytes: int | None = None
@@ -88,6 +91,12 @@ def _tokens(value: str | int) -> int:
     return tokens
 
 
+def _drafted(value: int) -> int:
+    if not 1 <= value <= _MOST_DRAFTED:
+        raise InputError(f"{value}: give from 1 to {_MOST_DRAFTED}")
+    return value
+
+
 def _memory(value: str | int) -> int:
     return _positive(memory_value(value), value)
 
@@ -107,6 +116,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "batch_size": ("batch", _tokens),
     "flash_attn": ("flash", bool),
     "kv_unified": ("unified", bool),
+    "mtp_tokens": ("drafted", _drafted),
     "swa_full": ("swa_full", bool),
     "host_memory": ("host_memory_bytes", _memory),
     "host_bandwidth": ("host_bandwidth_bytes", _rate),

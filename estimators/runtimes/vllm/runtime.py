@@ -29,7 +29,13 @@ from memfit.estimators.results.estimate import MemoryPool, Note
 from memfit.estimators.results.terms import PeakMoment
 from memfit.estimators.runtimes.activation_bound import activation_bound
 from memfit.estimators.runtimes.auto_context import within
-from memfit.estimators.runtimes.facets import ForeignFormats, NvidiaOnly, PerMachine, Pool
+from memfit.estimators.runtimes.facets import (
+    ForeignFormats,
+    NvidiaOnly,
+    PerMachine,
+    Pool,
+    ProgramContext,
+)
 from memfit.estimators.runtimes.interface import MemoryFigures, Subject
 from memfit.estimators.runtimes.runtime import Budget, Runtime
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
@@ -60,12 +66,16 @@ _SAMPLER_BYTES = 13
 # layers/attention/mla_attention.py, determine_chunked_prefill_workspace_size.
 _LATENT_TOKENS = 64 * 1024
 
+_MOST_REQUESTS = 2**20
+
 
 class VllmRuntime(Runtime, frozen=True, kw_only=True):
     """vLLM with the defaults that depend on the GPU."""
 
     requests: int = 256
     """The most requests at once, max_num_seqs."""
+    max_requests: int | None = None
+    """The same as it was set; None for what it is by default on a device."""
 
     def on(self, device: Device | None) -> "VllmRuntime":
         """Return it with the batches it takes by default on a device."""
@@ -73,9 +83,13 @@ class VllmRuntime(Runtime, frozen=True, kw_only=True):
         if device is not None and device.generation in _SMALL_BATCHES:
             memory = 0
         tokens, requests = next(rest for least, *rest in _BATCHES if memory >= least)
-        return replace(self, prefill_step=tokens, requests=requests)
+        return replace(self, prefill_step=tokens, requests=self.max_requests or requests)
 
     def with_setting(self, name: str, value: Any) -> Runtime:
+        if name == "max_requests":
+            if not 1 <= value <= _MOST_REQUESTS:
+                raise InputError(f"{value}: give from 1 to {_MOST_REQUESTS}")
+            return replace(self, max_requests=value, requests=value)
         if name != "kv_cache_dtype":
             return Runtime.with_setting(self, name, value)
         if value not in ("auto", *_FLOAT8_TYPES):
@@ -102,7 +116,9 @@ VLLM = VllmRuntime(
 )
 
 
-class Vllm(TokenCacheModel, Pool, ForeignFormats, NvidiaOnly, PerMachine, frozen=True):
+class Vllm(
+    TokenCacheModel, Pool, ProgramContext, ForeignFormats, NvidiaOnly, PerMachine, frozen=True
+):
     """vLLM; its cache is quantised to float8 only."""
 
     runtime: VllmRuntime
@@ -248,11 +264,21 @@ class Vllm(TokenCacheModel, Pool, ForeignFormats, NvidiaOnly, PerMachine, frozen
         self, device: Device, workload: Workload, *, most: int, longest: int
     ) -> AutoContext:
         """Return the longest request that the pool holds."""
-        budget = self.runtime.budget.of_device(device)
-        work = self.activations(workload) + self.graphs(workload)
-        left = max(0, budget - self.resident_bytes() - work)
+        left = self._left_bytes(device, workload)
         tokens = self._layout(workload).longest(left, most)
         return within(AutoContext(left, tokens, tokens), longest)
+
+    def program_context(self, workload: Workload, *, fitted: bool) -> int:
+        """Return the model's own context, or with --max-model-len auto what the pool holds."""
+        device, most = self.subject.device, workload.total_tokens
+        if not fitted or device is None:
+            return most
+        longest = self._layout(workload).longest(self._left_bytes(device, workload), most)
+        return max(1, longest)
+
+    def _left_bytes(self, device: Device, workload: Workload) -> int:
+        work = self.activations(workload) + self.graphs(workload)
+        return max(0, self.runtime.budget.of_device(device) - self.resident_bytes() - work)
 
     def _notes(self, workload: Workload, figures: MemoryFigures) -> Iterator[Note]:
         """Yield that nothing is known of it on a Mac."""

@@ -1,0 +1,92 @@
+"""``--from LINE``: the settings of another program's command line as defaults of the options."""
+
+import shlex
+from collections.abc import Sequence
+
+import typer
+from msgspec import UNSET, UnsetType
+
+from memfit.cli.options.groups import OptionGroup, option
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.questions.programs.reading import Line, read_line, starts_line
+from memfit.estimators.results.program_line import ProgramLine as Shown
+
+_NAME = "--from"
+_COMMANDS = ("estimate", "plan")
+
+
+def with_line(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the command that answers for a line, and the line after --from.
+
+    ``-- llama-server -m x.gguf`` is the same as ``--from 'llama-server -m x.gguf'``.
+
+    Raises:
+        MemfitError: as `read_line`.
+    """
+    words = list(arguments)
+    if "--" in words and starts_line(words[words.index("--") + 1 :]):
+        place = words.index("--")
+        words = [*words[:place], _NAME, shlex.join(words[place + 1 :])]
+    text = _line(words)
+    if text is None or not (words[0] in _COMMANDS or words[0].startswith("-")):
+        return words
+    command = read_line(text).command.split()
+    if words[: len(command)] == command:
+        return words
+    return [*command, *(words[1:] if words[0] == "estimate" else words)]
+
+
+def _line(words: Sequence[str]) -> str | None:
+    for place, word in enumerate(words):
+        name, sign, value = word.partition("=")
+        if name == _NAME and (sign or place + 1 < len(words)):
+            return value if sign else words[place + 1]
+        if word == "--":
+            return None
+    return None
+
+
+def _as_defaults(ctx: typer.Context, text: str | None) -> str | None:
+    """Make the settings of a line what options are where they are not given."""
+    if text is None:
+        return None
+    line = read_line(text)
+    offered = {parameter.name for parameter in ctx.command.params}
+    if missing := sorted(line.settings.keys() - offered):
+        raise InputError(
+            f"{line.shown.program}: memfit {line.command} takes no {', '.join(missing)}"
+        )
+    ctx.default_map = line.settings
+    return text
+
+
+class ProgramLine(OptionGroup, frozen=True, kw_only=True):
+    """The command line of another program."""
+
+    panel = "Options"
+    line: Line | None = option(
+        _NAME,
+        metavar="LINE",
+        is_eager=True,
+        callback=_as_defaults,
+        read=read_line,
+        help="Take the settings of a command line of llama-server, llama-cli, mlx_lm.generate,"
+        " mlx_lm.server, mlx_vlm.generate, mlx_vlm.server, vllm serve or ollama run, in quotes;"
+        " or write it at the end, after --. Other options change it.",
+    )
+
+    def require_images(self, has_images: bool) -> None:
+        """Check that a server of images has some to answer for.
+
+        Raises:
+            InputError: when it has none.
+        """
+        if self.line and self.line.needs_images and not has_images:
+            raise InputError(
+                f"{self.line.shown.program}: --image WxH says which images its requests have"
+            )
+
+    @property
+    def shown(self) -> Shown | UnsetType:
+        """What a result says of the line, unset without one."""
+        return self.line.shown if self.line else UNSET

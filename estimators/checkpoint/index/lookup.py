@@ -1,0 +1,85 @@
+"""What a word means: one published model of the index, or the ones that it could be."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from memfit.estimators.base.errors import CheckpointError
+from memfit.estimators.base.files import printable
+from memfit.estimators.checkpoint.index.names import (
+    Name,
+    find,
+    is_copy,
+    is_plain,
+    name_words,
+    same_family,
+)
+from memfit.estimators.checkpoint.index.records import Index, IndexedModel
+
+_LISTED = 8
+_BILLION = 10**9
+
+
+class Meaning(NamedTuple):
+    """The model that a word was taken for, and what else it could be."""
+
+    model: IndexedModel
+    others: tuple[str, ...]
+
+
+def look_up(word: str, index: Index) -> Meaning | None:
+    """Return the model of the index that a word means; None where there is none.
+
+    Raises:
+        CheckpointError: when it could be models of several sizes, which the message lists.
+    """
+    if word in index.names:
+        return Meaning(index.model(word), ())
+    found = find(word, index.names)
+    if not found.best:
+        return None
+    if not name_words(word).size:
+        _require_one_size(word, (*found.best, *found.others), index)
+    models = [index.model(name) for name in found.best]
+    # Those with a config first, of these the newest.
+    models.sort(key=lambda model: (model.released, model.name), reverse=True)
+    models.sort(key=lambda model: model.config is None)
+    others = [model.name for model in models[1:]]
+    others += [
+        name
+        for name in same_family(models[0].name, found.others)
+        if is_plain(name) and not is_copy(name)
+    ]
+    return Meaning(models[0], tuple(others))
+
+
+def model_size(model: IndexedModel) -> str:
+    """Return a model's parameters as text: what is published, else what its name says.
+
+    >>> model_size(IndexedModel(name="Qwen/Qwen3-8B", parameters=8190735360))
+    '8.2 B'
+    """
+    count = model.parameters or model.published
+    if count:
+        return f"{count / _BILLION:.{1 if count >= _BILLION else 2}f} B"
+    return name_words(model.name).size.upper()
+
+
+def _require_one_size(word: str, names: Iterable[str], index: Index) -> None:
+    plain = [name for name in names if is_plain(name) and not is_copy(name)]
+    unique: dict[Name, str] = {}
+    for name in same_family(word, plain) or plain:
+        words = name_words(name)
+        unique.setdefault(Name(words.family, words.size, ()), name)
+    if len(unique) < 2:
+        return
+    models = sorted((index.model(name) for name in unique.values()), key=_parameters)
+    listed = [f"{model.name} ({model_size(model)})" for model in models[:_LISTED]]
+    more = f" and {len(models) - _LISTED} more" if len(models) > _LISTED else ""
+    raise CheckpointError(
+        f"{printable(word)!r}: no such path, and several models: {', '.join(listed)}{more};"
+        " write one with its size"
+    )
+
+
+def _parameters(model: IndexedModel) -> tuple[int, str]:
+    return model.parameters or model.published or 0, model.name

@@ -1,0 +1,35 @@
+"""``memfit card``: made, checked and evaluated from the command line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cli.running import Memfit
+
+MAKE = ("card", "qwen3-0.6b", "--device", "m4-max-64", "--questions", "100")
+
+
+def test_a_card_is_made_checked_and_evaluated(memfit: Memfit, tmp_path: Path) -> None:
+    file, evaluator = tmp_path / "memory.json", tmp_path / "memory_card.py"
+    assert memfit(*MAKE, "-o", str(file)).code == 0
+    assert "\n" not in file.read_text().strip()
+    run = memfit("card", "--verify", str(file))
+    assert run.code == 0
+    assert "Qwen3-0.6B: memory card" in run.out
+    assert "below memfit's own figure in" in run.out
+    evaluator.write_text(memfit("card", "--evaluator", "python").out)
+    done = subprocess.run([sys.executable, evaluator, file], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b"0 wrong\n")
+    card = json.loads(file.read_text())
+    card["vectors"][0][4] += 1
+    file.write_text(json.dumps(card))
+    refused = memfit("card", "--verify", str(file))
+    assert refused.code == 2
+    assert "make the card again with memfit card" in refused.err
+
+
+def test_a_card_needs_a_machine_and_a_described_model(memfit: Memfit, tmp_path: Path) -> None:
+    assert memfit("card", "qwen3-0.6b").code == 2
+    assert memfit("card", "--verify", str(tmp_path / "none.json")).code == 2
+    assert memfit("card", "llama-4-scout", "--device", "m4-max-64").code == 3

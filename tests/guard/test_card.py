@@ -1,0 +1,173 @@
+"""Memory cards: above memfit's figures, the same in every language, refused when altered."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+import memfit
+from memfit.estimators.base.dtypes import converted
+from memfit.estimators.base.errors import InputError, UnsupportedError
+from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.opening import open_sample
+from memfit.estimators.guard.card import LANGUAGES, evaluator, read_card
+from memfit.estimators.guard.evaluators.memory_card import Prompt, peak
+from memfit.estimators.guard.tabulate import make_card, random_questions
+from memfit.estimators.machine.devices import find_device
+from memfit.estimators.mlx.kv_cache import capacity_at
+from memfit.estimators.results.card import MemoryCard
+from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.sized_model import SizedModel
+from tests.selection import quick
+
+MODELS = {
+    "qwen3-0.6b": None,
+    "gemma-3-4b": 4,
+    "gpt-oss-20b": None,
+    "lfm2.5-8b-a1b-4bit": None,
+    "qwen3.5-35b-a3b": 4,
+    "falcon-h1-7b": None,
+}
+
+
+def sized_sample(name: str, device: str, bits: int | None = None) -> SizedModel:
+    """Return a sample, quantised, on a machine."""
+    catalog = Catalog()
+    quantize = converted(bits) if bits else None
+    reference = catalog.add(open_sample(name))
+    return catalog.sized(reference, quantize=quantize, device=find_device(device))
+
+
+@pytest.fixture(scope="module")
+def made() -> Callable[[str], tuple[SizedModel, MemoryCard]]:
+    """Cards of models, each made once."""
+    cards: dict[str, tuple[SizedModel, MemoryCard]] = {}
+
+    def make(name: str) -> tuple[SizedModel, MemoryCard]:
+        if name not in cards:
+            sized = sized_sample(name, "m4-max-64", bits=MODELS[name])
+            cards[name] = sized, make_card(sized, questions=100)
+        return cards[name]
+
+    return make
+
+
+Made = Callable[[str], tuple[SizedModel, MemoryCard]]
+
+
+@pytest.mark.parametrize("name", quick(list(MODELS), ("qwen3-0.6b",)))
+def test_a_card_is_hardly_ever_below_and_never_far_above(made: Made, name: str) -> None:
+    sized, card = made(name)
+    plain = json.loads(card.to_json())
+    excess = []
+    for question in random_questions(card, Random(9), 100):
+        new, cached, step, reply = question
+        workload = Workload(
+            prompt_tokens=new + cached, cached_tokens=cached, prefill_step=step, max_tokens=reply
+        )
+        own = sized.figures_for(workload).moment.nbytes
+        excess.append((peak(plain, *question) - own) / own)
+    assert sum(each < 0 for each in excess) <= 2
+    assert min(excess) > -0.01
+    assert sorted(excess)[50] < 0.05
+    assert max(excess) < 0.15
+
+
+def test_caches_of_the_evaluator_are_those_of_the_engine(made: Made) -> None:
+    sized, card = made("qwen3-0.6b")
+    (buffer,) = sized.model.kv_buffer_counts
+    random = Random(3)
+    for new, cached, step, _ in random_questions(card, random, 300):
+        workload = Workload(prompt_tokens=new + cached, cached_tokens=cached, prefill_step=step)
+        prompt = Prompt({**json.loads(card.to_json())}, new, cached, step, 0)
+        done = new - 1
+        assert prompt.room(0, done) == capacity_at(buffer, workload, cached + done)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_language_gives_the_same_bytes(made: Made, tmp_path: Path, language: str) -> None:
+    _, card = made("qwen3-0.6b")
+    plain = json.loads(card.to_json())
+    questions = [*random_questions(card, Random(4), 200)]
+    vectors = tuple((*each, peak(plain, *each)) for each in questions)
+    file, source = tmp_path / "card.json", tmp_path / LANGUAGES[language]
+    file.write_text(replace(card, vectors=vectors).to_json())
+    source.write_text(evaluator(language))
+    command = _program(language, source)
+    done = subprocess.run([*command, str(file)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "0 wrong\n"), done.stderr
+    wrong = ((*questions[0], vectors[0][4] + 1), *vectors[1:])
+    file.write_text(replace(card, vectors=wrong).to_json())
+    done = subprocess.run([*command, str(file)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "1 wrong\n")
+
+
+def _program(language: str, source: Path) -> list[str]:
+    """Return the command of an evaluator, skipping where the language is not installed."""
+    needs = {
+        **{"python": "python3", "javascript": "node", "go": "go", "rust": "rustc"},
+        **{"swift": "swift"},
+    }[language]
+    if not shutil.which(needs):
+        pytest.skip(f"{needs} is not installed")
+    if language == "go":
+        return ["go", "run", str(source)]
+    if language == "rust":
+        program = source.with_suffix("")
+        subprocess.run(["rustc", "-o", str(program), str(source)], check=True, capture_output=True)
+        return [str(program)]
+    return [needs, str(source)]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda card: card.update(weights_bytes=card["weights_bytes"] + 1), "gives"),
+        (lambda card: card["decode"].reverse(), "decode: its knots do not ascend"),
+        (lambda card: card["rows"][3][2].reverse(), "first: its knots do not ascend"),
+        (lambda card: card["rows"].pop(), "rows: they end before the longest prefill step"),
+        (lambda card: card["rows"].reverse(), "rows"),
+        (lambda card: card.update(vectors=[]), "vectors: there are none"),
+        (lambda card: card.update(unit=0), "unit"),
+        (lambda card: card.update(schema="memfit.card/9"), "memfit.card/9"),
+        (lambda card: card.update(max_tokens=-5), "max_tokens"),
+        (lambda card: card.update(steps=["a"]), "steps"),
+        (lambda card: card["rows"][0].append(1), "at most length 4"),
+    ],
+)
+def test_an_altered_card_is_refused(
+    made: Made, tmp_path: Path, change: Callable[[dict[str, Any]], Any], reason: str
+) -> None:
+    card = json.loads(made("qwen3-0.6b")[1].to_json())
+    change(card)
+    file = tmp_path / "card.json"
+    file.write_text(json.dumps(card))
+    with pytest.raises(InputError, match=reason):
+        read_card(file)
+
+
+@pytest.mark.parametrize(
+    "question", [(0, 0, 2048, 0), (1, -1, 2048, 0), (10, 0, 100, 0), (2**17, 0, 2048, 1)]
+)
+def test_a_question_beyond_the_card_has_no_answer(made: Made, question: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="the card"):
+        peak(json.loads(made("qwen3-0.6b")[1].to_json()), *question)
+
+
+def test_only_models_under_mlx_lm_by_formula_have_cards() -> None:
+    with pytest.raises(UnsupportedError, match="whose caches mlx-lm stores as they are"):
+        make_card(sized_sample("llama-4-scout", "m4-max-64"))
+
+
+def test_a_card_says_whose_it_is(made: Made) -> None:
+    sized, card = made("qwen3-0.6b")
+    answer = memfit.open("qwen3-0.6b").on("m4-max-64").at("4k")
+    assert card.weights_bytes == sized.resident_bytes
+    assert card.model == answer.model.id
+    assert len(card.to_json()) < 25_000
