@@ -20,7 +20,7 @@ from memfit.estimators.results.terms import Cost, Verdict
 from memfit.estimators.runtimes.facets import NvidiaOnly, least_bytes, runs_kv_bits
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.runtimes.runtime import Need, judge
-from memfit.estimators.runtimes.source import Interpolated
+from memfit.estimators.runtimes.source import Interpolated, Recorded
 from memfit.estimators.sizing.opening import with_weight_bits
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
@@ -126,7 +126,9 @@ class JointSearch(Struct, eq=False):
         """Return the KV bits of the request, then the fewer ones that the runtime may run."""
         usual = self.workload.kv_bits
         runs = runs_kv_bits(self.sized.runtime_model, self.workload)
-        if isinstance(self.sized.runtime_model.source, Interpolated) or not runs:
+        # Runs over quantised caches are traced.
+        source = self.sized.runtime_model.source
+        if isinstance(source, Interpolated | Recorded) or not runs:
             return (usual,)
         return (usual, *(bits for bits in KV_BITS if bits and bits < (usual or 16)))
 
