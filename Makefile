@@ -17,7 +17,7 @@ CREATE_VENV := uv venv --quiet --python $(PYTHON) $(VENV)
 INSTALL := uv pip install --quiet --python $(BIN)/python
 endif
 
-.PHONY: demo test test-all coverage test-browser check docs lint format tree types imports wheel requirements clean
+.PHONY: demo test test-all coverage test-browser check docs programs lint format tree types imports wheel requirements clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/memfit estimate
@@ -57,6 +57,10 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m tests.trace.test_rules_page
 	$(BIN)/python -m tests.test_docs
 	-$(BIN)/python -m tests.browser.screenshots
+
+# The recorded classes of mlx-lm, of all or those in CLASSES: docs/programs.md. It takes minutes.
+programs: $(VENV)/.dev
+	$(BIN)/python -m memfit.estimators.recording.make $(CLASSES)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

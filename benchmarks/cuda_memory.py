@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,6 @@ def measure_all(arguments: argparse.Namespace) -> None:
 def measure(case: list[Any]) -> None:
     """Print a row for each run of a case."""
     import mlx.core as mx
-    import mlx_lm
 
     name, bits, prompt, step, generated, sequences, is_small = case
     if is_small:
@@ -119,8 +119,8 @@ def measure(case: list[Any]) -> None:
             **parts,
             "marks": marks,
             "device": str(device.get("device_name")),
-            "mlx": mx.__version__,
-            "mlx_lm": mlx_lm.__version__,
+            "mlx": version("mlx"),
+            "mlx_lm": version("mlx-lm"),
         }
         print(json.dumps(row), flush=True)
 
@@ -189,7 +189,9 @@ def _model(name: str, bits: int, *, is_small: bool) -> Any:
 
         def packs(_: str, module: Any) -> bool:
             weight = getattr(module, "weight", None)
-            return hasattr(module, "to_quantized") and weight.shape[-1] % GROUP == 0
+            if weight is None or not hasattr(module, "to_quantized"):
+                return False
+            return bool(weight.shape[-1] % GROUP == 0)
 
         predicate = getattr(model, "quant_predicate", None)
 
@@ -319,7 +321,7 @@ def _held(run: dict[str, Any], *, is_prefill: bool) -> int:
     labels = [mark[0] for mark in run["marks"]]
     first = labels.index("first") + 1
     marks = run["marks"][:first] if is_prefill else run["marks"][first:]
-    return max(mark[2] + mark[3] for mark in marks) - int(run["loaded"])
+    return int(max(mark[2] + mark[3] for mark in marks) - run["loaded"])
 
 
 def _cases(path: Path, only: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT  # noqa: E402
+from memfit.estimators.runtimes.source import TRACE_ERROR_PERCENT  # noqa: E402
 from tests.checkpoints import CASES, VOCABULARY, save_weights  # noqa: E402
 
 COMMAND = (sys.executable, "-c", "from memfit.cli.__main__ import main; main()", "tune")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT  # noqa: E402
+from memfit.estimators.runtimes.source import TRACE_ERROR_PERCENT  # noqa: E402
 from tests.checkpoints import RECIPES, Checkpoints  # noqa: E402
 
 MODELS = tuple(name for name in RECIPES if name != "no-tokenizer")

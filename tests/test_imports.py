@@ -125,7 +125,8 @@ def test_nothing_below_the_command_line_names_it() -> None:
 
 def test_the_library_neither_prints_nor_exits() -> None:
     banned = {"print", "exit", "quit", "sys.exit", "os._exit"}
-    texts = {path: path.read_text() for path in LIBRARY}
+    # The evaluators of a memory card are programs of their own, which users copy.
+    texts = {path: path.read_text() for path in LIBRARY if path.parent.name != "evaluators"}
     calls = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node.func)}"
         for path, text in texts.items()

@@ -44,13 +44,20 @@ def with_line(arguments: Sequence[str], commands: Container[str]) -> list[str]:
 
 
 def _line(words: Sequence[str]) -> str | None:
-    for place, word in enumerate(words):
+    """The line after --from, None without one.
+
+    Raises:
+        InputError: when there are several.
+    """
+    own = words[: words.index("--")] if "--" in words else words
+    texts = []
+    for place, word in enumerate(own):
         name, sign, value = word.partition("=")
-        if name == _NAME and (sign or place + 1 < len(words)):
-            return value if sign else words[place + 1]
-        if word == "--":
-            return None
-    return None
+        if name == _NAME and (sign or place + 1 < len(own)):
+            texts.append(value if sign else own[place + 1])
+    if len(texts) > 1:
+        raise InputError(f"{_NAME} is given {len(texts)} times: give it once")
+    return texts[0] if texts else None
 
 
 def _as_defaults(ctx: typer.Context, text: str | None) -> str | None:

@@ -1,6 +1,7 @@
 """The figures of a target that limits are set on and that a baseline keeps."""
 
 from collections.abc import Iterator
+from math import ceil
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -11,6 +12,7 @@ from memfit.estimators.runtimes.expert_capacity import capacity_of
 from memfit.estimators.runtimes.facets import load_bytes, loaded_weights
 from memfit.estimators.runtimes.held import most_held_bytes
 from memfit.estimators.runtimes.run_limits import server_buffers
+from memfit.estimators.sizing.prefill_speed import first_tokens
 from memfit.estimators.sizing.search import largest_workload, longest_context, longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -51,6 +53,9 @@ class GateFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     None where they are not known."""
     buffers: Count | None = None
     """Buffers of Metal when ``mlx_lm.server`` has generated the target's tokens; None elsewhere."""
+    first_token_ms: Count | None = None
+    """Most milliseconds to expect to the first token; None where the chip is not known, or the
+    workload is not one sequence by formula."""
     training_peak_bytes: Bytes | None = None
     """Most bytes while mlx_lm.lora runs the target's recipe, None without one."""
     workspace_basis: Basis | None = None
@@ -107,6 +112,7 @@ def figures_of(
         wired_limit_bytes=sized.requirement(largest).peak_bytes,
         held_bytes=most_held_bytes(moment, sized.device),
         buffers=server_buffers(sized.runtime_model, workload),
+        first_token_ms=_first_token_ms(sized, workload),
         # As memfit estimate recommends it.
         context_tokens=longest_context(sized, workload, longest_prompt(sized))
         if with_context
@@ -117,6 +123,12 @@ def figures_of(
         workspace_basis=sized.runtime_model.basis("workspace", largest)[0],
         peak_of=UNSET if largest == workload else SmallerRun(largest.batch, largest.prompt_tokens),
     )
+
+
+def _first_token_ms(sized: SizedModel, workload: Workload) -> int | None:
+    """Return the upper end of the seconds that an estimate shows, rounded up."""
+    expected = first_tokens(sized, workload, ())
+    return ceil(1000 * expected[0].range_seconds[1]) if expected else None
 
 
 def changes(before: GateFigures, now: GateFigures) -> Iterator[FigureChange]:

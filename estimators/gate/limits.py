@@ -30,9 +30,11 @@ from memfit.estimators.machine.device import Device
 BoundName = Literal["weights", "workspace", "baseline_weights", "baseline_workspace"]
 RequiredBasis = Literal["exact", "derived", "bound"]
 Sense = Literal["at most", "at least"]
-Unit = Literal["bytes", "tokens", "experts", "buffers", "basis"]
+Unit = Literal["bytes", "tokens", "experts", "buffers", "milliseconds", "basis"]
 
 NUMBER = r"^[0-9]+(\.[0-9]+)?"
+_DURATION = re.compile(r"([0-9]{1,7}(?:\.[0-9]{1,3})?)\s*(ms|s|min)")
+_MILLISECONDS = {"ms": 1, "s": 1000, "min": 60_000}
 _SHARE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,9})?)\s*%")
 _MOST_GROWTH = 10  # times the baseline: a model that grows more is another class of model
 Amount = Annotated[
@@ -112,6 +114,21 @@ def parse_buffers(value: Any) -> LimitValue:
     if type(value) is int and 1 <= value <= MAX_COUNT:
         return LimitValue(str(value), Fraction(value))
     raise InputError(f"expected a number of buffers such as 250000, got {short(value)}")
+
+
+def parse_duration(value: Any) -> LimitValue:
+    """Return milliseconds of ``20s``, ``1.5s``, ``800ms`` or ``2min``.
+
+    Raises:
+        InputError: for anything else; a number without a unit is ambiguous.
+
+    >>> parse_duration("1.5s").most(0)
+    1500
+    """
+    duration = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if duration is None or not Fraction(duration[1]):
+        raise InputError(f"expected a time such as 20s, 800ms or 2min, got {short(value)}")
+    return LimitValue(value.strip(), Fraction(duration[1]) * _MILLISECONDS[duration[2]])
 
 
 def parse_tokens(value: Any) -> int:
@@ -250,6 +267,13 @@ _BUFFERS = LimitKind(
     relative_to="",
     unit="buffers",
 )
+_DURATIONS = LimitKind(
+    parse=lambda _, value: parse_duration(value),
+    schema=Annotated[str, Meta(pattern=rf"{NUMBER} *(ms|s|min)$")],
+    allowed=lambda limit, *_: limit.amount.most(0),
+    relative_to="",
+    unit="milliseconds",
+)
 _GROWTH = LimitKind(
     parse=_parse_up_to(_MOST_GROWTH, "baseline"),
     schema=Amount,
@@ -267,6 +291,7 @@ _RULES = (
     LimitRule("peak", "peak", _MEMORY, "run", "peak_bytes", _RUN),
     LimitRule("held", "held memory", _MEMORY, "run", "held_bytes", _RUN),
     LimitRule("buffers", "buffers", _BUFFERS, "weights", "buffers", ()),
+    LimitRule("first_token", "first token", _DURATIONS, "weights", "first_token_ms", ("context",)),
     LimitRule("workspace", "workspace", _MEMORY, "run", "workspace_bytes", _WORKSPACE),
     LimitRule("load_peak", "load peak", _MEMORY, "weights", "load_peak_bytes", _WEIGHTS),
     LimitRule("wired_limit", "wired limit", _MEMORY, "run", "wired_limit_bytes", _RUN),

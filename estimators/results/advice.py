@@ -104,6 +104,29 @@ class ServerRun(Struct, frozen=True, kw_only=True):
     """The bound of that prompt."""
 
 
+class ConversionMemory(Struct, frozen=True, kw_only=True):
+    """What mlx_lm.convert takes, before a run of what it writes."""
+
+    source_bytes: Bytes
+    """Of the weight files that it reads."""
+    is_local: bool
+    """Whether they are there; otherwise they are downloaded first."""
+    output_bytes: Bytes
+    """Of the weights that it writes; the source stays on the disk beside them."""
+    shards: Positive
+    """Files that it writes, one after another."""
+    largest_shard_bytes: Bytes
+    """Of the largest of them, all of which is in memory before it is written."""
+    largest_array_bytes: Bytes
+    """Of the largest array that is read or cast."""
+    least_peak_bytes: Bytes
+    """The least over the orders in which a shard may be evaluated, that of a C++ hash map."""
+    peak_bytes: Bytes
+    """The most over these orders: the largest shard, and what is read ahead."""
+    verdict: Verdict
+    """Of that peak with the margin."""
+
+
 class Alternative(Struct, frozen=True, kw_only=True):
     """A sample that fits the machine of a model that does not."""
 
@@ -145,7 +168,8 @@ class Action(Struct, frozen=True, kw_only=True):
     """Those to change, by the names of `Recommendation` or of llama.cpp's division; empty when
     nothing has to change."""
     commands: tuple[str, ...]
-    """To paste into a shell; empty for a runtime without a command."""
+    """To paste into a shell; empty for a runtime without a command, and where the machine is too
+    small for the conversion."""
     cost: Cost
     verdict: Verdict
     """Of the request, or of the longer prompt, with these settings."""
@@ -164,6 +188,8 @@ class Action(Struct, frozen=True, kw_only=True):
     """The least memory of a host on which that fits."""
     runtime: str | UnsetType = UNSET
     """The runtime to take instead, with its own prefill step."""
+    conversion: ConversionMemory | UnsetType = UNSET
+    """What converting the weights takes, where they are converted by mlx_lm.convert."""
     first_token: FirstToken | UnsetType = UNSET
     """Of the request, or of the longer prompt, with these settings."""
 

@@ -16,7 +16,7 @@ Level = Literal["info", "warning"]
 State = Literal["change", "keep", "impossible", "not_applicable"]
 Cost = Literal["none", "speed", "quality", "hardware"]
 Source = Literal["local", "hub", "config", "sample", "index", "gguf"]
-Method = Literal["formula", "trace", "measure"]
+Method = Literal["formula", "recorded", "trace", "measure"]
 LimitName = Literal[
     "working_set",
     "memory",

@@ -18,9 +18,10 @@ from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import MachineError, UnsupportedError
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.base.units import ceil_div, round_down, round_up
-from memfit.estimators.base.workload import Workload
+from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device
+from memfit.estimators.mlx.call_plan import PREFILL
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.terms import PeakMoment, Phase
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from memfit.estimators.trace.kernel_stubs import TraceTarget
     from memfit.estimators.trace.peak import RunPeak
 
-# Predicted against measured peaks: docs/accuracy.md.
-TRACE_ERROR_PERCENT = 10
 _STEP = 256
 # Of a line, because too low is worse: it makes the first candidate of a search fit mostly.
 _RAISED = 32
@@ -153,6 +152,27 @@ def peak_lines(peak: "RunPeak[Any]") -> tuple[str, str]:
     return (
         f"peak by trace = {peak.nbytes} bytes in {top.part}, at {top.operation}",
         f"  alive then: {named}",
+    )
+
+
+def moment_of(peak: "RunPeak[CallPhase]") -> PeakMoment:
+    """Return the moment of the largest call of a run, and the most in each of its phases."""
+    prefill = [nbytes for part, nbytes in peak.parts.items() if part in PREFILL]
+    decode = [nbytes for part, nbytes in peak.parts.items() if part not in PREFILL]
+    return PeakMoment(
+        phase="prefill" if peak.top.part in PREFILL else "decode",
+        nbytes=peak.nbytes,
+        workspace_bytes=peak.workspace_bytes,
+        largest_buffer_bytes=peak.largest_buffer_bytes,
+        largest_buffer=peak.top.operation,
+        explanation=peak_lines(peak),
+        prefill_bytes=max(prefill, default=peak.weight_bytes),
+        decode_bytes=max(decode, default=peak.weight_bytes),
+        call_bytes={
+            call.part: peak.weight_bytes + max(call.curve) for call in peak.calls if call.curve
+        },
+        held_bytes=max(peak.held.values()),
+        batch_bytes=peak.top.batch_bytes,
     )
 
 

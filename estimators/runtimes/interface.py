@@ -21,7 +21,13 @@ from memfit.estimators.mlx.kv_cache import KVCache
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import Basis, PeakMoment, Phase
 from memfit.estimators.runtimes.runtime import Runtime
-from memfit.estimators.runtimes.source import Formula, Interpolated, MethodSetting, Source
+from memfit.estimators.runtimes.source import (
+    Formula,
+    Interpolated,
+    MethodSetting,
+    Recorded,
+    Source,
+)
 from memfit.estimators.weights.footprint import WeightFootprint
 
 if TYPE_CHECKING:
@@ -74,7 +80,7 @@ class Subject(Struct, frozen=True):
     model: Model
     footprint: WeightFootprint
     device: Device | None
-    source: Formula | Interpolated = Formula()
+    source: Formula | Interpolated | Recorded = Formula()
     """What describes the workspace of the model on MLX."""
     rank: Rank | None = None
     """The rank that has this part of the model, None: it is the whole model."""

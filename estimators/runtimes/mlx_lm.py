@@ -54,7 +54,12 @@ from memfit.estimators.runtimes.mlx_lm_commands import (
 )
 from memfit.estimators.runtimes.mlx_runtime import MlxRuntimeModel
 from memfit.estimators.runtimes.runtime import Budget, Runtime
-from memfit.estimators.runtimes.source import Formula, Interpolated
+from memfit.estimators.runtimes.source import (
+    TRACE_ERROR_PERCENT,
+    Formula,
+    Interpolated,
+    Recorded,
+)
 from memfit.estimators.weights.ranks import rank_footprint
 from memfit.estimators.workspace.peak import (
     ERROR_PERCENT,
@@ -128,7 +133,7 @@ class MlxModel(MlxRuntimeModel, Views, Cache, frozen=True):
         """Return what sequences take that are prefilled and decoded as one batch."""
         subject = self.subject
         kv, states = MlxModel.caches(self, workload)
-        if isinstance(subject.source, Interpolated):
+        if isinstance(subject.source, Interpolated | Recorded):
             kept, versions = self.resident_bytes() + kv.nbytes + states, self.runtime.versions
             moment = subject.source.workspace.peak(workload, subject.device, versions, kept)
         else:
@@ -161,6 +166,8 @@ class MlxModel(MlxRuntimeModel, Views, Cache, frozen=True):
         """Return what a figure rests on; on CUDA the workspace is a bound."""
         if figure == "workspace" and self.subject.backend == "cuda":
             return "bound", 0
+        if figure == "workspace" and isinstance(self.source, Recorded):
+            return "traced", TRACE_ERROR_PERCENT
         # Between traced ones it is as good as a formula's.
         if figure == "workspace" and isinstance(self.source, Interpolated):
             return "traced", ERROR_PERCENT
@@ -229,7 +236,7 @@ class MlxModel(MlxRuntimeModel, Views, Cache, frozen=True):
             "on CUDA the workspace is an upper bound, without what cuBLAS and cuDNN add: how many"
             " of the graphs under way have run depends on the speed of GPU and CPU"
         )
-        if isinstance(self.subject.source, Interpolated):
+        if not isinstance(self.subject.source, Formula):
             return text
         least = self._moment(workload, keeps_up=True).nbytes
         return f"{text}; the peak is about {open_size(least)} where the GPU keeps up"
@@ -292,11 +299,17 @@ class MlxLm(MlxModel, MlxLmPrograms, Batching, CachedPrompts, Sharding, Drafting
 
     def parallel(self, requested: Parallel | None) -> Parallel:
         """Return how mlx-lm's sharded_load runs the class."""
+        if isinstance(self.source, Recorded):
+            traced: MlxLm = self.source.workspace.by_trace(self)
+            return traced.parallel(requested)
         return chosen_parallel(self.subject.model.model_type, requested)
 
     def for_rank(self, rank: Rank) -> "MlxLm":
         """Return the part of one rank, by the rules of its class."""
         subject = self.subject
+        if isinstance(self.source, Recorded):
+            traced: MlxLm = self.source.workspace.by_trace(self)
+            return traced.for_rank(rank)
         share = share_of(subject.model, rank)
         footprint = rank_footprint(subject.footprint, subject.model, share, rank)
         return replace(self, subject=replace(subject, model=share, footprint=footprint, rank=rank))
@@ -330,8 +343,8 @@ class MlxLm(MlxModel, MlxLmPrograms, Batching, CachedPrompts, Sharding, Drafting
             UnsupportedError: when mlx-lm rejects or ignores what is asked.
         """
         model = self.subject.model
-        interpolated = (isinstance(one.subject.source, Interpolated) for one in (self, draft))
-        if any(interpolated) or not isinstance(draft, MlxLm):
+        by_formula = (isinstance(one.subject.source, Formula) for one in (self, draft))
+        if not all(by_formula) or not isinstance(draft, MlxLm):
             return DraftFigures(draft.figures(workload).moment.nbytes, "bound")
         from memfit.estimators.runtimes.drafting import require_drafting
         from memfit.estimators.workspace.speculation import LoadedModel, speculative_moments

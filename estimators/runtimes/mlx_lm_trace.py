@@ -20,9 +20,9 @@ from memfit.estimators.mlx.versions import MlxVersions, parse_version
 from memfit.estimators.results.estimate import Note, RunCall
 from memfit.estimators.results.terms import Basis, PeakMoment, Phase
 from memfit.estimators.runtimes.by_class import (
-    TRACE_ERROR_PERCENT,
     ModelTrace,
     TracedWorkspace,
+    moment_of,
     peak_lines,
     trace_target,
     weights_by_trace,
@@ -36,7 +36,13 @@ from memfit.estimators.runtimes.interface import (
 )
 from memfit.estimators.runtimes.mlx_lm import MlxLm
 from memfit.estimators.runtimes.runtime import Runtime
-from memfit.estimators.runtimes.source import Formula, Interpolated, Source, Traced
+from memfit.estimators.runtimes.source import (
+    TRACE_ERROR_PERCENT,
+    Formula,
+    Interpolated,
+    Source,
+    Traced,
+)
 from memfit.estimators.weights.conversion import conversion_type
 from memfit.estimators.weights.footprint import WeightFootprint
 from memfit.estimators.weights.loading import Conversion
@@ -88,7 +94,7 @@ class ClassTrace(ModelTrace, frozen=True, eq=False):
         self, workload: Workload, device: Device | None, versions: MlxVersions
     ) -> PeakMoment | None:
         traced = self.run(workload, device, versions).peak
-        return _moment(traced) if traced else None
+        return moment_of(traced) if traced else None
 
     def _followed(self, workload: Workload, machine: Device, versions: MlxVersions) -> "TracedRun":
         from memfit.estimators.trace.peak import peak
@@ -411,23 +417,3 @@ def traced_weights(
         )
         notes = (*notes, Note("warning", "methods-differ", text))
     return replace(footprint, sizes=Counter(weights.values()), notes=notes)
-
-
-def _moment(peak: "RunPeak[CallPhase]") -> PeakMoment:
-    prefill = [nbytes for part, nbytes in peak.parts.items() if part in PREFILL]
-    decode = [nbytes for part, nbytes in peak.parts.items() if part not in PREFILL]
-    return PeakMoment(
-        phase="prefill" if peak.top.part in PREFILL else "decode",
-        nbytes=peak.nbytes,
-        workspace_bytes=peak.workspace_bytes,
-        largest_buffer_bytes=peak.largest_buffer_bytes,
-        largest_buffer=peak.top.operation,
-        explanation=peak_lines(peak),
-        prefill_bytes=max(prefill, default=peak.weight_bytes),
-        decode_bytes=max(decode, default=peak.weight_bytes),
-        call_bytes={
-            call.part: peak.weight_bytes + max(call.curve) for call in peak.calls if call.curve
-        },
-        held_bytes=max(peak.held.values()),
-        batch_bytes=peak.top.batch_bytes,
-    )

@@ -26,7 +26,6 @@ from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import Basis, PeakMoment
 from memfit.estimators.runtimes.by_class import (
-    TRACE_ERROR_PERCENT,
     ModelTrace,
     described_by_class,
     peak_lines,
@@ -40,7 +39,7 @@ from memfit.estimators.runtimes.mlx_vlm import (
     reject_batch_windows,
 )
 from memfit.estimators.runtimes.runtime import Runtime
-from memfit.estimators.runtimes.source import Source, Traced
+from memfit.estimators.runtimes.source import TRACE_ERROR_PERCENT, Source, Traced
 from memfit.estimators.weights.conversion import conversion_type
 from memfit.estimators.weights.derived import part_of
 

@@ -169,7 +169,7 @@ def _leaked_each_token(runtime_model: RuntimeModel, workload: Workload) -> int:
     # KV bits switch batching off (server.py, _is_batchable), and the server rotates no cache.
     batches = workload.kv_bits is None and workload.max_kv_size is None
     is_leaking = runtime_model.runtime.versions.mlx_lm <= BUFFER_COUNT["last_mlx_lm"]
-    is_served = batches and runtime_model.facet(MlxLmPrograms)
+    is_served = batches and bool(runtime_model.facet(MlxLmPrograms))
     return leaking if is_leaking and is_served else 0
 
 

@@ -1,9 +1,6 @@
-"""What the figures of a model follow from: the one place that says it.
+"""What the figures of a model follow from: the one place that says it."""
 
-Programs that are recorded once and kept as data (`Recorded`) will be another member of the union.
-"""
-
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from msgspec import Struct
 
@@ -16,6 +13,9 @@ if TYPE_CHECKING:
     from memfit.estimators.mlx.versions import MlxVersions
     from memfit.estimators.results.terms import PeakMoment
 
+TRACE_ERROR_PERCENT = 10
+"""Of a workspace by a class's graphs; predicted against measured peaks: docs/accuracy.md."""
+
 MethodSetting = Literal["auto", "formula", "trace"]
 """How figures are to be computed: ``auto`` by the formulas where they describe the model."""
 
@@ -26,10 +26,10 @@ class Formula(Struct, frozen=True):
     method: ClassVar[Method] = "formula"
 
 
-class WorkspaceBetweenTraces(Protocol):
-    """The workspace of a class between traced prompts (runtimes/by_class.py)."""
+class ClassWorkspace(Protocol):
+    """The workspace of a class that no formula describes."""
 
-    def converted(self, quantize: "Quantization") -> "WorkspaceBetweenTraces":
+    def converted(self, quantize: "Quantization") -> "ClassWorkspace":
         """Return the workspace of the class with its weights converted."""
 
     def peak(
@@ -49,9 +49,29 @@ class WorkspaceBetweenTraces(Protocol):
 class Interpolated(Struct, frozen=True, eq=False):
     """No formula describes the model: its workspace is between those of traced prompts."""
 
-    workspace: WorkspaceBetweenTraces
+    workspace: ClassWorkspace
+    """runtimes/by_class.py."""
 
     method: ClassVar[Method] = "formula"
+
+
+class RecordedRuns(ClassWorkspace, Protocol):
+    """The workspace of a class by its recorded graphs."""
+
+    def converted(self, quantize: "Quantization") -> "RecordedRuns":
+        """Return the workspace of the class with its weights converted."""
+
+    def by_trace(self, model: Any) -> Any:
+        """Return a runtime's model as the trace of its class."""
+
+
+class Recorded(Struct, frozen=True, eq=False):
+    """No formula describes the model: the graphs of its class are data of memfit."""
+
+    workspace: RecordedRuns
+    """runtimes/recorded.py."""
+
+    method: ClassVar[Method] = "recorded"
 
 
 class Traced(Struct, frozen=True):
@@ -66,4 +86,4 @@ class Measured(Struct, frozen=True):
     method: ClassVar[Method] = "measure"
 
 
-Source = Formula | Interpolated | Traced | Measured
+Source = Formula | Interpolated | Recorded | Traced | Measured

@@ -310,10 +310,13 @@ def _action(
     longer = context_tokens if goal == "longer_prompt" else None
     verdict = search.stated_verdict(settings, longer)
     flags = server.settings if server else None
+    conversion = search.conversion(settings.weight_bits)
+    # A conversion that the machine has no room for is not printed to be pasted.
+    converts = conversion is None or conversion.verdict != "exceeds"
     return Action(
         goal=goal,
         settings=settings.changes(search.requested),
-        commands=tuple(_commands(search, settings, longer, flags)),
+        commands=tuple(_commands(search, settings, longer, flags)) if converts else (),
         cost=settings.cost(search.requested),
         verdict=verdict,
         peak_bytes=need.peak_bytes - search.sized.margin_bytes,
@@ -321,6 +324,7 @@ def _action(
         context_tokens=longest,
         server=server,
         no_server=no_server,
+        conversion=conversion or UNSET,
         first_token=next(iter(_first(search, settings, longer)), UNSET),
     )
 

@@ -52,7 +52,9 @@ def _alternative(row: Fit) -> Alternative:
 
 def _divided(name: str) -> tuple[list[LocalModel], list[LocalModel]]:
     """The samples of the same model, without the one of this name, and all others."""
-    words, same, others = name_words(name), [], []
+    words = name_words(name)
+    same: list[LocalModel] = []
+    others: list[LocalModel] = []
     for each in _others_than(name):
         other = name_words(each.name)
         is_same = (other.family, other.size) == (words.family, words.size)

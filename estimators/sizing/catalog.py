@@ -1,6 +1,7 @@
 """The models of one command: each checkpoint is opened once, each conversion sized once."""
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +17,7 @@ from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.questions.target import MARGIN_BYTES, Draft
 from memfit.estimators.runtimes.registry import native_runtime, runtime_for_images, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
-from memfit.estimators.runtimes.source import MethodSetting, Traced
+from memfit.estimators.runtimes.source import MethodSetting, Recorded, Traced
 
 # Imported where it is used: a checkpoint on the Hub is fetched while the library is imported.
 if TYPE_CHECKING:
@@ -101,17 +102,23 @@ class Catalog:
         conversion = (reference, *settings, versions)
 
         def make() -> "SizedModel":
-            alone = size(
+            sized_by = partial(
+                size,
                 self.checkpoint(reference),
                 device=device,
                 margin_bytes=margin_bytes,
                 quantize=quantize,
                 adapter=self.adapter(adapter) if adapter else None,
-                method=method,
                 as_type=as_type,
                 versions=versions,
             )
-            return self._with_draft(alone, draft, method, versions) if draft else alone
+            alone = sized_by(method=method)
+            if draft is None:
+                return alone
+            # Calls of one model alone are recorded.
+            if isinstance(alone.runtime_model.source, Recorded):
+                alone = sized_by(method="trace")
+            return self._with_draft(alone, draft, method, versions)
 
         base = self._once(conversion, make)
         placed = self._once(

@@ -13,13 +13,14 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import GIB, Device
+from memfit.estimators.machine.device import GIB, Backend, Device, GpuClass
 from memfit.estimators.machine.devices import memory_device
+from memfit.estimators.results.advice import ConversionMemory
 from memfit.estimators.results.terms import Cost, Verdict
 from memfit.estimators.runtimes.facets import NvidiaOnly, least_bytes, runs_kv_bits
 from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.runtimes.runtime import Need, judge
-from memfit.estimators.runtimes.source import Interpolated
+from memfit.estimators.runtimes.source import Interpolated, Recorded
 from memfit.estimators.sizing.opening import with_weight_bits
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
@@ -65,6 +66,10 @@ class Longest(Struct, frozen=True):
     settings: RequestSettings
 
 
+Gpu = tuple[Backend, GpuClass | None, int | None] | None
+"""What MLX's rules depend on; None without a device."""
+
+
 class JointSearch(Struct, eq=False):
     """The search for settings of one request on one machine.
 
@@ -84,6 +89,10 @@ class JointSearch(Struct, eq=False):
         default_factory=dict
     )
     """By bits of weights and cache, the bounds of a server for each workload."""
+    _conversions: dict[tuple[int | None, Gpu], ConversionMemory | None] = field(
+        default_factory=dict
+    )
+    """By weight bits and GPU, what converting takes."""
 
     @property
     def requested(self) -> RequestSettings:
@@ -117,7 +126,9 @@ class JointSearch(Struct, eq=False):
         """Return the KV bits of the request, then the fewer ones that the runtime may run."""
         usual = self.workload.kv_bits
         runs = runs_kv_bits(self.sized.runtime_model, self.workload)
-        if isinstance(self.sized.runtime_model.source, Interpolated) or not runs:
+        # Runs over quantised caches are traced.
+        source = self.sized.runtime_model.source
+        if isinstance(source, Interpolated | Recorded) or not runs:
             return (usual,)
         return (usual, *(bits for bits in KV_BITS if bits and bits < (usual or 16)))
 
@@ -385,6 +396,21 @@ class JointSearch(Struct, eq=False):
             () if isinstance(self.formula.runtime_model.source, Interpolated) else self.weight_bits
         )
         return replace(self, sized=self.formula, formula=None, weight_bits=bits)
+
+    def conversion(self, weight_bits: int | None) -> ConversionMemory | None:
+        """Return what converting the weights takes on this machine, None if nothing is known."""
+        sized = self.model(weight_bits)
+        plan, device = sized.footprint.plan, sized.device
+        if plan is None or not plan.converting:
+            return None
+        # Few estimates advise a conversion.
+        from memfit.estimators.sizing.conversion import conversion_memory, judged
+
+        key = weight_bits, device.gpu if device else None
+        if key not in self._conversions:
+            self._conversions[key] = conversion_memory(sized)
+        known = self._conversions[key]
+        return judged(known, sized) if known else None
 
     def on(self, device: Device) -> "JointSearch":
         """Return the same search on another machine."""

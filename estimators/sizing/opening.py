@@ -18,7 +18,7 @@ from memfit.estimators.base.errors import (
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.manifest import Checkpoint, kind_of_config
 from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.versions import MlxVersions, as_of, check_class
+from memfit.estimators.mlx.versions import MlxVersions, as_of, check_class, parse_version
 from memfit.estimators.questions.target import MARGIN_BYTES
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import Level
@@ -32,7 +32,7 @@ from memfit.estimators.runtimes.registry import (
     with_versions,
 )
 from memfit.estimators.runtimes.runtime import Runtime
-from memfit.estimators.runtimes.source import Interpolated, MethodSetting
+from memfit.estimators.runtimes.source import Interpolated, MethodSetting, Recorded
 from memfit.estimators.sizing.sized_model import SizedModel, refusal_of
 from memfit.estimators.sizing.unknown import unknown_architecture
 from memfit.estimators.weights.activations import activation_type
@@ -80,12 +80,16 @@ def with_weight_bits(sized: SizedModel, bits: int) -> SizedModel:
     block = declared(checkpoint.config, sized.model, checkpoint.config_name)
     quantize = converted(bits)
     plan = QuantizationPlan(quantize, converting=True)
-    stored = sized.footprint.converted_from or sized.footprint.loaded
+    before = sized.footprint
+    stored = before.converted_from or before.loaded
     model, footprint = convert(checkpoint.config, sized.model, plan, block, stored)
+    footprint = replace(footprint, converter_reads=before.converter_reads or before.conversions)
     subject = view.runtime_model.subject
     _, footprint = _with_adapter(model, footprint, subject.adapter)
     source = subject.source
-    if isinstance(source, Interpolated):
+    if isinstance(source, Recorded):
+        source = Recorded(source.workspace.converted(quantize))
+    elif isinstance(source, Interpolated):
         source = Interpolated(source.workspace.converted(quantize))
     subject = replace(subject, model=model, footprint=footprint, source=source, method="formula")
     return view._under(bind(view.runtime_model.runtime, subject))
@@ -149,16 +153,21 @@ def _size_safetensors(
     try:
         model = as_of(_model_of(checkpoint, device), versions)
     except UnsupportedError as error:
+        if method == "auto" and adapter is None:
+            recorded = _size_recorded(checkpoint, device, quantize, error, runtime)
+            if recorded:
+                return recorded
         if method == "formula":
             raise
         return _size_by_class(checkpoint, device, quantize, adapter, error, runtime)
     block = declared(checkpoint.config, model, checkpoint.config_name)
     footprint = load_footprint(checkpoint, model, block)
     if quantize:
-        plan, refusal = QuantizationPlan(quantize, converting=True), footprint.refusal
-        model, footprint = convert(checkpoint.config, model, plan, block, footprint.loaded)
+        plan, before = QuantizationPlan(quantize, converting=True), footprint
+        model, footprint = convert(checkpoint.config, model, plan, block, before.loaded)
         # Of a quantised checkpoint the original is converted, which is not what was read.
-        footprint = replace(footprint, refusal="" if footprint.of_original else refusal)
+        refusal = "" if footprint.of_original else before.refusal
+        footprint = replace(footprint, refusal=refusal, converter_reads=before.conversions)
     if method != "trace" or not offers(runtime, MlxLmPrograms):
         model, footprint = _with_adapter(model, footprint, adapter)
         subject = Subject(checkpoint, model, footprint, device, method=method, adapter=adapter)
@@ -170,6 +179,45 @@ def _size_safetensors(
     model, footprint = _with_adapter(model, footprint, adapter)
     subject = Subject(checkpoint, model, footprint, device, method="trace", adapter=adapter)
     return MlxLmTrace(runtime, subject, trace)
+
+
+def _size_recorded(
+    checkpoint: Checkpoint,
+    device: Device | None,
+    quantize: Quantization | None,
+    undescribed: UnsupportedError,
+    runtime: Runtime,
+) -> RuntimeModel | None:
+    """A model that no family describes, by the recorded graphs of its class, None without them."""
+    from memfit.estimators.programs.library import find
+
+    model_type = str(checkpoint.config.get("model_type"))
+    recorded = find(model_type) if offers(runtime, MlxLmPrograms) else None
+    # Of another version the class may be another: a trace says which one it runs.
+    if recorded is None or runtime.versions.mlx_lm != parse_version(recorded.versions["mlx-lm"]):
+        return None
+    from memfit.estimators.runtimes.recorded import recorded_subject
+
+    check_class(model_type, runtime.versions.mlx_lm)
+    subject = recorded_subject(checkpoint, quantize, device)
+    if subject is None:
+        return None
+    return bind(
+        runtime, _with_own_class(subject, undescribed, runtime, "whose graphs are recorded")
+    )
+
+
+def _with_own_class(
+    subject: Subject, undescribed: UnsupportedError, runtime: Runtime, how: str
+) -> Subject:
+    """Return a subject with the note that its runtime's class describes it."""
+    config, name = subject.checkpoint.config, runtime.name
+    reason, _, _ = str(undescribed).partition(";")
+    text = f"{reason}; it is described by {name}'s own class, {how}"
+    # A known type has a key that no family reads: the class may ignore it too.
+    level: Level = "warning" if config.get("model_type") in FAMILIES else "info"
+    notes = (*subject.footprint.notes, Note(level, "own-class", text))
+    return replace(subject, footprint=replace(subject.footprint, notes=notes))
 
 
 def _size_by_class(
@@ -198,14 +246,9 @@ def _size_by_class(
         if isinstance(undescribed, UnknownArchitectureError):
             raise undescribed.after_trace(f"by trace: {error}") from None
         raise UnsupportedError(f"{undescribed}; by trace: {error}") from None
-    reason, _, _ = str(undescribed).partition(";")
-    name = runtime.name
-    text = f"{reason}; it is described by {name}'s own class, and {name}'s figures are by trace"
-    # A known type has a key that no family reads: the class may ignore it too.
-    level: Level = "warning" if config.get("model_type") in FAMILIES else "info"
-    notes = (*subject.footprint.notes, Note(level, "own-class", text))
-    footprint = replace(subject.footprint, notes=notes)
-    model, footprint = _with_adapter(subject.model, footprint, adapter)
+    how = f"and {runtime.name}'s figures are by trace"
+    subject = _with_own_class(subject, undescribed, runtime, how)
+    model, footprint = _with_adapter(subject.model, subject.footprint, adapter)
     subject = replace(subject, model=model, footprint=footprint, adapter=adapter)
     made: RuntimeModel = kind.of_class(runtime, subject, trace)
     return made

@@ -289,6 +289,39 @@ class _Limits:
         prefixes = sum(max(reply, self._prefilled(each)) for each in rows)
         return prefixes + (count - len(rows)) * reply
 
+    @cached_property
+    def _row(self) -> int:
+        """Bytes of the row of an entry that a request continues: its first call computes it."""
+        windows, tokens = self._windows(0, None), self.longest
+        return self.memory.cache_bytes(BatchBuffer(1, windows, tokens, tokens, tokens, self._chunk))
+
+    def _hits(self, prompts: int, rows: int, idle: int) -> int:
+        """Bytes of what requests keep that begin with an entry.
+
+        Prompts that begin copy its row, the batch beside it. Where there are more clients than
+        places, those and all that wait keep the batch of one that was dropped since, by the prefix
+        and the reply of each request before them.
+        """
+        if not self._entries:
+            return 0
+        others = max(0, self.clients - idle - rows)
+        dropped = min(others, self._dropped) * self._decoded(self._together)
+        return prompts * self._row + dropped
+
+    @cached_property
+    def _dropped(self) -> int:
+        """The most requests that wait so long that the entry they begin with is dropped.
+
+        As many entries as are kept were stored since, two by each request that was served before.
+        """
+        if self.clients <= self._together:
+            return 0
+        return max(0, self.clients - ceil_div(self._entries, 2))
+
+    def _fewer(self, prompts: int, rows: int) -> tuple[int, ...]:
+        """Rows that decode: the most, and none where a request that waits keeps more than one."""
+        return (rows, 0) if prompts == self._prompts and rows > 0 and self._dropped else (rows,)
+
     def moments(self) -> Iterator[ServerMoment]:
         """Yield a moment of each kind, the largest of its kind among them."""
         for prompts in range(self._prompts + 1):
@@ -299,18 +332,24 @@ class _Limits:
         """A step of the decoding batch beside prompts between two chunks."""
         # Without entries a variable keeps the batch of a reply that has just ended.
         for (last, idle), ended in product(self._last(), (0,) if self._entries else (0, 1)):
-            rows = min(self._together - prompts, self.clients - prompts - idle - ended)
-            if rows < 0:
-                continue
-            held_bytes = last + self._prefilled(prompts) + self._decoded(rows)
-            held_bytes += self._decoded(min(self._together, rows + 1)) if ended else 0
-            # One layer after the other grows.
-            grown = held_bytes + ceil_div(self._decoded(rows), self.memory.layers)
-            yield self._moment(self._kept + grown, prompts, rows)
-            if rows > 1:
-                beside = self._at_join(idle) if last else self._kept
-                joined = held_bytes - last + beside + self._decoded(rows)
-                yield self._moment(joined, prompts, rows)
+            most = min(self._together - prompts, self.clients - prompts - idle - ended)
+            for rows in self._fewer(prompts, most):
+                if rows >= 0:
+                    yield from self._step(prompts, rows, last, idle, ended)
+
+    def _step(
+        self, prompts: int, rows: int, last: int, idle: int, ended: int
+    ) -> Iterator[ServerMoment]:
+        held_bytes = last + self._prefilled(prompts) + self._decoded(rows)
+        held_bytes += self._decoded(min(self._together, rows + 1)) if ended else 0
+        held_bytes += self._hits(prompts, rows, idle)
+        # One layer after the other grows.
+        grown = held_bytes + ceil_div(self._decoded(rows), self.memory.layers)
+        yield self._moment(self._kept + grown, prompts, rows)
+        if rows > 1:
+            beside = self._at_join(idle) if last else self._kept
+            joined = held_bytes - last + beside + self._decoded(rows)
+            yield self._moment(joined, prompts, rows)
 
     def _at_join(self, idle: int) -> int:
         """Bytes of entries and of the last prefix when rows have joined, one of them of that.
@@ -353,6 +392,7 @@ class _Limits:
                     joins = waits or moved or not last
                     before = self._joined(prompts + moved) if joins else 0
                     held_bytes = last + before + short + self._decoded(rows) + ended
+                    held_bytes += self._hits(prompts, rows, idle)
                     yield self._moment(self._kept + held_bytes, prompts, rows, chunk)
 
     def _beside(self, prompts: int, others: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
@@ -364,7 +404,7 @@ class _Limits:
         chunk, together = self._prefill(prompts) if prompts else (0, 0), self._together
         rows = min(together, others)
         if rows >= 0:
-            yield rows, 0, chunk
+            yield from ((each, 0, chunk) for each in self._fewer(prompts, rows))
         if self._entries or rows < 0:
             return
         if prompts:

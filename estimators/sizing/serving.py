@@ -13,7 +13,7 @@ from memfit.estimators.runtimes.facets import MlxLmPrograms
 from memfit.estimators.runtimes.mlx_lm_commands import SERVER_KEEPS, together
 from memfit.estimators.runtimes.run_limits import run_limits, server_generates, tightened
 from memfit.estimators.runtimes.runtime import Need, judge
-from memfit.estimators.runtimes.source import Interpolated
+from memfit.estimators.runtimes.source import Interpolated, Recorded
 from memfit.estimators.sizing.joint import JointSearch, RequestSettings
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
@@ -83,8 +83,9 @@ class Serving(Struct, frozen=True):
         counts = range(SERVER_KEEPS, least - 1, -1) if least else ()
         more = [replace(flags, prompt_cache_size=count) for count in counts]
 
+        # The request may need more than the longest prompt: needs are not monotone.
         def fits(flags: ServerSettings) -> bool:
-            return self._fits(self._need(settings, flags, longest))
+            return all(self._fits(self._need(settings, flags, each)) for each in (longest, None))
 
         flags = first_fitting(more, fits, monotone=True) or flags
         return ServerRun(
@@ -168,7 +169,8 @@ def not_served(search: JointSearch) -> str:
         return "rotates no cache"
     if most is not None and workload.max_tokens > most:
         return f"ends after about {most} generated tokens"
-    if isinstance(sized.formula_view().runtime_model.source, Interpolated):
+    # Several sequences are traced, also where one is recorded.
+    if isinstance(sized.formula_view().runtime_model.source, Interpolated | Recorded):
         return "is judged by memfit plan server, with traces of its own"
     if sized.device is None or sized.device.backend == "cuda":
         # Its graphs are followed through all layers: a bound would take a minute.

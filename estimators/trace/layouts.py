@@ -60,7 +60,7 @@ class View:
         self._strides: Strides | None = None
         self.data_size = size
         self.row = self.dense = True
-        self.column = size <= 1 or size == max(shape)
+        self.column = _is_line(shape)
 
     def copied(self) -> "View":
         """Return the array as another run holds it, without a buffer."""
@@ -73,16 +73,21 @@ class View:
         """Set the layout of a new array: row by row without gaps."""
         # Computed when asked for: most arrays are read in order, and nothing looks at the strides.
         self._strides = None
-        self.data_size = size = self.size
+        self.data_size = self.size
         self.row = self.dense = True
         # An array with one axis longer than 1 is both (mlx array.cpp, array::set_data).
-        self.column = size <= 1 or size == max(self.shape)
+        self.column = _is_line(self.shape)
 
     @property
     def strides(self) -> Strides:
         """Elements from one index to the next, by axis."""
         if self._strides is None:
             self._strides = row_strides(self.shape)
+        return self._strides
+
+    @property
+    def given_strides(self) -> Strides | None:
+        """The strides, None where they are those of a new array."""
         return self._strides
 
     def set_layout(
@@ -101,6 +106,11 @@ class View:
         self.row = other.row
         self.column = other.column
         self.dense = other.dense
+
+
+def _is_line(shape: tuple[int, ...]) -> bool:
+    """Whether at most one axis is longer than 1."""
+    return shape.count(1) >= len(shape) - 1 or 0 in shape
 
 
 def row_strides(shape: tuple[int, ...]) -> Strides:

@@ -73,7 +73,7 @@ def convolution(op: Operation) -> None:
     conv = _Convolution(
         *(source, weight, op.outputs[0]),
         *(strides, padding, dilation, input_dilation),
-        *(groups, bool(is_flipped)),
+        *(groups, is_flipped),
     )
     op.kernels = 1
     _BY_AXES[len(source.shape) - 2](op, conv)
@@ -167,8 +167,9 @@ def _along_three_axes(op: Operation, conv: _Convolution) -> None:
     is_plain = conv.strides[0] == conv.dilation[0] == 1 and conv.padding[0] == 0
     if is_one_group and is_one_volume and is_plain:
         # small_kd_conv_3D_gpu: a sum of plane convolutions, each in an array of its own.
-        for _ in range(depth):
-            op.temporary(out.size, out.itemsize)
+        for tap in range(_DEEP_KERNEL):
+            if tap < depth:
+                op.temporary(out.size, out.itemsize)
         op.kernels = 2 * depth
     elif not (conv.is_dense and conv.has_blocks):
         _unfold(op, conv)

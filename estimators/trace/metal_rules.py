@@ -140,14 +140,7 @@ def _split_inner(op: Operation) -> None:
     # Products of a batch are not split.
     elif out.size != rows * columns:
         return
-    _add_parts(op, op.splits.plain(rows, inner, columns), PART_ITEM_BYTES)
-
-
-def _add_parts(op: Operation, parts: int, itemsize: int) -> None:
-    """Partial products, added up by a second kernel."""
-    if parts > 1:
-        op.temporary(parts * op.outputs[0].size, itemsize)
-        op.kernels += 1
+    op.add_parts(op.splits.plain(rows, inner, columns), PART_ITEM_BYTES)
 
 
 def quantized_matmul(op: Operation) -> None:
@@ -163,7 +156,7 @@ def quantized_matmul(op: Operation) -> None:
     if is_transposed and len(weight.shape) <= 2:
         inner, columns = source.shape[-1], out.shape[-1]
         parts = op.splits.packed(out.size // columns, inner, columns, group_size)
-        _add_parts(op, parts, out.itemsize)
+        op.add_parts(parts, out.itemsize)
 
 
 def gather_quantized_matmul(op: Operation) -> None:

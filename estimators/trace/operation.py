@@ -71,28 +71,36 @@ class Operation:
         buffer.references += 1
         self.temporaries.append(buffer)
 
+    def add_parts(self, parts: int, itemsize: int) -> None:
+        """Allocate partial products, which a second kernel adds up; one part is the product."""
+        if parts > 1:
+            self.temporary(parts * self.outputs[0].size, itemsize)
+            self.kernels += 1
+
+    def is_donatable(self, source: View, out: View | None = None) -> bool:
+        """Whether the operation may write into an input: no other holds the array or its buffer.
+
+        Source: mlx array.h, is_donatable; with an output, backend/common/utils.h, is_donatable.
+        """
+        buffer = source.buffer
+        # The references of the array are its users in the graph, those of the buffer its views.
+        if source.references != 1 or buffer is None or buffer.references != 1:
+            return False
+        return out is None or (source.itemsize == out.itemsize and self.is_near(source, out))
+
+    def is_near(self, source: View, out: View) -> bool:
+        """Whether the buffer of an input is little larger than an output."""
+        assert source.buffer is not None
+        return source.buffer.nbytes <= out.nbytes + DONATION_SLACK
+
 
 Rule = Callable[[Operation], None]
-
-
-def is_donatable(source: View, out: View | None = None) -> bool:
-    """Whether an operation may write into an input: no other holds the array or its buffer.
-
-    Source: mlx array.h, is_donatable; with an output, backend/common/utils.h, is_donatable.
-    """
-    buffer = source.buffer
-    # The references of the array are its users in the graph, those of the buffer its views.
-    if source.references != 1 or buffer is None or buffer.references != 1:
-        return False
-    return out is None or (
-        source.itemsize == out.itemsize and buffer.nbytes <= out.nbytes + DONATION_SLACK
-    )
 
 
 def vector(op: Operation, source: View, out: View) -> None:
     """Take the input's layout, in its buffer when it can be donated, in a new one otherwise."""
     out.copy_layout(source)
-    if is_donatable(source, out):
+    if op.is_donatable(source, out):
         op.share(out, source)
     else:
         # As many elements as the source has in memory; a broadcast source has few.
@@ -102,7 +110,7 @@ def vector(op: Operation, source: View, out: View) -> None:
 def over_or_new(op: Operation, source: View, out: View) -> None:
     """Take the layout of an input of the same type, in its buffer when no other holds it."""
     out.copy_layout(source)
-    if is_donatable(source):
+    if op.is_donatable(source):
         op.share(out, source)
     else:
         op.allocate(out, source.data_size * source.itemsize)
@@ -110,7 +118,7 @@ def over_or_new(op: Operation, source: View, out: View) -> None:
 
 def over_any_or_new(op: Operation, sources: Iterable[View], out: View) -> None:
     """Write over the first input in rows that no other holds, or into a new array of rows."""
-    donor = next((x for x in sources if x.row and is_donatable(x)), None)
+    donor = next((x for x in sources if x.row and op.is_donatable(x)), None)
     if donor:
         op.share(out, donor)
     else:

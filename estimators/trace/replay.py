@@ -15,7 +15,7 @@ from msgspec import Struct
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import CallPhase
 from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.call_plan import CHUNKS, held_samples
+from memfit.estimators.mlx.call_plan import CHUNKS, PlannedCall, held_samples
 from memfit.estimators.mlx.kernels import split_products, vector_attention
 from memfit.estimators.mlx.versions import MlxVersions, Version
 from memfit.estimators.trace.buffers import rule_of
@@ -27,8 +27,8 @@ from memfit.estimators.trace.schedule import evaluation_order
 from memfit.estimators.trace.streams import Stream
 
 # What a call finds in use, in place of the operation that allocated it.
-_SAMPLES = "log-probabilities"
-_BUFFER_NAMES = {"cache": "caches", "computed": _SAMPLES}
+SAMPLES = "log-probabilities"
+_BUFFER_NAMES = {"cache": "caches", "computed": SAMPLES}
 
 
 Part = TypeVar("Part", bound=str)
@@ -134,8 +134,8 @@ class CallReplay:
         first = call.nodes[order[0]].name if order else ""
         memory.begin(first)
         self._place_inputs(call, views)
-        _count_users(call, order, views)
-        unmade = _unmade(call, order, views)
+        count_users(call, order, views)
+        unmade = unmade_sources(call, order, views)
         # What neither a node reads nor Python holds is dropped before evaluation begins.
         for view in views:
             if not view.references:
@@ -164,7 +164,7 @@ class CallReplay:
         _name_buffers(self._held, "caches")
         if sample:
             self._samples.append([views[i] for i in sample])
-            _name_buffers(self._samples[-1], _SAMPLES)
+            _name_buffers(self._samples[-1], SAMPLES)
         return call_peak(call.phase, call, memory, tuple(curve), self._stream.largest_batch)
 
     def _evaluate(self, call: Call, position: int, views: list[View]) -> int:
@@ -204,7 +204,7 @@ class CallReplay:
         for view in held:
             sources = self._unmade.get(id(view), [])
             for source in sources:
-                if source.buffer is not None and _becomes(source, view) and source.references == 1:
+                if source.buffer is not None and becomes(source, view) and source.references == 1:
                     view.copy_layout(source)
                     view.buffer, source.buffer = source.buffer, None
                     break
@@ -272,8 +272,7 @@ class CallReplay:
 
     def _place(self, view: View, array: Array) -> None:
         # Its last user frees a scalar; the model and mlx-lm's loop hold the rest.
-        if array.role == "weight" or (array.role == "constant" and array.shape):
-            # Outside of the allocator: `peak` adds the bytes of all weights.
+        if is_outside(array):
             view.buffer = Allocation(array.nbytes, "weights", 0)
             view.references = 1
         else:
@@ -287,6 +286,11 @@ def sample_of(call: Call) -> tuple[int, ...]:
     """Return the positions of the token and its log-probabilities; a chunk samples none."""
     # After a token the evaluated arrays are the sample, after a chunk they are the caches.
     return () if call.phase in CHUNKS else call.evaluated
+
+
+def is_outside(array: Array) -> bool:
+    """Whether an array is outside of the allocator: `peak` adds the bytes of all weights."""
+    return array.role == "weight" or (array.role == "constant" and bool(array.shape))
 
 
 def view_of(array: Array) -> View:
@@ -313,7 +317,7 @@ def _name_buffers(views: list[View], name: str) -> None:
             view.buffer.operation = name
 
 
-def _count_users(call: Call, order: list[int], views: list[View]) -> None:
+def count_users(call: Call, order: list[int], views: list[View]) -> None:
     for position in order:
         for array in call.nodes[position].inputs:
             views[array].references += 1
@@ -334,7 +338,7 @@ def _held_by_device(op: Operation) -> list[Allocation]:
     return [*held.values(), *op.temporaries]
 
 
-def _unmade(call: Call, order: list[int], views: list[View]) -> dict[int, list[View]]:
+def unmade_sources(call: Call, order: Iterable[int], views: list[View]) -> dict[int, list[View]]:
     """Return what held arrays that no result needs are made from, each with one user more.
 
     MLX makes such an array in the next call, e.g. the state that a mask chooses (mlx-lm
@@ -360,7 +364,8 @@ def _unmade(call: Call, order: list[int], views: list[View]) -> dict[int, list[V
     return result
 
 
-def _becomes(source: View, made: View) -> bool:
+def becomes(source: View, made: View) -> bool:
+    """Whether an array is written into the buffer of what it is made from."""
     return source.shape == made.shape and source.itemsize == made.itemsize
 
 
@@ -377,7 +382,11 @@ def free(view: View, memory: Allocator) -> None:
 
 
 def call_peak(
-    part: Part, call: Call, memory: Allocator, curve: tuple[int, ...] = (), batch: int = 0
+    part: Part,
+    call: Call | PlannedCall,
+    memory: Allocator,
+    curve: tuple[int, ...] = (),
+    batch: int = 0,
 ) -> CallPeak[Part]:
     """Return the most that was in use since the allocator began a call."""
     at = memory.peak_clock

@@ -8,10 +8,8 @@ backend/metal/{indexing,slicing}.cpp, */softmax.cpp.
 from memfit.estimators.trace import layouts
 from memfit.estimators.trace.layouts import View
 from memfit.estimators.trace.operation import (
-    DONATION_SLACK,
     Operation,
     fresh,
-    is_donatable,
     over_or_new,
     vector,
 )
@@ -110,9 +108,8 @@ def reinterpret(op: Operation) -> None:
 def contiguous(op: Operation) -> None:
     """cpu/primitives.cpp, Contiguous: shares unless it would hold a much larger buffer alive."""
     source, out = op.inputs[0], op.outputs[0]
-    assert source.buffer is not None
-    small = source.buffer.nbytes <= out.nbytes + DONATION_SLACK
-    if small and (source.row or (source.column and op.arguments[:1] == (True,))):
+    lies_so = source.row or (source.column and op.arguments[:1] == (True,))
+    if lies_so and op.is_near(source, out):
         out.copy_layout(source)
         op.share(out, source)
     else:
@@ -148,7 +145,7 @@ def _binary_output(op: Operation, a: View, b: View, out: View) -> None:
         vector(op, a, out)
     elif (a.row and b.row) or (a.column and b.column):
         # MLX tries to write over the first operand before the second.
-        vector(op, b if is_donatable(b, out) and not is_donatable(a, out) else a, out)
+        vector(op, b if op.is_donatable(b, out) and not op.is_donatable(a, out) else a, out)
     else:
         # An operand that is broadcast is too small to be written over.
         _write_over(op, tuple(x for x in (a, b) if x.size == out.size), out)
@@ -166,7 +163,7 @@ def select(op: Operation) -> None:
     # All three have one layout, so one loop goes over their elements as they are.
     rows, columns = a.row and b.row and c.row, a.column and b.column and c.column
     if rows or columns:
-        donor = next((x for x in (a, b, c) if is_donatable(x, out)), None)
+        donor = next((x for x in (a, b, c) if op.is_donatable(x, out)), None)
         out.copy_layout(donor or b)
         if donor:
             op.share(out, donor)
@@ -177,7 +174,7 @@ def select(op: Operation) -> None:
 
 
 def _write_over(op: Operation, sources: tuple[View, ...], out: View) -> None:
-    donor = next((x for x in sources if x.row and is_donatable(x, out)), None)
+    donor = next((x for x in sources if x.row and op.is_donatable(x, out)), None)
     if donor:
         op.share(out, donor)
     else:
@@ -197,7 +194,7 @@ def compiled(op: Operation) -> None:
     left = list(op.outputs)
     # Each input can become one output, in the order of both.
     for source in [] if op.compiled_copies else arrays:
-        if left and _can_become(source, left[0], is_flat=is_flat):
+        if left and _can_become(op, source, left[0], is_flat=is_flat):
             out = left.pop(0)
             if is_flat:
                 out.copy_layout(source)
@@ -210,9 +207,9 @@ def compiled(op: Operation) -> None:
         op.allocate(out, out.data_size * out.itemsize)
 
 
-def _can_become(source: View, out: View, *, is_flat: bool) -> bool:
+def _can_become(op: Operation, source: View, out: View, *, is_flat: bool) -> bool:
     fits = is_flat or (source.row and source.size == out.size)
-    return fits and source.itemsize == out.itemsize and is_donatable(source)
+    return fits and source.itemsize == out.itemsize and op.is_donatable(source)
 
 
 def _runs_flat(arrays: list[View], shape: tuple[int, ...]) -> bool:

@@ -1,12 +1,12 @@
 """What mlx_lm.convert makes of a checkpoint: floating parameters are cast, then matrices packed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.model import Model, Module, Part
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.results.estimate import Note
@@ -72,8 +72,34 @@ def convert(
 def _of_tensors(
     stored: tuple[TensorGroup, ...], model: Model, plan: QuantizationPlan, to: str | None
 ) -> WeightFootprint:
-    modules, totals = dict(model.all_modules()), WeightTotals()
+    totals = WeightTotals()
     written: list[TensorGroup] = []
+    for each in converted_parameters(stored, model, plan, to):
+        parameters = prod(each.source.shape)
+        for part in each.written:
+            totals.add(each.module.part, part.nbytes, parameters=parameters, count=part.copies)
+            # Counted with the weight: scales and biases of its groups are no parameters.
+            parameters = 0
+        written += each.written
+    result = footprint_of(totals, "derived", plan)
+    return replace(result, loaded=tuple(written), converted_from=stored)
+
+
+class ConvertedParameter(NamedTuple):
+    """A parameter as it is loaded, as it is cast, and the arrays that are written of it."""
+
+    module: Module
+    source: TensorGroup
+    cast: TensorGroup
+    written: tuple[TensorGroup, ...]
+    """The parameter as it is cast, or the words, scales and biases of a packed matrix."""
+
+
+def converted_parameters(
+    stored: Iterable[TensorGroup], model: Model, plan: QuantizationPlan, to: str | None
+) -> Iterator[ConvertedParameter]:
+    """Yield what mlx_lm.convert makes of each stored tensor; ``to`` is the type it casts to."""
+    modules = dict(model.all_modules())
     for group in stored:
         parent, _, leaf = group.name.rpartition(".")
         # A bare parameter has a module's path, any other a leaf after it.
@@ -83,14 +109,26 @@ def _of_tensors(
         cast = group if module.float32 else cast_to(group, to)
         packing = plan.quantization(path, module) if leaf != "bias" else None
         parts = tuple(_packed(cast, path, packing)) if packing else (cast,)
-        parameters = prod(group.shape)
-        for part in parts:
-            totals.add(module.part, part.nbytes, parameters=parameters, count=part.copies)
-            # Counted with the weight: scales and biases of its groups are no parameters.
-            parameters = 0
-        written += parts
-    result = footprint_of(totals, "derived", plan)
-    return replace(result, loaded=tuple(written), converted_from=stored)
+        yield ConvertedParameter(module, group, cast, parts)
+
+
+def class_order(model: Model) -> list[tuple[str, Module]]:
+    """Return what the class loads, by path: mlx-lm's classes begin with the embedding."""
+    outside = [(module.path, module) for module in model.modules]
+    first = [pair for pair in outside if pair[1].part is Part.EMBEDDING]
+    last = [pair for pair in outside if pair[1].part is not Part.EMBEDDING]
+    layers = list(model.all_modules())[len(outside) :]
+    return [pair for pair in (*first, *layers, *last) if pair[1].loaded]
+
+
+def described_tensors(model: Model) -> Iterator[TensorGroup]:
+    """Yield the parameters of a model as its class describes them, in `class_order`."""
+    for path, module in class_order(model):
+        dtype = "F32" if module.float32 else model.dtype
+        yield TensorGroup(path, dtype, module.shape, dtypes.nbytes(module.elements, dtype))
+        if module.bias:
+            nbytes = dtypes.nbytes(module.bias, dtype)
+            yield TensorGroup(f"{path}.bias", dtype, (module.bias,), nbytes)
 
 
 def cast_to(group: TensorGroup, dtype: str | None) -> TensorGroup:

@@ -76,6 +76,8 @@ class WeightFootprint(Struct, frozen=True):
     """The loaded tensors under the names of the class; empty where they are not all known."""
     converted_from: tuple[TensorGroup, ...] = ()
     """The ``loaded`` ones of the checkpoint, where these are of its conversion."""
+    converter_reads: tuple[Conversion, ...] = ()
+    """The ``conversions`` of the checkpoint, where these are of its conversion."""
 
     @property
     def loaded_bytes(self) -> int:

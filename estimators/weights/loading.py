@@ -41,6 +41,8 @@ class Conversion(NamedTuple):
     """The part of its name up to the number of its layer."""
     layer_arrays: int = 1
     """Arrays that the layer has once it is loaded."""
+    elements: int = 0
+    """Of the array that is made; 0 where that is packed."""
 
 
 class CutArray(NamedTuple):
@@ -93,7 +95,11 @@ def conversions(
     by_name = {group.name: group for group in loaded}
     arrays = Counter(layer_of(name) for name in by_name)
     return tuple(
-        conversion._replace(layer=layer, layer_arrays=max(1, arrays[layer]))
+        conversion._replace(
+            layer=layer,
+            layer_arrays=max(1, arrays[layer]),
+            elements=0 if group.name.endswith(".qweight") else group.copies * prod(group.shape),
+        )
         for group in kept
         if (conversion := _conversion(group, by_name.get(group.name)))
         for layer in (layer_of(group.name),)

@@ -132,9 +132,9 @@ class RunMoments:
         text = _explain(phase, planned, parts)
         kept = caches.bytes_during(call.occupancy, Counter()) + caches.state_bytes
         workspace = max(0, sum(parts[1:]) - kept)
-        replaced = caches.replaced_bytes(call.occupancy)
+        replaced_bytes = caches.replaced_bytes(call.occupancy)
         return CallMoment(
-            phase, sum(parts), workspace, largest, name, text, planned.phase, replaced
+            phase, sum(parts), workspace, largest, name, text, planned.phase, replaced_bytes
         )
 
     def _followed(self, call: CallShape, *, decoding: bool, has_head: bool) -> _Followed:

@@ -19,6 +19,8 @@ MOE: dict[str, Any] = {
     "n_routed_experts": 16,
     "num_experts_per_tok": 4,
     "max_position_embeddings": 32_768,
+    # No recording of the class has biases, so that it is traced.
+    "attention_bias": True,
 }
 SMALL = {**QWEN3_4B, "num_hidden_layers": 3, "vocab_size": 4096}
 ROOM = ("--working-set", "300MB", "--margin", "0")

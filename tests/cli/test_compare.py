@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.checkpoints import UNDESCRIBED
 from tests.cli.running import Memfit, Run
 from tests.cli.test_bad_input import assert_one_line
 from tests.cli.test_first_screen import SAMPLES
-from tests.cli.test_method import UNDESCRIBED
 from tests.models import QWEN3_4B, QWEN3_4B_4BIT, QWEN3_NEXT_80B, write_checkpoint, write_config
 from tests.sparse import Shapes
 
@@ -77,7 +77,7 @@ def test_the_basis_of_a_peak_is_the_weakest_of_its_parts(
     memfit: Memfit, four_bit: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("mlx_lm")
-    traced = write_config(tmp_path / "traced", UNDESCRIBED)
+    traced = write_config(tmp_path / "traced", UNDESCRIBED["nanbeige"])
     figures = figures_of(memfit("compare", four_bit, traced, *DEVICE, "--context", "300", "--json"))
     parts = ("weights", "kv", "workspace", "peak")
     assert [figures[name][0]["basis"] for name in parts] == [

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -347,3 +348,26 @@ def test_a_remedy_is_named_only_where_the_whole_target_passes_with_it(
         for remedy in check["remedies"]:
             setting, value = remedy["setting"], remedy["value"]
             assert _with(memfit, folder, limits, keys, setting, value) == 0
+
+
+def test_a_first_token_passes_at_its_limit_and_not_a_millisecond_below(
+    memfit: Memfit, folder: Path
+) -> None:
+    run = memfit("estimate", "model", "--device", "m4-max-64", "--prompt-tokens", "4096", "--json")
+    most = run.json["first_tokens"][0]["range_seconds"][1]
+    known = {"device": "m4-max-64"}
+    milliseconds = ceil(1000 * most)
+    assert ask(memfit, folder, {"first_token": f"{milliseconds + 1}ms"}, **known)[0] == 0
+    assert ask(memfit, folder, {"first_token": f"{milliseconds}ms"}, **known)[0] == 0
+    code, report = ask(memfit, folder, {"first_token": f"{milliseconds - 1}ms"}, **known)
+    (check,) = report["checks"]
+    assert (code, check["figure"], check["excess"]) == (1, milliseconds, 1)
+    assert [each["setting"] for each in check["remedies"]] == ["context"]
+    for wrong in (20, "20", "20 hours", "0s"):
+        write_policy(folder, it=target({"first_token": wrong}, **known))
+        assert memfit("gate").code == 2
+
+
+def test_a_first_token_of_an_unknown_chip_does_not_pass(memfit: Memfit, folder: Path) -> None:
+    code, report = ask(memfit, folder, {"first_token": "60min"}, memory="16GB")
+    assert (code, report["checks"][0]["figure"]) == (1, None)

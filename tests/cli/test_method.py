@@ -50,14 +50,14 @@ def test_the_trace_of_a_checkpoint_has_the_bytes_of_its_headers(
     assert by_trace["peak_bytes"] == pytest.approx(by_formula["peak_bytes"], rel=0.05)
 
 
-def test_a_model_that_only_mlx_lm_knows_is_traced(memfit: Memfit, tmp_path: Path) -> None:
+def test_a_model_that_only_mlx_lm_knows_is_recorded(memfit: Memfit, tmp_path: Path) -> None:
     path = write_config(tmp_path, UNDESCRIBED)
     assert memfit("estimate", path, "--method", "formula").code == 3
     data = memfit("estimate", path, "--memory", "16GB", "--context", "300", "--json").json
     # 4 layers x 2 heads x 2 x 32 x 2 bytes, in two steps of 256 tokens.
     assert data["components"]["kv"]["bytes_per_token"] == 4 * 2 * 2 * 32 * 2
     assert data["components"]["kv"]["bytes"] == 4 * 2 * 2 * 32 * 2 * 512
-    assert data["method"] == "trace"
+    assert data["method"] == "recorded"
     assert data["verdict"] == "fits"
 
 

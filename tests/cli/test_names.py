@@ -291,7 +291,7 @@ def test_without_arguments_it_lists_on_one_screen_what_fits_this_machine(
     )
     monkeypatch.setenv("COLUMNS", "80")
     out = memfit().out
-    assert "m1-max-32: 12 models fit" in out
+    assert "m1-max-32: 6 models fit" in out
     assert "memfit qwen3.5-35b-a3b: what it needs, and how to run it" in out
     assert len(out.splitlines()) <= 24
 

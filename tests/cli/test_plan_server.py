@@ -65,13 +65,13 @@ def test_what_only_usual_mixes_fit_is_tight_and_both_figures_are_printed(memfit:
     assert max(mix["peak_bytes"] for mix in data["mixes"]) == data["usual"]["peak_bytes"]
     assert len(data["mixes"]) == 4
     # The cache is the first lever.
-    assert data["fitting"]["prompt_cache_size"] == 5
+    assert data["fitting"]["prompt_cache_size"] == 4
     for style in ("table", "markdown", "html"):
         out = " ".join(memfit(*ASKED, "--memory", "64GB", "--format", style).out.split())
         for nbytes in (data["usual"]["peak_bytes"], data["bound"]["peak_bytes"]):
             assert format_bytes(nbytes) in out
         assert "orst moment" not in out
-        assert "5 of 10 caches are kept" in out
+        assert "4 of 10 caches are kept" in out
 
 
 def test_a_cache_size_of_zero_says_its_price(memfit: Memfit) -> None:

@@ -33,6 +33,7 @@ from memfit.cli.render.document import (
 )
 from memfit.cli.render.output import Format, rendered, visible
 from memfit.estimators.base.units import Units
+from memfit.estimators.results.result import json_text
 
 HOSTILE = (
     "a|b",
@@ -63,6 +64,9 @@ HOSTILE = (
 
 class Said(Struct):
     text: str
+
+    def to_json(self) -> str:
+        return json_text(self)
 
 
 class View:

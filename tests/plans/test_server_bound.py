@@ -16,6 +16,7 @@ from benchmarks.server_bound import (
 )
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.devices import memory_device
+from memfit.estimators.plans.server.mixes import usual_mixes
 from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.sizing.server_bound import ServerBound, need_of
 from memfit.estimators.sizing.serving import fitting_flags
@@ -99,12 +100,13 @@ def test_proposed_flags_are_those_whose_bound_fits(
     better = fitting_flags(bound, flags(8, 32, 10), device)
     assert better is not None
     assert judge(need_of(ServerBound(sized, workload, clients).moment(better)), device)[0] == "fits"
-    # The cache is the first lever: one more entry would not fit.
-    more = flags(better.prompt_concurrency, better.decode_concurrency, better.prompt_cache_size + 1)
-    assert judge(need_of(bound.moment(more)), device)[0] != "fits"
+    # The cache is the first lever: one more entry would not fit, or is more than was given.
+    kept = better.prompt_cache_size
+    more = flags(better.prompt_concurrency, better.decode_concurrency, kept + 1)
+    assert kept == 10 or judge(need_of(bound.moment(more)), device)[0] != "fits"
 
 
-def test_a_larger_cache_more_rows_and_more_clients_never_take_less() -> None:
+def test_a_larger_cache_and_more_clients_never_take_less_nor_more_rows_that_all_use() -> None:
     sized = sized_sample("gemma-3-27b", 32)
     workload = Workload(prompt_tokens=3000, max_tokens=200)
 
@@ -113,10 +115,25 @@ def test_a_larger_cache_more_rows_and_more_clients_never_take_less() -> None:
             ServerBound(sized, workload, clients).moment(flags(together, decode, kept)).peak_bytes
         )
 
-    for base in ((1, 1, 1, 3), (1, 2, 2, 3), (2, 3, 4, 5)):
-        for at in range(4):
+    for base in ((1, 1, 1, 3), (1, 2, 2, 3), (2, 3, 4, 5), (2, 3, 4, 4)):
+        together, decode, _, clients = base
+        has_places = clients <= max(together, decode) + together - 1
+        # With more places fewer requests wait, and keep the entries that they begin with.
+        for at in range(4) if has_places else (2, 3):
             more = tuple(each + (at == place) for place, each in enumerate(base))
             assert need(*base) <= need(*more), (base, more)
+
+
+@pytest.mark.parametrize("name", ["qwen3-4b-4bit", "gemma-3-4b", "lfm2.5-8b-a1b-4bit"])
+@pytest.mark.parametrize("clients", [1, 2, 5, 12])
+def test_conversations_that_continue_stay_within_the_bound(name: str, clients: int) -> None:
+    bound = ServerBound(
+        sized_sample(name, 64), Workload(prompt_tokens=4096, max_tokens=512), clients
+    )
+    for settings in (flags(1, 1, 1), flags(1, 1, 2), flags(1, 4, 2), flags(2, 4, 2)):
+        mixes = usual_mixes(bound.memory, 4096, 512, settings, clients)
+        most = max(mix.peak_bytes for mix, _ in mixes)
+        assert most <= bound.moment(settings).peak_bytes, settings
 
 
 @pytest.mark.parametrize(

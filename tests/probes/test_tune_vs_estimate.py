@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.runtimes.by_class import TRACE_ERROR_PERCENT
+from memfit.estimators.runtimes.source import TRACE_ERROR_PERCENT
 from tests.checkpoints import Checkpoints
 from tests.selection import quick
 

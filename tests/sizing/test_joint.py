@@ -29,7 +29,7 @@ from memfit.estimators.sizing.joint import JointSearch, RequestSettings
 from memfit.estimators.sizing.opening import weight_bits_of
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT
 from memfit.estimators.sizing.server_bound import ServerBound, need_of
-from memfit.estimators.sizing.serving import REPLY_TOKENS
+from memfit.estimators.sizing.serving import REPLY_TOKENS, served_here
 from memfit.estimators.sizing.sized_model import SizedModel, is_known
 from tests.selection import QUICK_SAMPLES, examples, quick
 
@@ -181,6 +181,15 @@ def longest_by_steps(model: SizedModel, workload: Workload) -> int:
             break
         longest = tokens
     return longest
+
+
+def test_kept_caches_leave_room_for_a_request_that_needs_more_than_the_longest_prompt() -> None:
+    case = Case("mamba2", None, Workload(prompt_tokens=2816, max_tokens=100, prefill_step=700), 0)
+    model = sized(case, working_set_device(38_621_251), None)
+    server = served_here(model, case.workload)
+    assert server is not None
+    assert server.context_tokens == 3840
+    check_printed_server(model, case.workload, server)
 
 
 @settings(max_examples=examples(15), deadline=None)

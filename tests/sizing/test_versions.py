@@ -209,7 +209,8 @@ def test_an_answer_names_the_version_that_needs_more() -> None:
     (note,) = notes(sized(config, "m5-max-128", newest), workload, "mlx-version")
     assert note.level == "warning"
     there = sized(config, "m5-max-128", oldest).figures_for(workload).moment.nbytes
-    assert note.message == (f"the peak is for MLX 0.32.2 and newer; {there / 1e9:.3f} GB on 0.32.0")
+    shown = f"{-(-there // 10**8) / 10} GB"  # rounded up
+    assert note.message == f"the peak is for MLX 0.32.2 and newer; {shown} on 0.32.0"
     (note,) = notes(sized(config, "m5-max-128", oldest), workload, "mlx-version")
     assert (note.level, "MLX before 0.32.2; " in note.message) == ("info", True)
     assert not notes(sized(config, "m4-max-64", newest), workload, "mlx-version")

@@ -94,6 +94,7 @@ class EstimateView(NamedTuple):
             Text(estimate_text.legend(result, units), style="dim"),
             Text(tuple(self._recommended())),
             Commands(commands, heading),
+            Text(tuple(estimate_text.conversion(result, units)), gap=not commands),
             # Longer prompts were not asked for: they give way to a doubt where the screen is full.
             Text(others, mark="-", gap=not commands, needs_room=bool(commands and doubts)),
             *([Text(images, "Images", mark="-", gap=True)] if images else ()),

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from memfit.cli.render.views.estimate_memories import host_bytes, on_host_text, then_on_host
 from memfit.cli.render.views.text import (
+    conversion_text,
     gigabytes,
     gpu_budget,
     named,
@@ -323,6 +324,8 @@ def doing(result: Estimate, units: Units) -> tuple[str, tuple[str, ...], tuple[s
         heading += f" on a Mac with {gigabytes(chosen.settings['memory_bytes'])}"
     if chosen.verdict == "unknown" and chosen.host_memory_bytes:
         heading += f" on a host with {size(chosen.host_memory_bytes, units)}"
+    if chosen.conversion:
+        heading += f" (converting {conversion_text(chosen.conversion, units)})"
     return heading, chosen.commands, tuple(_other_ways(result, chosen, units))
 
 
@@ -366,6 +369,18 @@ def _other_ways(result: Estimate, chosen: Action | None, units: Units) -> Iterat
     is_fitted = chosen and chosen.verdict == "fits" and chosen.cost != "hardware"
     if limit.state == "change" and not is_fitted:
         yield f"Or: {limit.reason}."
+
+
+def conversion(result: Estimate, units: Units) -> Iterator[str]:
+    """What converting takes where the machine has no room for it, and what to do instead."""
+    chosen = result.best
+    if not (chosen and chosen.conversion and chosen.conversion.verdict == "exceeds"):
+        return
+    where = "this Mac" if result.device and result.device.backend == "metal" else "this machine"
+    yield (
+        f"Converting {conversion_text(chosen.conversion, units)}; {where} has no room for it:"
+        " convert on a larger one, or take a converted model."
+    )
 
 
 def _partial(result: Estimate, units: Units) -> Iterator[str]:

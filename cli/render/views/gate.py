@@ -237,6 +237,8 @@ def _remedy(check: LimitCheck) -> str:
         return implied[1]
     if check.limit == "expert_capacity" and check.figure is None:
         return "the model has no routed experts, or only a bound is known: remove the limit"
+    if check.limit == "first_token" and check.figure is None:
+        return "times are known of one sequence on a known chip: name it as the device"
     texts = (SETTINGS[each.setting].text.format(each.value) for each in check.remedies)
     text = "passes with " + ", or ".join(texts)
     if not check.remedies:

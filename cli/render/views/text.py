@@ -7,6 +7,7 @@ from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import GIB, KnownDevice, name_as_sold
 from memfit.estimators.mlx.versions import MLX_VERSION, format_version
+from memfit.estimators.results.advice import ConversionMemory
 from memfit.estimators.results.estimate import (
     DeviceSummary,
     Estimate,
@@ -140,6 +141,14 @@ def tenths(nbytes: int, units: Units, *, down: bool = False) -> str:
     unit = 10**9 if units is Units.GB else 2**30
     count = 10 * nbytes // unit if down else -(-10 * nbytes // unit)
     return f"{count // 10}.{count % 10}"
+
+
+def conversion_text(conversion: ConversionMemory, units: Units) -> str:
+    """What converting takes: memory, and files."""
+    read = size(conversion.source_bytes, units)
+    files = f"{read} to {'read' if conversion.is_local else 'download'}"
+    written = size(conversion.output_bytes, units)
+    return f"takes {size(conversion.peak_bytes, units)}: {files}, {written} written"
 
 
 def gigabytes(memory_bytes: int) -> str:

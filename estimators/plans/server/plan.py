@@ -62,11 +62,13 @@ def plan_server(
     longest = replace(workload, prompt_tokens=prompt, max_tokens=reply)
     bound = ServerBound(sized, longest, clients)
     mixes = _Mixes(bound, prompt, reply, recorded, times[:MAX_SIMULATED])
-    largest, usual = bound.moment(settings), mixes.with_flags(settings)
+    usual = mixes.with_flags(settings)
+    largest = _most(bound.moment(settings), usual)
     verdict = _verdict(largest, usual, sized)
     better, chosen = settings_to_run(
         sized, verdict, settings, lambda device: fitting_flags(bound, settings, device)
     )
+    with_better = mixes.with_flags(better) if better else ()
     sequential = one_at_a_time(sized, workload)
     most = max(usual, key=lambda mix: mix[0].peak_bytes, default=None)
     limits = run_limits(sized.runtime_model, longest, serving=True)
@@ -92,8 +94,8 @@ def plan_server(
         limits=limits,
         waited=max((mix.waited for mix, _ in usual), default=0),
         fitting=better,
-        fitting_bound=bound.moment(better) if better else None,
-        fitting_mixes=tuple(mix for mix, _ in mixes.with_flags(better)) if better else (),
+        fitting_bound=_most(bound.moment(better), with_better) if better else None,
+        fitting_mixes=tuple(mix for mix, _ in with_better),
         commands=tuple(_commands(sized, workload, chosen)) if chosen else (),
         notes=(
             *both_units(tuple(_notes(sized, settings, sequential))),
@@ -144,6 +146,15 @@ class _Mixes:
             waited=run.waited,
         )
         return ((mix, run),)
+
+
+def _most(bound: ServerMoment, usual: Sequence[tuple[ServerMix, Simulated]]) -> ServerMoment:
+    """Return the bound, or the mix above it.
+
+    The bound leaves out hits: a conversation that waits for a place keeps the entry that it begins
+    with, and so the buffers of a batch, when that is an entry no longer.
+    """
+    return max((bound, *(run.largest for _, run in usual)), key=lambda each: each.peak_bytes)
 
 
 def _verdict(
