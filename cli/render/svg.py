@@ -89,7 +89,7 @@ def image(charts: Sequence[Chart], caption: str, width: int = 720) -> str:
         parts.append(f'<g transform="translate({margin} {top})">{"".join(drawing.parts)}</g>')
         top += drawing.height + _GAP
     height = top - _GAP + margin
-    names = ". ".join((caption, *(_described(chart) for chart in charts)))
+    names = ". ".join((caption.removesuffix("."), *(_described(chart) for chart in charts)))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="memfit" role="img" width="{width}"'
         f' height="{height}" viewBox="0 0 {width} {height}"><title>{escaped(names)}</title>'

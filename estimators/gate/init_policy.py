@@ -8,6 +8,7 @@ from pathlib import Path
 from string import Template
 
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.checkpoint.index.records import PREFIX as INDEX_PREFIX
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import HUB
 from memfit.estimators.gate.figures import figures_of
@@ -64,6 +65,8 @@ def _reference(checkpoint: Checkpoint, model: str) -> str:
         place, colon, file = checkpoint.id.partition(":")
         pinned = place if "@" in place else f"{place}@{checkpoint.revision}"
         key, name = "hub", f"{pinned}{colon}{file}"
+    elif checkpoint.source == "index":
+        name = f"{INDEX_PREFIX}{checkpoint.id}"
     elif os.path.lexists(os.path.expanduser(model)):
         key, name = "path", model if model[0] in "./~" else f"./{model}"
     return f"{key}: {json.dumps(name, ensure_ascii=False)}"

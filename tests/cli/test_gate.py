@@ -171,6 +171,14 @@ def test_init_writes_a_policy_that_passes_once_it_has_a_baseline(
     assert memfit("gate").code == 0
 
 
+def test_init_names_a_model_of_the_index_so_that_the_gate_finds_it(
+    memfit: Memfit, folder: Path
+) -> None:
+    assert memfit("gate", "init", "qwen3:8b", "--memory", "32GB").code == 0
+    assert 'model: "index:Qwen/Qwen3-8B"' in (folder / "memfit.yaml").read_text()
+    assert memfit("gate", "--update").code == 0
+
+
 def test_init_never_overwrites_a_policy(memfit: Memfit, folder: Path) -> None:
     (folder / "memfit.yaml").write_text("mine")
     assert_one_line(memfit("gate", "init", "model", "--device", "m1-8"), 2, "memfit.yaml")

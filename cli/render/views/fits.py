@@ -112,7 +112,10 @@ def _verdict(result: Fits) -> str:
     every = len(result.models) + len(result.not_sized) + result.without_room
     count = f"{result.fitting} of {every} models"
     if result.left_out:
-        count, prompt = f"{result.fitting} models", f"{prompt}; {result.left_out} others not listed: --all"
+        count, prompt = (
+            f"{result.fitting} models",
+            f"{prompt}; {result.left_out} others not listed: --all",
+        )
     return f"{name_as_sold(result.device.name)}: {count}{kind} fit {prompt}."
 
 
