@@ -43,7 +43,7 @@ def card(
     The card has prompts of any length, with cached tokens and a reply, for one sequence with a
     16-bit cache under mlx-lm: memfit card MODEL --device m4-max-64 -o memory.json.
     """
-    from memfit.cli.render.output import emit
+    from memfit.cli.render.output import emit, require_writable
     from memfit.estimators.guard.card import evaluator, read_card
 
     if bool(options.evaluator) + bool(options.verify) + (model.model is not None) > 1:
@@ -59,6 +59,7 @@ def card(
     device = machine.machine()
     if device is None:
         raise InputError("name the machine of the card: --device m4-max-64, or --memory 64GB")
+    require_writable(output.file)
     runtime = RuntimeQuestion(mlx_version=versions.mlx_version)
     sized = sized_for_mlx_lm(model, device, runtime, verbose=output.verbose)
     output.write(make_card(sized, questions=options.questions), units=output.units)

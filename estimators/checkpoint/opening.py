@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -15,6 +16,9 @@ from memfit.estimators.checkpoint.config import CONFIG, read_model_config
 from memfit.estimators.checkpoint.index.records import PREFIX as INDEX_PREFIX
 from memfit.estimators.checkpoint.local.directory import read_directory, read_file
 from memfit.estimators.checkpoint.manifest import Checkpoint
+
+if TYPE_CHECKING:
+    from memfit.estimators.checkpoint.index.lookup import Meaning
 
 _SUFFIXES = (".safetensors", ".gguf", ".json", ".yaml", ".yml", ".bin", ".pt", ".pth")
 _HUB_NAME = r"(?a)[\w.-]+/[\w.-]+(?:@[\w./-]+)?"
@@ -68,7 +72,9 @@ def open_checkpoint(
     if named := _named_sample(reference) or (guess_hub and _published(reference, progress)):
         return named
     if not _is_hub_name(reference):
-        raise CheckpointError(f"{printable(reference)!r}: no such path{_known(reference)}")
+        raise CheckpointError(
+            f"{printable(reference)!r}: no such path{_known(reference, guess_hub)}"
+        )
     if not guess_hub:
         raise CheckpointError(
             f"{printable(reference)!r}: no such path; on the Hub it is hub: {reference} in a"
@@ -145,14 +151,18 @@ def _named_sample(name: str) -> Checkpoint | None:
     return open_sample(name.lower()) if name.lower() in sample_names() else None
 
 
-def _published(word: str, progress: Progress) -> Checkpoint | None:
-    """The published model that a word without an owner means; None where there is none."""
+def _meaning(word: str) -> "Meaning | None":
     if not re.fullmatch(_WORDS, word):
         return None
     from memfit.estimators.checkpoint.index.lookup import look_up
     from memfit.estimators.checkpoint.index.records import index
 
-    meaning = look_up(word, index())
+    return look_up(word, index())
+
+
+def _published(word: str, progress: Progress) -> Checkpoint | None:
+    """The published model that a word without an owner means; None where there is none."""
+    meaning = _meaning(word)
     if meaning is None:
         return None
     others = ", ".join(name.rpartition("/")[2] for name in meaning.others[:_OTHERS])
@@ -182,8 +192,11 @@ def _open_hub_or_index(name: str, progress: Progress) -> Checkpoint:
         return replace(indexed_checkpoint(model), warnings=(text,), stale=str(error))
 
 
-def _known(reference: str) -> str:
+def _known(reference: str, guess_hub: bool) -> str:
     """The models nearest to a word, else all that names a model."""
+    if not guess_hub and (meant := _meaning(reference)):
+        place = HUB if meant.model.config is None else INDEX_PREFIX
+        return f"; a model of that name is {place}{meant.model.name}"
     store = f"; of Ollama's store it is ollama:{reference}" if _is_tag(reference) else ""
     if not re.fullmatch(_WORDS, reference):
         return store or f"; {_WANTED}"

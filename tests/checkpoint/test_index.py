@@ -142,8 +142,13 @@ def test_sizes_are_listed_also_where_no_name_is_plain(word: str) -> None:
     [("qwen3:999b", "qwen3-"), ("llama 70b", "llama-"), ("qwen3:8b-q4_K_M", "qwen3-8b")],
 )
 def test_an_unknown_name_of_several_words_has_the_nearest_names(word: str, near: str) -> None:
-    with pytest.raises(CheckpointError, match=f"no such path.*; nearest: .*{near}"):
+    with pytest.raises(CheckpointError, match=rf"no such path.*; nearest: .*{near}"):
         open_checkpoint(word)
+
+
+def test_where_nothing_is_guessed_the_name_to_write_is_given() -> None:
+    with pytest.raises(CheckpointError, match=r"no such path; .* is index:Qwen/Qwen3-8B$"):
+        open_checkpoint("qwen3:8b", guess_hub=False)
 
 
 def test_the_answer_says_which_model_was_taken() -> None:
