@@ -62,7 +62,7 @@ class Commands(LazyGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert ``estimate`` where the arguments are its own; without any, answer for here."""
-        args = with_line(args)
+        args = with_line(args, self.commands)
         if not args and not ctx.resilient_parsing:
             args = _for_this_machine()
         elif args[:1] == ["fits"] and _is_model(args[1:2]):
@@ -79,7 +79,7 @@ class Commands(LazyGroup):
 
     def _is_typo(self, word: str) -> bool:
         """Whether a word is nearly a command, and names no model."""
-        if os.path.lexists(word):
+        if os.path.lexists(word) or not word.isalpha():  # no command has a digit
             return False
         from difflib import get_close_matches  # only a word that does not name a command needs it
 

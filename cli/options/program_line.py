@@ -1,13 +1,15 @@
 """``--from LINE``: the settings of another program's command line as defaults of the options."""
 
+import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import typer
 from msgspec import UNSET, UnsetType
 
 from memfit.cli.options.groups import OptionGroup, option
 from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.questions.programs.reading import Line, read_line, starts_line
 from memfit.estimators.results.program_line import ProgramLine as Shown
 
@@ -15,18 +17,23 @@ _NAME = "--from"
 _COMMANDS = ("estimate", "plan")
 
 
-def with_line(arguments: Sequence[str]) -> list[str]:
+def with_line(arguments: Sequence[str], commands: Container[str]) -> list[str]:
     """Return the arguments with the command that answers for a line, and the line after --from.
 
-    ``-- llama-server -m x.gguf`` is the same as ``--from 'llama-server -m x.gguf'``.
+    ``commands`` are memfit's own.
+
+    ``llama-server -m x.gguf``, alone or after ``--``, is the same as
+    ``--from 'llama-server -m x.gguf'``.
 
     Raises:
         MemfitError: as `read_line`.
     """
     words = list(arguments)
-    if "--" in words and starts_line(words[words.index("--") + 1 :]):
-        place = words.index("--")
-        words = [*words[:place], _NAME, shlex.join(words[place + 1 :])]
+    before, rest = [], [] if words and words[0] in commands else words
+    if "--" in words:
+        before, rest = words[: words.index("--")], words[words.index("--") + 1 :]
+    if starts_line(rest) and not os.path.isdir(rest[0]):
+        words = [*before, _NAME, shlex.join(rest)]
     text = _line(words)
     if text is None or not (words[0] in _COMMANDS or words[0].startswith("-")):
         return words
@@ -61,7 +68,8 @@ def _as_defaults(ctx: typer.Context, text: str | None) -> str | None:
     offered = {parameter.name for parameter in ctx.command.params}
     if missing := sorted(line.settings.keys() - offered):
         raise InputError(
-            f"{line.shown.program}: memfit {line.command} takes no {', '.join(missing)}"
+            f"{line.shown.program}: {ctx.command_path} takes no {', '.join(map(setting, missing))};"
+            f" memfit {line.command} --from LINE answers for it"
         )
     ctx.default_map = line.settings
     return text

@@ -183,16 +183,22 @@ def _open_hub_or_index(name: str, progress: Progress) -> Checkpoint:
 
 
 def _known(reference: str) -> str:
-    """The samples nearest to a word, else all that names a model."""
-    if re.fullmatch(r"[\w.-]+:[\w.-]+", reference):
-        return f"; of Ollama's store it is ollama:{reference}"
-    if not re.fullmatch(r"[\w.-]+", reference):
-        return f"; {_WANTED}"
+    """The models nearest to a word, else all that names a model."""
+    store = f"; of Ollama's store it is ollama:{reference}" if _is_tag(reference) else ""
+    if not re.fullmatch(_WORDS, reference):
+        return store or f"; {_WANTED}"
     from memfit.estimators.base.nearest import nearest
     from memfit.estimators.checkpoint.local.samples import sample_names
 
-    near = nearest(reference.lower(), (*sample_names(), *_published_names(reference)))
-    return f", and no sample; nearest: {near}" if near else f"; {_WANTED}"
+    word = re.sub("[: ]", "-", reference.lower())
+    near = nearest(word, {*sample_names(), *_published_names(reference)})
+    if near:
+        return f"{store or ', and no sample'}; nearest: {near}"
+    return store or f"; {_WANTED}"
+
+
+def _is_tag(reference: str) -> bool:
+    return bool(re.fullmatch(r"[\w.-]+:[\w.-]+", reference))
 
 
 def _published_names(word: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.nearest import nearest
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.machine.data.apple import CHIPS, WORKING_SETS
 from memfit.estimators.machine.data.nvidia import GPUS, UNIFIED_GPUS
 from memfit.estimators.machine.device import (
@@ -20,6 +21,7 @@ from memfit.estimators.machine.device import (
     DeviceSource,
     GpuClass,
     OsRegime,
+    name_as_sold,
     regime_name,
     stock_max_buffer,
     stock_working_set,
@@ -78,7 +80,10 @@ def with_gpu_cores(device: Device, cores: int) -> Device:
     """
     chip = chip_of(device)
     if chip is None:
-        raise InputError(f"{device.name}: only a Mac of a known chip has a number of GPU cores")
+        raise InputError(
+            f"{name_as_sold(device.name)}: only a Mac of a known chip has a number of GPU cores;"
+            f" {setting('device')} m4-max-64 names one"
+        )
     fewest, most = chip.gpu_cores
     if not fewest <= cores <= most:
         raise InputError(f"{cores}: the GPU of an {chip.name} has {fewest} to {most} cores")

@@ -289,6 +289,10 @@ def _regime(value: Any) -> OsRegime:
     return OsRegime(one_of(tuple(OsRegime))(value))
 
 
+# What says more of a machine, and what names it.
+_OF_A_MACHINE = {"reserve": ("device", "memory"), "gpu_cores": ("device",)}
+
+
 class MachineQuestion(Question, frozen=True, kw_only=True):
     """A machine, or one for each rank; ``device`` and ``memory`` have several for ranks."""
 
@@ -319,13 +323,11 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
             InputError: when the machine is unknown, or more than one is named.
         """
         device = self._machine()
-        if self.gpu_cores is None:
-            return device
-        from memfit.estimators.machine.devices import with_gpu_cores
-
         if device is None:
-            raise InputError(f"{setting('gpu_cores')} needs {setting('device')}")
-        return with_gpu_cores(device, self.gpu_cores)
+            for name, needed in _OF_A_MACHINE.items():
+                if getattr(self, name) is not None:
+                    raise InputError(f"{setting(name)} needs {' or '.join(map(setting, needed))}")
+        return device
 
     def _machine(self) -> Device | None:
         from memfit.estimators.machine.devices import working_set_device
@@ -339,13 +341,13 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
         if self.working_set is not None:
             if self.reserve is not None:
                 raise InputError(f"{setting('reserve')} is of a machine's memory: give that")
-            return working_set_device(self.working_set)
+            return self._adjusted(working_set_device(self.working_set))
         if self.device:
             return self.named(self.device[0])
         from memfit.estimators.machine.host import detect_host
 
         host = detect_host()
-        return self._shared(host) if host and host.backend != "cpu" else None
+        return self._adjusted(host) if host and host.backend != "cpu" else None
 
     def first_machine(self) -> Device | None:
         """Return the machine, of several ranks that of the first.
@@ -389,10 +391,13 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
         Raises:
             InputError: when no machine has that name, or this one's memory cannot be read.
         """
+        return self._adjusted(self._found(name))
+
+    def _found(self, name: str) -> Device:
         from memfit.estimators.machine.devices import find_device
 
         if name != "host":
-            return self._shared(find_device(name, os_regime=self.os_regime))
+            return find_device(name, os_regime=self.os_regime)
         from memfit.estimators.machine.host import detect_host
 
         host = detect_host()
@@ -400,10 +405,17 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
             raise InputError(
                 "host: this machine's memory could not be read; name a device or a memory size"
             )
-        return self._shared(as_it_is_now(host))
+        return as_it_is_now(host)
 
-    def _shared(self, device: Device) -> Device:
-        return device if self.reserve is None else with_reserve(device, self.reserve)
+    def _adjusted(self, device: Device) -> Device:
+        """A machine without its reserve, with the cores of its GPU."""
+        if self.reserve is not None:
+            device = with_reserve(device, self.reserve)
+        if self.gpu_cores is None:
+            return device
+        from memfit.estimators.machine.devices import with_gpu_cores
+
+        return with_gpu_cores(device, self.gpu_cores)
 
     def _require_one_name(self) -> None:
         if bool(self.device) + bool(self.memory) + (self.working_set is not None) > 1:
@@ -413,16 +425,16 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
     def _with_memory(self, memory_bytes: int) -> Device:
         from memfit.estimators.machine.devices import memory_device
 
-        return self._shared(memory_device(memory_bytes, os_regime=self.os_regime))
+        return self._adjusted(memory_device(memory_bytes, os_regime=self.os_regime))
 
     def _of_hosts(self, path: Path) -> tuple[Device | None, ...]:
         from memfit.estimators.machine.hosts import read_hosts
 
-        hosts = read_hosts(path, find_device=self.named, os_regime=self.os_regime)
+        hosts = read_hosts(path, find_device=self._found, os_regime=self.os_regime)
         default = self.machine() if self.is_named else None
         if default is None and (bare := next((h for h in hosts if h.device is None), None)):
             raise InputError(
                 f"{path}: host {bare.name[:60]!r} has no device and no memory; add"
                 f' "memory": "128GB", or give {setting("device")} for all'
             )
-        return tuple(host.device or default for host in hosts)
+        return tuple(self._adjusted(host.device) if host.device else default for host in hosts)

@@ -88,6 +88,8 @@ class Fits(Result, frozen=True, kw_only=True, tag="memfit.fits/1"):
     """Models that are not in this list: fewer are asked for, or they were not looked at."""
     least_context: Tokens = 0
     """Models with room for less than this are not in this list."""
+    without_room: Count = 0
+    """Models that fit, but with room for less than that: they are in no list."""
     models: tuple[Fit, ...]
     """What fits, then what fits tightly, the largest first; then the rest, by the smallest Mac."""
     not_sized: tuple[NotSized, ...]

@@ -96,6 +96,7 @@ def fits(
         fitting=sum(row.verdict != "exceeds" for row in shown),
         left_out=listing.left_out + len(rows) - len(shown),
         least_context=selection.context_tokens,
+        without_room=listing.without_room,
         models=tuple(shown),
         not_sized=tuple(sorted(listing.not_sized, key=lambda row: row.name)),
         without_images=tuple(sorted(listing.without_images)),
@@ -120,7 +121,7 @@ class _Listing:
         self.not_sized: list[NotSized] = []
         self.without_images: list[str] = []
         self.of_other_adapters: list[str] = []
-        self.left_out = 0
+        self.left_out = self.without_room = 0
         self._found: Counter[Verdict] = Counter()
 
     def is_wanted(self, model: LocalModel) -> bool:
@@ -153,7 +154,7 @@ class _Listing:
         else:
             fits = row.verdict != "exceeds"
             if fits and row.context_tokens < self._selection.context_tokens:
-                self.left_out += 1
+                self.without_room += 1
                 return
             self._found[row.verdict] += 1
             self.rows.append(row)

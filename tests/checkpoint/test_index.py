@@ -103,6 +103,7 @@ def test_every_config_has_the_parameters_that_the_index_states_or_is_refused_wit
         ("qwen3-vl-4b", "Qwen/Qwen3-VL-4B-Instruct"),
         ("Qwen3-4B", "Qwen/Qwen3-4B"),
         ("olmo2:7b", "allenai/OLMo-2-1124-7B"),
+        ("Llama 3.1 8B Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
     ],
 )
 def test_a_model_is_found_by_its_family_and_size(word: str, name: str) -> None:
@@ -128,6 +129,21 @@ def test_a_name_means_only_models_of_its_family_and_size() -> None:
         for other in find(name, INDEX.names).best:
             found = name_words(other)
             assert (found.family, found.size) == (words.family, words.size), (name, other)
+
+
+@pytest.mark.parametrize("word", ["ernie", "nemotron-3-nano", "kimi"])
+def test_sizes_are_listed_also_where_no_name_is_plain(word: str) -> None:
+    assert "several models" in meant(word)
+    assert "()" not in meant(word)
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [("qwen3:999b", "qwen3-"), ("llama 70b", "llama-"), ("qwen3:8b-q4_K_M", "qwen3-8b")],
+)
+def test_an_unknown_name_of_several_words_has_the_nearest_names(word: str, near: str) -> None:
+    with pytest.raises(CheckpointError, match=f"no such path.*; nearest: .*{near}"):
+        open_checkpoint(word)
 
 
 def test_the_answer_says_which_model_was_taken() -> None:

@@ -190,6 +190,7 @@ def test_nothing_that_fits_is_exit_1_and_a_folder_may_be_called_like_the_hub(
     ("arguments", "word"),
     [
         (("./nowhere",), "nowhere: no such"),
+        (("qwen3:8b",), "qwen3:8b: no such folder; memfit qwen3:8b answers for a model of that"),
         (("",), "holds no models"),
         ((".",), "holds no models"),
         (("--context", "many"), "--context"),

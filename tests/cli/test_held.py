@@ -23,6 +23,7 @@ def test_the_first_screen_says_what_the_process_holds(memfit: Memfit) -> None:
     [
         (("--memory", "16", "--reserve", "20GB"), "nothing is left"),
         (("--working-set", "16GB", "--reserve", "2GB"), "--reserve is of a machine's memory"),
+        (("--reserve", "20GB"), "--reserve needs --device or --memory"),
     ],
 )
 def test_a_reserve_that_leaves_nothing_is_refused(
@@ -31,6 +32,18 @@ def test_a_reserve_that_leaves_nothing_is_refused(
     result = memfit("qwen3-8b-4bit", *arguments)
     assert result.code == 2
     assert text in result.err
+
+
+def test_what_is_said_of_a_machine_holds_for_each_of_several(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    hosts = tmp_path / "hosts.json"
+    hosts.write_text('[{"ssh": "a", "memory": "64GB"}, {"ssh": "b", "device": "m4-max-64"}]')
+    for machines in (("--hosts", str(hosts)), ("--memory", "64,64")):
+        text = " ".join(memfit("llama-3.1-70b", *machines, "--reserve", "40GB").out.split())
+        assert "GB beside the reserve" in text, machines
+    refused = memfit("qwen3-4b-4bit", "--device", "m4-max-64,m4-max-64", "--gpu-cores", "2")
+    assert (refused.code, "has 32 to 40 cores" in refused.err) == (2, True)
 
 
 def test_the_gate_limits_what_is_held_and_the_buffers_that_leak(

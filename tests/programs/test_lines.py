@@ -105,6 +105,18 @@ def test_a_line_has_the_answer_of_its_settings(memfit: Memfit, line: str, comman
     assert without_line(memfit(*machine, "--json", "--", *shlex.split(line)).json) == asked
 
 
+@pytest.mark.parametrize("line", [SERVER, f"python3 -m mlx_lm generate --model {QWEN}"])
+def test_a_line_needs_no_quotes_and_no_command(memfit: Memfit, line: str) -> None:
+    assert memfit(*shlex.split(line)).out == memfit("--from", line).out
+
+
+def test_a_command_that_does_not_answer_for_a_line_names_the_one_that_does(memfit: Memfit) -> None:
+    run = memfit("server", "--from", "llama-server -m x.gguf -np 2")
+    assert run.code == 2
+    assert "memfit server takes no --batch, --no-flash-attn" in run.err
+    assert "; memfit estimate --from LINE answers for it" in run.err
+
+
 def without_line(document: dict[str, Any]) -> dict[str, Any]:
     assert document.pop("program")["line"]
     return document

@@ -128,8 +128,12 @@ def test_a_selection_has_the_first_rows_of_the_whole_list(sort: Sort) -> None:
 
 def test_a_selection_leaves_out_what_has_less_room() -> None:
     cut = Selection(least_context=100_000)
-    rows = fits(CATALOG, SOME, DEVICES["m4-pro-24"], asked(4096), selection=cut).models
+    answer = fits(CATALOG, SOME, DEVICES["m4-pro-24"], asked(4096), selection=cut)
+    rows = answer.models
     assert all(row.context_tokens >= 100_000 for row in rows if row.verdict != "exceeds")
+    # Nothing lists them, so that --all is no advice.
+    assert answer.left_out == 0
+    assert answer.without_room == len(SOME) - len(rows) > 0
     for use, least in CONTEXT_OF_USE.items():
         assert Selection(use=use, least_context=100).context_tokens == max(least, 100)
 

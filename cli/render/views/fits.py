@@ -84,7 +84,7 @@ class FitsView(NamedTuple):
             Verdict(_verdict(result), "green" if fitting else "red", gap=False),
             Text(tuple(_facts(result, self.units)), style="dim"),
             *([_fitting(fitting, self.units)] if fitting else ()),
-            *([_exceeding(others, self.units)] if others and not self.brief else ()),
+            *([_exceeding(others, result, self.units)] if others and not self.brief else ()),
             *([_next(fitting)] if self.brief else [listed("Notes", tuple(_warnings(result)))]),
             listed("Not sized", [_said(each, each.why.reason) for each in result.not_sized]),
             *([_chart(fitting, result, self.units)] if self.plot and fitting else ()),
@@ -109,10 +109,10 @@ def _verdict(result: Fits) -> str:
     prompt = f"with a prompt of {result.prompt_tokens} tokens{generated}"
     if result.least_context > result.prompt_tokens:
         prompt += f", and have room for {tokens(result.least_context)}"
-    every = len(result.models) + len(result.not_sized)
+    every = len(result.models) + len(result.not_sized) + result.without_room
     count = f"{result.fitting} of {every} models"
     if result.left_out:
-        count, prompt = f"{result.fitting} models", f"{prompt}; {result.left_out} others: --all"
+        count, prompt = f"{result.fitting} models", f"{prompt}; {result.left_out} others not listed: --all"
     return f"{name_as_sold(result.device.name)}: {count}{kind} fit {prompt}."
 
 
@@ -166,10 +166,12 @@ def _chart(rows: list[Fit], result: Fits, units: Units) -> BarChart:
     )
 
 
-def _exceeding(rows: list[Fit], units: Units) -> Table:
+def _exceeding(rows: list[Fit], result: Fits, units: Units) -> Table:
     unit = "GB" if units is Units.GB else "GiB"
+    is_shorter = result.prompt_tokens < result.least_context
+    prompt = f" for {tokens(result.prompt_tokens)} tokens" if is_shorter else ""
     return Table(
-        ("Does not fit", "smallest Mac", "weights", f"needs {unit}"),
+        ("Does not fit", f"smallest Mac{prompt}", "weights", f"needs {unit}"),
         [
             (
                 _name(row),

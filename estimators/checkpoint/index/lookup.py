@@ -11,6 +11,7 @@ from memfit.estimators.checkpoint.index.names import (
     is_copy,
     is_plain,
     name_words,
+    originals,
     same_family,
 )
 from memfit.estimators.checkpoint.index.records import Index, IndexedModel
@@ -40,15 +41,15 @@ def look_up(word: str, index: Index) -> Meaning | None:
     if not name_words(word).size:
         _require_one_size(word, (*found.best, *found.others), index)
     models = [index.model(name) for name in found.best]
-    # Those with a config first, of these the newest.
+    # Those with a config first, of these the first publisher's, of these the newest.
     models.sort(key=lambda model: (model.released, model.name), reverse=True)
-    models.sort(key=lambda model: model.config is None)
-    others = [model.name for model in models[1:]]
-    others += [
-        name
-        for name in same_family(models[0].name, found.others)
-        if is_plain(name) and not is_copy(name)
+    models.sort(key=lambda model: (model.config is None, is_copy(model.name)))
+    taken = models[0].name
+    less = [
+        name for name in same_family(taken, found.others) if is_plain(name) and not is_copy(name)
     ]
+    less.sort(key=lambda name: name.partition("/")[0] != taken.partition("/")[0])
+    others = originals([*(model.name for model in models), *less])[1:]
     return Meaning(models[0], tuple(others))
 
 
@@ -65,7 +66,8 @@ def model_size(model: IndexedModel) -> str:
 
 
 def _require_one_size(word: str, names: Iterable[str], index: Index) -> None:
-    plain = [name for name in names if is_plain(name) and not is_copy(name)]
+    known = list(names)
+    plain = [name for name in known if is_plain(name) and not is_copy(name)] or known
     unique: dict[Name, str] = {}
     for name in same_family(word, plain) or plain:
         words = name_words(name)
@@ -73,7 +75,8 @@ def _require_one_size(word: str, names: Iterable[str], index: Index) -> None:
     if len(unique) < 2:
         return
     models = sorted((index.model(name) for name in unique.values()), key=_parameters)
-    listed = [f"{model.name} ({model_size(model)})" for model in models[:_LISTED]]
+    sizes = ((model.name, model_size(model)) for model in models[:_LISTED])
+    listed = [f"{name} ({size})" if size else name for name, size in sizes]
     more = f" and {len(models) - _LISTED} more" if len(models) > _LISTED else ""
     raise CheckpointError(
         f"{printable(word)!r}: no such path, and several models: {', '.join(listed)}{more};"

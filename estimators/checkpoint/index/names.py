@@ -84,15 +84,22 @@ def find(word: str, known: Iterable[str]) -> Found:
     ordered = [sorted(ranked[rank], key=_order) for rank in sorted(ranked)]
     if not ordered:
         return Found((), ())
-    originals = _originals(ordered[0])
     rest = [name for names in ordered[1:] for name in names]
-    return Found(tuple(originals), tuple(rest))
+    return Found(tuple(ordered[0]), tuple(rest))
 
 
 def same_family(word: str, names: Iterable[str]) -> list[str]:
     """Return the names of the family alone that a word names, whatever their size is."""
     family = name_words(word).family
     return [name for name in names if name_words(name).family == family]
+
+
+def originals(names: Iterable[str]) -> list[str]:
+    """Return the first of the names that are the same but for who publishes them."""
+    unique: dict[Name, str] = {}
+    for name in names:
+        unique.setdefault(name_words(name), name)
+    return list(unique.values())
 
 
 def is_plain(name: str) -> bool:
@@ -129,11 +136,3 @@ def _rank(wanted: Name, name: Name) -> int | None:
 
 def _order(name: str) -> tuple[bool, str]:
     return is_copy(name), name.lower()
-
-
-def _originals(names: list[str]) -> list[str]:
-    """One name of those that are the same but for who publishes them."""
-    unique: dict[Name, str] = {}
-    for name in names:
-        unique.setdefault(name_words(name), name)
-    return list(unique.values())

@@ -91,6 +91,11 @@ def _absolute(path: str | Path) -> Path:
 
 
 def _folder(folder: Path, seen: set[str]) -> Iterator[LocalModel]:
+    if not os.path.lexists(folder):
+        name = printable(folder.name)
+        raise CheckpointError(
+            f"{printable(folder)}: no such folder; memfit {name} answers for a model of that name"
+        )
     names = list_names(folder)  # one below that cannot be listed is a model that cannot be read
     was_seen = os.path.realpath(folder) in seen
     found = list(_below(folder, seen))
