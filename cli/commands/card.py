@@ -43,10 +43,13 @@ def card(
     The card has prompts of any length, with cached tokens and a reply, for one sequence with a
     16-bit cache under mlx-lm: memfit card MODEL --device m4-max-64 -o memory.json.
     """
+    from memfit.cli.render.output import emit
     from memfit.estimators.guard.card import evaluator, read_card
 
+    if bool(options.evaluator) + bool(options.verify) + (model.model is not None) > 1:
+        raise InputError("MODEL, --verify and --evaluator: give one of them")
     if options.evaluator:
-        typer.echo(evaluator(options.evaluator), nl=False)
+        emit(evaluator(options.evaluator), output.file)
         raise typer.Exit(Exit.YES)
     if options.verify:
         output.write(read_card(options.verify), units=output.units)

@@ -18,7 +18,7 @@ def test_a_card_is_made_checked_and_evaluated(memfit: Memfit, tmp_path: Path) ->
     assert run.code == 0
     assert "Qwen3-0.6B: memory card" in run.out
     assert "below memfit's own figure in" in run.out
-    evaluator.write_text(memfit("card", "--evaluator", "python").out)
+    assert memfit("card", "--evaluator", "python", "-o", evaluator).out == ""
     done = subprocess.run([sys.executable, evaluator, file], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, b"0 wrong\n")
     card = json.loads(file.read_text())
@@ -27,6 +27,11 @@ def test_a_card_is_made_checked_and_evaluated(memfit: Memfit, tmp_path: Path) ->
     refused = memfit("card", "--verify", str(file))
     assert refused.code == 2
     assert "make the card again with memfit card" in refused.err
+
+
+def test_a_card_is_made_checked_or_evaluated_but_only_one_of_them(memfit: Memfit) -> None:
+    run = memfit("card", "qwen3-4b-4bit", "--verify", "memory.json")
+    assert (run.code, "give one of them" in run.err) == (2, True)
 
 
 def test_a_card_needs_a_machine_and_a_described_model(memfit: Memfit, tmp_path: Path) -> None:
