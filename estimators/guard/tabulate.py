@@ -28,7 +28,7 @@ from memfit.estimators.mlx.call_plan import PlannedCall, merges_caches
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.mlx.kv_cache import buffer_counts, state_bytes, view_elements
 from memfit.estimators.results.card import CardCheck, CardGpu, CardRow, Knot, MemoryCard
-from memfit.estimators.runtimes.mlx_lm import MlxLm
+from memfit.estimators.runtimes.facets import MlxLmPrograms, load_bytes
 from memfit.estimators.runtimes.source import Formula
 from memfit.estimators.sizing.sized_model import SizedModel, require_loaded
 from memfit.estimators.workspace.moments import RunMoments
@@ -119,7 +119,7 @@ def make_card(sized: SizedModel, *, questions: int = 2000, seed: int = 1) -> Mem
             its caches.
     """
     runtime_model = require_loaded(sized).runtime_model
-    if not (isinstance(runtime_model, MlxLm) and isinstance(runtime_model.source, Formula)):
+    if not (runtime_model.facet(MlxLmPrograms) and isinstance(runtime_model.source, Formula)):
         raise UnsupportedError(
             f"{sized.checkpoint.id}: a memory card is of a model that the formulas describe under"
             " mlx-lm"
@@ -129,7 +129,7 @@ def make_card(sized: SizedModel, *, questions: int = 2000, seed: int = 1) -> Mem
             f"{sized.checkpoint.id}: a memory card is of one model on one machine whose caches"
             " mlx-lm stores as they are"
         )
-    random, card = Random(seed), _without_tables(sized, runtime_model)
+    random, card = Random(seed), _without_tables(sized)
     engine = _Engine(sized, card)
     still, growing = _decode(engine, card, random)
     rows = tuple(_rows(engine, card, random))
@@ -137,7 +137,7 @@ def make_card(sized: SizedModel, *, questions: int = 2000, seed: int = 1) -> Mem
     return _checked(engine, card, random, questions)
 
 
-def _without_tables(sized: SizedModel, runtime_model: MlxLm) -> MemoryCard:
+def _without_tables(sized: SizedModel) -> MemoryCard:
     model, subject = sized.model, sized.runtime_model.subject
     device, runtime = subject.device or ANY_MAC, sized.runtime_model.runtime
     width = dtypes.nbytes(1, model.dtype)
@@ -164,7 +164,7 @@ def _without_tables(sized: SizedModel, runtime_model: MlxLm) -> MemoryCard:
         steps=STEPS,
         unit=UNIT,
         weights_bytes=sized.resident_bytes,
-        load_bytes=runtime_model.load_bytes(),
+        load_bytes=load_bytes(sized.runtime_model),
         state_bytes=state_bytes(model, 1),
         caches=tuple(sorted(caches.items())),
         view_bytes=next(views),

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.mlx.versions import Version, parse_version
 from memfit.estimators.trace.graph_format import Role
 
 _Schema = Literal["memfit.programs/1"]
@@ -147,6 +148,11 @@ class RecordedClass(Struct, frozen=True, forbid_unknown_fields=True):
     blocks: tuple[BlockText, ...]
     description: Any = None
     """The class's `arch.model.Model`, sizes as expressions: describing.py."""
+
+    @property
+    def mlx_lm(self) -> Version:
+        """The version of mlx-lm that it was recorded with."""
+        return parse_version(self.versions["mlx-lm"])
 
     def block(self, position: int) -> Block:
         """Return a block as arrays and nodes."""

@@ -18,7 +18,7 @@ from memfit.estimators.base.errors import (
 from memfit.estimators.base.files import printable
 from memfit.estimators.checkpoint.manifest import Checkpoint, kind_of_config
 from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.versions import MlxVersions, as_of, check_class, parse_version
+from memfit.estimators.mlx.versions import MlxVersions, as_of, check_class
 from memfit.estimators.questions.target import MARGIN_BYTES
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import Level
@@ -194,7 +194,7 @@ def _size_recorded(
     model_type = str(checkpoint.config.get("model_type"))
     recorded = find(model_type) if offers(runtime, MlxLmPrograms) else None
     # Of another version the class may be another: a trace says which one it runs.
-    if recorded is None or runtime.versions.mlx_lm != parse_version(recorded.versions["mlx-lm"]):
+    if recorded is None or runtime.versions.mlx_lm != recorded.mlx_lm:
         return None
     from memfit.estimators.runtimes.recorded import recorded_subject
 

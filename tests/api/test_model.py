@@ -112,7 +112,7 @@ def test_one_estimate_is_shown_in_both_units() -> None:
         assert shown in text
         assert other not in text
         assert result.to_dict() == json.loads(text)
-    numbers = [re.sub(r"[0-9.]+ Gi?B", "", each.to_json()) for each in (decimal, binary)]
+    numbers = [re.sub(r"[0-9.]+ [kKMG]i?B", "", each.to_json()) for each in (decimal, binary)]
     assert numbers[0] == numbers[1]
 
 

@@ -14,9 +14,10 @@ PAGE = (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
 
 
 def listed(heading: str) -> list[str]:
-    """Return the first column of the table under a heading."""
+    """Return the names in the first column of the table under a heading."""
     section = re.split(r"^#+ ", PAGE.split(f" {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)
-    return re.findall(r"^\| `([^`]+)` \|", section[0], re.MULTILINE)
+    cells = re.findall(r"^\| (`.*?`) \|", section[0], re.MULTILINE)
+    return re.findall(r"`([^`]+)`", " ".join(cells))
 
 
 @pytest.mark.parametrize(

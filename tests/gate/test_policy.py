@@ -60,6 +60,7 @@ def test_a_target_has_its_own_values_and_the_defaults_of_its_runtime(tmp_path: P
 def named(of_growth: bool) -> str:
     """Return every limit with an amount of its unit, as YAML."""
     amounts = {"bytes": "12.5%", "tokens": "32k", "experts": "50%"}
+    amounts |= {"buffers": "400000", "milliseconds": "10s"}
     rules = [rule for rule in LIMITS.values() if rule.kind.is_growth is of_growth]
     return ", ".join(f"{rule.key.split('.')[-1]}: {amounts[rule.kind.unit]}" for rule in rules)
 

@@ -366,7 +366,7 @@ def test_models_of_both_runtimes_are_shown_side_by_side_each_with_its_runtime(
     for text in (shown, written):
         joined = " ".join(text.split())  # a long path wraps
         first, second = (joined.index(name) for name in ("llama.cpp b11549", "mlx-lm 0.32.2"))
-        assert first < second < joined.index("prompt tokens; each under its own runtime")
+        assert first < second < joined.index("prompt tokens, no reply; each under its own runtime")
         assert "prefill step 2048" not in text
     (peak,) = (line for line in shown.splitlines() if line.startswith("Peak"))
     assert peak.endswith("%")  # the difference from the first model

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from memfit.estimators.base.units import format_bytes
 from tests.hub.conftest import NAME
 from tests.hub.server import TOKEN, FakeHub, Fault
 
@@ -182,7 +183,7 @@ def test_verbose_prints_each_request_and_response(shell: Shell, hub: FakeHub) ->
     lines = ran.stderr.splitlines()
     assert len(lines) == len(hub.made) + 1 == 11
     assert all(line.startswith("memfit: GET http://127.0.0.1:") for line in lines[:-1])
-    assert lines[-1] == f"memfit: 10 requests, {hub.sent() / 1000:.1f} kB"
+    assert lines[-1] == f"memfit: 10 requests, {format_bytes(hub.sent())}"
     assert "no" not in shell("estimate", NAME, "-v").stderr.splitlines()[-1]
 
 
@@ -253,7 +254,7 @@ def test_models_on_the_hub_are_compared_and_gated(
 ) -> None:
     ran = shell("compare", NAME, str(model), "--json", "-v")
     assert ran.returncode == 0, ran.stderr
-    assert ran.stderr.endswith(f"10 requests, {hub.sent() / 1000:.1f} kB\n")
+    assert ran.stderr.endswith(f"10 requests, {format_bytes(hub.sent())}\n")
     policy = tmp_path / "memfit.yaml"
     policy.write_text(
         f"schema: memfit.policy/1\ntargets:\n  chat: {{hub: {NAME}, device: m4-max-64,"

@@ -304,7 +304,10 @@ def check_comparison(expected: Estimate, comparison: Comparison) -> None:
     assert comparison.workload == expected.workload
     assert (model.verdict, model.exceeded) == (expected.verdict, expected.exceeded)
     assert model.needed_bytes == needed
-    assert model.notes == expected.notes
+    own = len(expected.notes)
+    assert model.notes[:own] == expected.notes
+    # Of the longest context, which a comparison shows without the mark of an estimate.
+    assert {note.code for note in model.notes[own:]} <= {"gpu-watchdog", "buffer-count"}
     shown = {figure.name: figure.values[0] for figure in comparison.figures}
     for name, component in {"weights": parts.weights, "kv": parts.kv, "state": parts.ssm}.items():
         value = shown[name]
