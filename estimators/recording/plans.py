@@ -74,6 +74,29 @@ def same_names(*groups: Mapping[str, Any], **others: str) -> Mapping[str, str]:
     return {name: name for group in groups for name in group} | others
 
 
+WINDOWED_MIXTURE: dict[str, Any] = {
+    "dims": same_names(
+        WIDTHS,
+        HEADS,
+        HEAD_DIMS,
+        EXPERTS,
+        num_experts="num_experts",
+        num_shared_experts="num_shared_experts",
+        W="sliding_window",
+    ),
+    "draws": {
+        **WIDTHS,
+        **HEADS,
+        **HEAD_DIMS,
+        **EXPERTS,
+        "num_experts": range(8, 40, 2),
+        "num_shared_experts": (1, 2, 3),
+        "sliding_window": (128, 256, 512, 768, 1024),
+    },
+    "packed_draws": {**PACKED_WIDTHS, **PACKED_EXPERTS},
+}
+
+
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 # ---- the classes
@@ -137,25 +160,7 @@ PLANS = (
             "num_hidden_layers": 12,
             "layer_types": [SLIDING, SLIDING, SLIDING, FULL] * 3,
         },
-        dims=same_names(
-            WIDTHS,
-            HEADS,
-            HEAD_DIMS,
-            EXPERTS,
-            num_experts="num_experts",
-            num_shared_experts="num_shared_experts",
-            W="sliding_window",
-        ),
-        draws={
-            **WIDTHS,
-            **HEADS,
-            **HEAD_DIMS,
-            **EXPERTS,
-            "num_experts": range(8, 40, 2),
-            "num_shared_experts": (1, 2, 3),
-            "sliding_window": (128, 256, 512, 768, 1024),
-        },
-        packed_draws={**PACKED_WIDTHS, **PACKED_EXPERTS},
+        **WINDOWED_MIXTURE,
         kinds=("layer_types[i]", "i >= num_dense_layers"),
         features=(SORTED,),
         guards=(SEVERAL_EXPERTS,),
@@ -187,25 +192,7 @@ PLANS = (
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 4096,
         },
-        dims=same_names(
-            WIDTHS,
-            HEADS,
-            HEAD_DIMS,
-            EXPERTS,
-            num_experts="num_experts",
-            num_shared_experts="num_shared_experts",
-            W="sliding_window",
-        ),
-        draws={
-            **WIDTHS,
-            **HEADS,
-            **HEAD_DIMS,
-            **EXPERTS,
-            "num_experts": range(8, 40, 2),
-            "num_shared_experts": (1, 2, 3),
-            "sliding_window": (128, 256, 512, 768, 1024),
-        },
-        packed_draws={**PACKED_WIDTHS, **PACKED_EXPERTS},
+        **WINDOWED_MIXTURE,
         kinds=("layer_types[i]", "is_moe_layer[i]"),
         features=(SORTED,),
         guards=(SEVERAL_EXPERTS,),
