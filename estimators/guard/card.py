@@ -8,7 +8,7 @@ from msgspec import DecodeError, ValidationError, to_builtins
 from msgspec.json import decode
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.files import printable, short
+from memfit.estimators.base.files import printable, read_whole, short
 from memfit.estimators.guard.evaluators.memory_card import peak
 from memfit.estimators.results.card import Knot, MemoryCard
 
@@ -36,14 +36,7 @@ def read_card(path: Path) -> MemoryCard:
     """
     name = printable(str(path))
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{name}: {error.strerror or error}") from None
-    if len(content) > MOST_BYTES:
-        raise InputError(f"{name}: more than {MOST_BYTES} bytes, which no memory card has")
-    try:
-        card = decode(content, type=MemoryCard)
+        card = decode(read_whole(path, limit=MOST_BYTES), type=MemoryCard)
     except (ValidationError, DecodeError) as error:
         raise InputError(f"{name}: no memory card: {error}") from None
     if fault := _fault(card):

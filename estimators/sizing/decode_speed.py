@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from memfit.estimators.arch.model import Model, Part
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.devices import chips
+from memfit.estimators.machine.devices import chip_of, chips
 from memfit.estimators.results.estimate import DecodeSpeed
 from memfit.estimators.runtimes.facets import MlxLmPrograms, SplitMemory, decoding_rows
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -94,9 +94,7 @@ def decode_speed(sized: SizedModel, workload: Workload) -> DecodeSpeed | None:
 
 def _is_measured(device: Device) -> bool:
     """Whether the published runs are of such a GPU: one with fewer cores has less bandwidth."""
-    chip = chips()[MEASURED_ON]
-    own = (device.gpu_class, device.generation, device.bandwidth_bytes)
-    return own == (chip.gpu_class, chip.generation, chip.bandwidth_bytes)
+    return chip_of(device) is chips()[MEASURED_ON]
 
 
 def pipeline_speed(ranks: Sequence[SizedModel], workload: Workload) -> DecodeSpeed | None:

@@ -65,10 +65,13 @@ class _Prompt(Struct, frozen=True):
     def first_token(self, tokens: int) -> FirstToken:
         """Return the seconds of a prompt of so many tokens, the cached ones included."""
         workload = replace(self.workload, prompt_tokens=tokens)
-        low, high = self._range(workload)
-        usual_step = self.sized.runtime_model.runtime.prefill_step
-        usual = self._fastest(replace(workload, prefill_step=usual_step))
-        own = self._fastest(workload)
+        seconds = [self._seconds(workload, each.gpu) for each in self.gpus]
+        own, usual_step = seconds[0], self.sized.runtime_model.runtime.prefill_step
+        low_percent, high_percent = self._range_percent(workload)
+        low, high = own * low_percent / 100, max(seconds) * high_percent / 100
+        usual = own
+        if workload.prefill_step != usual_step:
+            usual = self._seconds(replace(workload, prefill_step=usual_step), self.gpus[0].gpu)
         is_requested = tokens == self.workload.prompt_tokens
         return FirstToken(
             prompt_tokens=tokens,
@@ -87,15 +90,9 @@ class _Prompt(Struct, frozen=True):
         slowest, fastest = speed.range_tokens_per_second
         return _rounded(low + generated / fastest), _rounded(high + generated / slowest)
 
-    def _range(self, workload: Workload) -> tuple[float, float]:
-        """Return the least and the most seconds to expect."""
+    def _range_percent(self, workload: Workload) -> tuple[int, int]:
         new = workload.prompt_tokens - workload.cached_tokens
-        low, high = _SHORT if new < SHORT_TOKENS else self.gpus[0].range_percent
-        seconds = [self._seconds(workload, each.gpu) for each in self.gpus]
-        return min(seconds) * low / 100, max(seconds) * high / 100
-
-    def _fastest(self, workload: Workload) -> float:
-        return self._seconds(workload, self.gpus[0].gpu)
+        return _SHORT if new < SHORT_TOKENS else self.gpus[0].range_percent
 
     def _seconds(self, workload: Workload, gpu: Gpu) -> float:
         """Return the seconds of the chunks, of the last token, and of the start of a run."""

@@ -8,7 +8,6 @@ whichever is longer. The shares are constants of MLX's kernels, read from publis
 
 from collections import Counter
 from collections.abc import Iterable
-from math import prod
 
 from msgspec import Struct
 
@@ -144,12 +143,11 @@ def _products(
         elif len(module.shape) == 3 and tokens > 1:
             # Latent attention makes keys and values of all tokens again (deepseek_v3.py).
             rows = float(position + tokens)
-        one = prod(module.shape) // (module.shape[0] if module.part is Part.EXPERTS else 1)
-        bits = packed.bits if packed else 16
-        read = one * bits / 8 * (module.shape[0] if module.part is Part.EXPERTS else 1)
+        experts = module.shape[0] if module.part is Part.EXPERTS else 1
+        read = module.elements * (packed.bits if packed else 16) / 8
         seconds[module.part] += max(
-            2 * rows * one / (gpu.flops * percent / 100 * share),
-            read / (gpu.bytes * _BANDWIDTH_PERCENT / 100),
+            2 * rows * (module.elements // experts) / (gpu.flops * percent / 100 * share),
+            _moved(gpu, read),
         )
     return seconds
 
