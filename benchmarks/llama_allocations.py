@@ -83,7 +83,7 @@ class Llama:
 
     def __init__(self) -> None:
         """Load the library that pip installed."""
-        import xllamacpp  # type: ignore[import-not-found, unused-ignore]
+        import xllamacpp
 
         (path,) = Path(xllamacpp.__file__).parent.glob("xllamacpp.*.so")
         self._library = library = ctypes.CDLL(str(path))

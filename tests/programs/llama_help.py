@@ -43,7 +43,7 @@ def _option(line: str) -> tuple[list[str], str]:
 
 
 def _print_help(example: int) -> None:
-    import xllamacpp  # type: ignore[import-not-found, unused-ignore]
+    import xllamacpp
 
     (path,) = Path(xllamacpp.__file__).parent.glob("xllamacpp.*.so")
     parse = ctypes.CDLL(str(path))[
