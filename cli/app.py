@@ -41,6 +41,7 @@ class Commands(LazyGroup):
         "server": "Show the most that mlx_lm.server takes, and the flags that fit.",
         "gate": "Check models against the limits of a policy file.",
         "plan": "Plan memory for requests, contexts and limits.",
+        "compare-kit": "Compare what several machines measured with memfit tune --kit.",
         "devices": "List Macs and GPUs with the memory that a model can use.",
         "runtimes": "List runtimes, and how each allocates its cache.",
         "measurements": "Manage measurements of this machine, used by estimates.",
@@ -55,7 +56,9 @@ class Commands(LazyGroup):
     sections: ClassVar = {
         "What most people need": ("estimate", "fits", "server", "compare", "tune", "gate"),
         "Plan": ("plan",),
-        "Measure on this machine": ("tune experts", "tune train", "tune cache", "measurements"),
+        "Measure on this machine": (
+            *("tune experts", "tune train", "tune cache", "measurements", "compare-kit"),
+        ),
         "Look up": ("devices", "runtimes", "schema", "cache", "index"),
         "For other programs": ("card", "mcp"),
     }

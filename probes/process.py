@@ -79,7 +79,7 @@ class RunnerSetup(Struct, frozen=True, kw_only=True):
     """Tokens of a batch's shortest prompt."""
     experts: ExpertSetup | None = None
     """The experts that are in memory; None runs the model as mlx-lm does."""
-    task: Literal["generate", "store caches", "train"] = "generate"
+    task: Literal["generate", "store caches", "train", "kit"] = "generate"
     """What it does apart from experts, by the runner that can."""
 
 
