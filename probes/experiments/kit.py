@@ -27,7 +27,6 @@ from memfit.estimators.machine.device import Device, KnownDevice
 from memfit.estimators.mlx.kernels import PAGE, allocated
 from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.runtimes.facets import load_bytes
-from memfit.estimators.runtimes.held import most_held_bytes
 from memfit.probes.experiments.base import Start, measuring_device, sized_here
 from memfit.probes.experiments.caches import tune_cache
 from memfit.probes.experiments.experts import tune_experts
@@ -44,7 +43,17 @@ from memfit.probes.store import Store
 from memfit.probes.worker import Worker
 
 _SIZES = (1, PAGE - 1, PAGE, PAGE + 1, 10**6)
-_SHOWN = ("weights", "active", "kv", "ssm", "prefill_peak", "decode_peak", "peak")
+_SHOWN = (
+    "weights",
+    "active",
+    "kv",
+    "ssm",
+    "prefill_peak",
+    "decode_peak",
+    "peak",
+    "held",
+    "footprint",
+)
 _RESTORED_BITS = 4
 _EXPERTS = 8
 _PROMPT = "Every figure here is counted in bytes, and every byte has a reason."
@@ -207,11 +216,12 @@ def _model(subject: str, kit: _Kit) -> Iterator[KitCheck]:
     checkpoint = read_directory(path)
     _, first = kit.first
     sized = sized_here(checkpoint, kit.device, first, margin_bytes=0)
-    with Worker(kit.started(subject)) as worker:
+    start = partial(kit.started(subject), footprint=True)
+    with Worker(start) as worker:
         worker.prompt(None, first.prompt_tokens)
         session = Points(
             request=TuneRequest(checkpoint=checkpoint, model=subject, workload=first),
-            start=kit.started(subject),
+            start=start,
             save=kit.store.save,
             versions=kit.versions,
             machine=kit.device,
@@ -272,26 +282,6 @@ def _time(subject: str, setting: str, figure: str, nanoseconds: int) -> KitCheck
         figure=f"time of the {figure}",
         unit="nanoseconds",
         measured=nanoseconds,
-    )
-
-
-def _held(kit: _Kit) -> Iterator[KitCheck]:
-    """What MLX holds with the buffers that it keeps: measured between steps, so a lower bound."""
-    path = kit.made("dense")
-    setting, workload = kit.first
-    sized = sized_here(read_directory(path), kit.device, workload, margin_bytes=0)
-    estimated = most_held_bytes(sized.figures_for(workload).moment, kit.device)
-    with kit.start(path, task="kit") as process:
-        process.prompt(None, workload.prompt_tokens)
-        process.load()
-        measured = process.call(KitRunner.held, workload)
-    yield KitCheck(
-        subject="dense",
-        setting=setting,
-        figure="held between steps",
-        estimated=estimated,
-        basis="bound" if estimated is not None else None,
-        measured=measured,
     )
 
 
@@ -376,7 +366,6 @@ _PARTS: dict[str, Callable[[_Kit], Iterator[KitCheck]]] = {
     "wired limit": _wired,
     "allocator": _allocator,
     **{subject: partial(_model, subject) for subject in MODELS},
-    "held": _held,
     "experts": _experts,
     "restores": _restores,
     "images": _images,

@@ -7,9 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from memfit.estimators.base.units import Bytes
-from memfit.estimators.base.workload import Workload
 from memfit.probes.kit.models import GROUP_SIZE, SEEING, VOCABULARY
-from memfit.probes.loading import memory_errors
 from memfit.probes.model_runner import ModelRunner
 
 _IMAGE_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
@@ -71,22 +69,6 @@ class KitRunner(ModelRunner):
             (self.path / f"{name}.json").write_text(json.dumps(values))
         _save_tokenizer(self.path, chat_template=_TEMPLATE)
         Image.new("RGB", (side, side), (200, 30, 30)).save(self.path / "image.png")
-
-    def held(self, workload: Workload) -> int:
-        """Return the most bytes in use and kept together that are seen between steps of a run."""
-        import mlx.core as mx
-
-        caches, most = self.caches(workload), 0
-
-        def look(*_: int) -> None:
-            nonlocal most
-            most = max(most, mx.get_active_memory() + mx.get_cache_memory())
-
-        mx.clear_cache()
-        with self.errors(), memory_errors():
-            for _ in self.steps(self.model_input(workload), workload, caches, look):
-                look()
-        return most
 
     def allocations(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """Return what MLX's allocator takes for one buffer of each size."""
