@@ -68,7 +68,7 @@ class MeasuredExperts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     capacity: Positive
     """Of each layer."""
-    policy: Literal["load", "skip", "fail"]
+    policy: Literal["load", "skip", "swap", "fail"]
     """What was done about the others."""
     profile_sha256: Sha256
     """Of the counts by which the experts were chosen."""
