@@ -105,6 +105,7 @@ def _change(
 
 
 def _answer(question: LibraryQuestion, name: str) -> LibraryPeaks:
+    environment = {**os.environ, "PYTHONSAFEPATH": CHILD_ENVIRONMENT["PYTHONSAFEPATH"]}
     try:
         done = subprocess.run(
             _COMMAND,
@@ -112,15 +113,20 @@ def _answer(question: LibraryQuestion, name: str) -> LibraryPeaks:
             capture_output=True,
             check=False,
             timeout=_TIMEOUT_SECONDS,
-            env={**os.environ, "PYTHONSAFEPATH": CHILD_ENVIRONMENT["PYTHONSAFEPATH"]},
+            env=environment,
         )
-        return decode(done.stdout, type=LibraryPeaks)
     except subprocess.TimeoutExpired:
         raise MachineError(f"{name}: not traced within an hour; name fewer models") from None
+    try:
+        return decode(done.stdout, type=LibraryPeaks)
     except DecodeError:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        reason = printable(lines[-1]) if lines else f"exit code {done.returncode}"
+        reason = _last_line(done.stderr) or f"exit code {done.returncode}"
         raise MachineError(f"{name}: cannot be traced: {reason}") from None
+
+
+def _last_line(output: bytes) -> str:
+    lines = output.decode(errors="replace").strip().splitlines()
+    return printable(lines[-1]) if lines else ""
 
 
 def _folder(package: Package, version: str) -> Path | None:
@@ -155,11 +161,8 @@ def _download(requirement: str, folder: Path) -> None:
                 [*_installer(), *options, requirement], capture_output=True, check=False
             )
             if done.returncode:
-                lines = done.stderr.decode(errors="replace").strip().splitlines()
-                raise UnreachableError(
-                    f"{requirement}: cannot be downloaded:"
-                    f" {printable(lines[-1]) if lines else 'no reason given'}"
-                )
+                reason = _last_line(done.stderr) or f"exit code {done.returncode}"
+                raise UnreachableError(f"{requirement}: cannot be downloaded: {reason}")
             if not folder.is_dir():  # another process may have been faster
                 unpacked.rename(folder)
     except OSError as error:
