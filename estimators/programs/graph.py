@@ -2,7 +2,7 @@
 
 A file of `data/` has one class. What a call computes is a prologue, then a block of operations for
 each layer; equal blocks are there once, whatever call or layer they are of. The last layer's block
-has what follows the layers too. docs/programs.md describes the file.
+has what follows the layers too. data/README.md describes the file.
 """
 
 from collections.abc import Mapping

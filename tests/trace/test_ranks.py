@@ -41,7 +41,7 @@ DIVIDING: dict[str, dict[str, Any]] = {
 # Of the undescribed classes with either method; the others are in CASES.
 BY_CLASS = (
     *("bailing_hybrid", "deepseek_v41", "exaone_moe", "glm4_moe_lite", "iquestloopcoder"),
-    *("kimi_k25", "kimi_k3", "longcat_flash", "longcat_flash_ngram", "minimax_m3_vl", "mistral4"),
+    *("kimi_k3", "longcat_flash", "longcat_flash_ngram", "minimax_m3_vl", "mistral4"),
 )
 
 
