@@ -1,4 +1,4 @@
-"""Time of a followed call of recorded classes, cold and warm, against the formula's of a like model.
+"""Time of a followed call of recorded classes: cold, then warm.
 
 Run it from the repository: `python benchmarks/program_speed.py [CLASS ...]`. Milliseconds of
 processor time, the least of several rounds; a cold call is the first of its kind in a process.
