@@ -39,9 +39,10 @@ def _runner(setup: RunnerSetup, report: ReportFigures) -> ModelRunner:
         return TrainingRunner(path, limit, report)
     if setup.images or setup.videos:
         images, videos = (list(map(str, files)) for files in (setup.images, setup.videos))
-        return VisionRunner(path, images, videos, limit, report)
-    runner = ModelRunner(path, limit, report)
-    runner.shortest_prompt = setup.shortest_prompt
+        runner: ModelRunner = VisionRunner(path, images, videos, limit, report)
+    else:
+        runner = ModelRunner(path, limit, report)
+    runner.shortest_prompt, runner.reads_footprint = setup.shortest_prompt, setup.footprint
     return runner
 
 

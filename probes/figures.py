@@ -11,6 +11,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import KVCache, prefilled_kv_cache
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.facets import loaded_weights
+from memfit.estimators.runtimes.held import most_held_bytes
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -37,6 +38,10 @@ class RunMoment(NamedTuple):
     ssm: int
     process: Callable[[], int | None]
     """Returns the resident size of the process."""
+    held: int | None = None
+    """The most in use and kept for reuse together since the run began, None before its end."""
+    footprint: int | None = None
+    """The most that macOS has charged the process for, where that was requested."""
 
 
 class MeasuredRuns(NamedTuple):
@@ -71,6 +76,15 @@ class EstimatedRun(NamedTuple):
     def run_bytes(self) -> int:
         """The peak of the run: a measurement begins when the model is loaded."""
         return self.figures.moment.run_bytes
+
+    @property
+    def held_bytes(self) -> int | None:
+        """The most that MLX holds in the run, None where it is not known."""
+        moment = self.figures.moment
+        if moment.held_bytes is None:
+            return None
+        held = self.run_bytes + max(0, moment.held_bytes - moment.nbytes)
+        return most_held_bytes(self.run_bytes, held, self.sized.device)
 
     @property
     def cached_bytes(self) -> int:
@@ -194,6 +208,13 @@ _DECLARED = (
         ],
     ),
     Figure(
+        name="held",
+        label="Held at most",
+        meaning="the most in use, and freed and kept for the next use, together",
+        at_end=lambda moment: moment.held,
+        estimated=lambda of: of.peak(of.held_bytes),
+    ),
+    Figure(
         name="workspace",
         label="Workspace",
         meaning="peak minus weights, cache and state at the end",
@@ -228,6 +249,15 @@ _DECLARED = (
         label="Process, by the system",
         meaning="resident bytes of the process, Python and libraries included",
         at_end=lambda moment: moment.process(),
+    ),
+    Figure(
+        name="footprint",
+        label="Footprint, by macOS",
+        meaning=(
+            "the most that macOS has charged the process for, from its start on, with"
+            " `--footprint` (`ri_lifetime_max_phys_footprint`)"
+        ),
+        at_end=lambda moment: moment.footprint,
     ),
 )
 FIGURES = {figure.name: figure for figure in _DECLARED}

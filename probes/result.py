@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from memfit.estimators.base.units import Bytes, Count, NonEmpty, Positive
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.advice import Recommendation, Recommended
-from memfit.estimators.results.estimate import DeviceSummary, ModelSummary, Note
+from memfit.estimators.results.advice import FirstToken, Recommendation, Recommended
+from memfit.estimators.results.estimate import DecodeSpeed, DeviceSummary, ModelSummary, Note
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import LimitName, Method, Verdict
 from memfit.estimators.runtimes.measurement import Loaded
@@ -60,6 +60,10 @@ class TuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune/2"):
     points: NonEmpty[Point]
     """The first point is the requested workload."""
     margin_bytes: Bytes
+    first_token: FirstToken | None
+    """The estimated seconds of the first point, None where the chip is not known."""
+    decode_speed: DecodeSpeed | None
+    """The estimated speed of the first point, None where the chip is not known."""
     verdict: Verdict
     """On the measured peak and the margin; "unknown" when there is no measured peak."""
     exceeded: tuple[LimitName, ...]

@@ -62,6 +62,10 @@ class TuneOptions(RunOptions, frozen=True, kw_only=True):
         read=parse_count,
     )
 
+    footprint: bool = option(
+        "--footprint", help="Read what macOS charges the process for, too.", default=False
+    )
+
     def of_prompt(self, workload: WorkloadQuestion) -> Workload:
         """Return a workload with the prompt; the length of a text replaces it later.
 
@@ -149,6 +153,7 @@ def tune(
             images=tuple(map(Path, run.image or ())),
             videos=tuple(map(Path, run.video or ())),
             shortest_prompt=request.shortest_prompt,
+            footprint=request.footprint,
         )
         result = answer(request, start=run.start(process, path), sweeps=sweeps, progress=progress)
     _deliver(result, output)
@@ -168,10 +173,11 @@ def _over_ranks(
     reference = model.reference()
     from memfit.probes.experiments.ranks import RankTuneRequest, tune_ranks
 
-    if run.prompt_tokens is None or run.sweep or run.wired or output.flags or output.plot:
+    others = (run.sweep, run.wired, run.footprint, output.flags, output.plot)
+    if run.prompt_tokens is None or any(others):
         raise InputError(
             "--ranks runs a prompt of --prompt-tokens N once: leave out --prompt, --sweep, --wired,"
-            " --flags and --plot"
+            " --footprint, --flags and --plot"
         )
     if settings.batch > 1 or run.shortest_prompt:
         raise InputError("--ranks runs one request: leave out --batch and --shortest-prompt")
@@ -216,6 +222,7 @@ def _request(
         prompt_file=file,
         shortest_prompt=run.shortest(settings.batch),
         tries_wired=run.wired,
+        footprint=run.footprint,
         axes=tuple(axes),
         sweep_kv_start=settings.quantized_kv_start or 0,
         **run.settings(margin_bytes, output.units),

@@ -13,8 +13,10 @@ from tests.models import QWEN3_4B, QWEN3_NEXT_80B, write_config
 def assert_one_line(run: Run, code: int, *words: str) -> None:
     assert run.code == code, run.err
     assert run.out == "" or run.json["exit_code"] == code
-    assert run.err.startswith("memfit: ")
-    assert run.err.count("\n") == 1
+    # A slow machine also reports what it is doing.
+    lines = [line for line in run.err.splitlines() if not line.endswith(" s so far")]
+    assert lines[0].startswith("memfit: ")
+    assert len(lines) == 1
     assert "Traceback" not in run.err
     for word in words:
         assert word in run.err

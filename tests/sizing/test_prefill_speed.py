@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec import UNSET
 
 import memfit
 from memfit.estimators.arch.registry import build_model
@@ -239,3 +240,10 @@ def test_a_turn_is_the_prompt_and_the_reply() -> None:
     low, high = first.turn_range_seconds  # type: ignore[misc]
     assert low == pytest.approx(first.range_seconds[0] + 800 / fastest, abs=0.2)
     assert high == pytest.approx(first.range_seconds[1] + 800 / slowest, abs=0.2)
+    prefill, reply = first.prefill_range_seconds, first.decode_range_seconds
+    assert first.prefill_seconds <= first.seconds
+    assert all(a <= b for a, b in zip(prefill, first.range_seconds, strict=True))
+    assert reply == pytest.approx((800 / fastest, 800 / slowest), abs=0.6)
+    # Without a reply there is no turn.
+    alone = model.at(prompt_tokens="20k").first_tokens[0]  # type: ignore[index]
+    assert (alone.decode_range_seconds, alone.turn_range_seconds) == (UNSET, UNSET)
