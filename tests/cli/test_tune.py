@@ -272,7 +272,7 @@ def test_a_run_beyond_free_memory_is_rejected_before_loading(
     memfit: Memfit, dense: Path, home: Path
 ) -> None:
     run = memfit("tune", dense, *SHORT, "--margin", "100TB")
-    assert_one_line(run, 5, "estimated to need 100.000 TB", "are free", "--force")
+    assert_one_line(run, 5, "estimated to need 100.1 TB", "are free", "--force")
     assert not home.exists()
 
 

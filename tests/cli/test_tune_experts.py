@@ -64,9 +64,7 @@ def test_recorded_routing_is_replayed_as_it_was_measured(
     assert ran.code in (0, 1), ran.err
     plan = ("plan", "experts", path, "--capacity", "3,4", "--routing", record)
     result = memfit(*plan, "--bandwidth", "1GB/s", "--json").json
-    replayed = {
-        each["capacity"]: each for each in result["replayed"] if each["policy"] == "pinned"
-    }
+    replayed = {each["capacity"]: each for each in result["replayed"] if each["policy"] == "pinned"}
     assert set(replayed) == {2, 3, 4, 5, 6}
     for point in ran.json["points"]:
         decode, found = point["decode"], replayed[point["capacity"]]

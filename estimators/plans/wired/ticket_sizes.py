@@ -9,8 +9,8 @@ from memfit.estimators.base.files import short
 from memfit.estimators.base.reading.section import Section, as_size
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.chips import chip_named
 from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.devices import chip_named
 from memfit.estimators.runtimes.interface import Figure
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.measurement_lookup import workload_words
