@@ -210,7 +210,7 @@ class Limit(Struct, frozen=True, kw_only=True):
     """What ends a run besides the bytes of all its buffers together."""
 
     name: Annotated[str, one_of("largest_buffer", "held_memory", "gpu_watchdog", "buffer_count")]
-    unit: Annotated[str, one_of("bytes", "tokens")]
+    unit: Annotated[str, one_of("bytes", "tokens", "buffers")]
     figure: Count
     """Of the workload, in ``unit``."""
     limit: Count
