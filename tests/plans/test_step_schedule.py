@@ -10,12 +10,12 @@ from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device
-from memfit.estimators.plans.context.schedule import step_schedule
-from memfit.estimators.results.context import StepSchedule
+from memfit.estimators.results.advice import StepSchedule
 from memfit.estimators.runtimes.mlx_lm import MLX_LM
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.step_schedule import step_schedule
 from memfit.estimators.weights.derived import derive
 from memfit.estimators.workspace.peak import ERROR_PERCENT, peak
 
