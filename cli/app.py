@@ -40,7 +40,9 @@ class Commands(LazyGroup):
         "fits": "List the models that fit a machine.",
         "server": "Show the most that mlx_lm.server takes, and the flags that fit.",
         "gate": "Check models against the limits of a policy file.",
+        "diff": "Show what another version of mlx-lm or mlx-vlm changes, in bytes.",
         "plan": "Plan memory for requests, contexts and limits.",
+        "compare-kit": "Compare what several machines measured with memfit tune --kit.",
         "devices": "List Macs and GPUs with the memory that a model can use.",
         "runtimes": "List runtimes, and how each allocates its cache.",
         "measurements": "Manage measurements of this machine, used by estimates.",
@@ -55,9 +57,11 @@ class Commands(LazyGroup):
     sections: ClassVar = {
         "What most people need": ("estimate", "fits", "server", "compare", "tune", "gate"),
         "Plan": ("plan",),
-        "Measure on this machine": ("tune experts", "tune train", "tune cache", "measurements"),
+        "Measure on this machine": (
+            *("tune experts", "tune train", "tune cache", "measurements", "compare-kit"),
+        ),
         "Look up": ("devices", "runtimes", "schema", "cache", "index"),
-        "For other programs": ("card", "mcp"),
+        "For other programs": ("card", "diff", "mcp"),
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

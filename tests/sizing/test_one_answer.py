@@ -239,7 +239,7 @@ def test_every_command_gives_the_figures_of_an_estimate(
     check_every_command(gguf, adapter, folder, question)
 
 
-@pytest.mark.parametrize("runtime", quick(RUNTIMES, ("mlx-lm", "vllm", "zinc")))
+@pytest.mark.parametrize("runtime", quick(RUNTIMES, ("vllm",)))
 def test_every_command_gives_the_figures_of_each_runtime(
     gguf: Path, adapter: Path, folder: Path, runtime: str
 ) -> None:
