@@ -64,7 +64,8 @@ def decode_speed(sized: SizedModel, workload: Workload) -> DecodeSpeed | None:
     if host:
         seconds += Fraction(on_host, host.bandwidth_bytes)
     most = ceil(10 * rows / seconds)
-    expected = _expected(sized, seconds) if rows == 1 and not host else None
+    is_plain = rows == 1 and not host and not sized.draft
+    expected = _expected(sized, seconds) if is_plain else None
     low, high = RANGE_PERCENT
     three: tuple[float, ...] = ()
     if expected:
