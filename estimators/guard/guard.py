@@ -287,11 +287,12 @@ class Guard(Struct, frozen=True, kw_only=True):
         """Return what the calls take in which the most is in memory: the last before a change."""
         prefill = _Prefill(prompts, step)
         decode = _Decode((*runs, *prompts))
-        calls = {0}
+        calls = {-1, 0}
         for run in (*runs, *prompts):
-            calls |= {max(0, run.start - 1), max(0, run.start), run.end}
+            # The last whole chunk, what is left of the prompt, the first token and the last.
+            calls |= {max(-1, run.start - behind) for behind in (2, 1, 0)} | {run.end}
         return [
-            self._call(decode.at(call), prefill.at(call), state, step, is_first=not call)
+            self._call(decode.at(call), prefill.at(call), state, step, is_first=call <= 0)
             for call in sorted(calls)
         ]
 
@@ -313,14 +314,18 @@ class Guard(Struct, frozen=True, kw_only=True):
                 max(caches, state.decode_bytes),
                 max(of_prompts, state.prompt_bytes),
             )
-        call = max(
-            tables.step_bytes(rows, width), tables.chunk_bytes(prompts, chunk, max(wide, chunk))
-        )
+        call = tables.step_bytes(rows, width)
+        if chunk:
+            call = max(call, tables.chunk_bytes(prompts, chunk, wide))
         return caches + of_prompts + call + tables.logits_bytes(rows)
 
 
 class _Prefill:
-    """The batch of prompts in each call of the replay."""
+    """The batch of prompts in each call of the replay, once those that are ready have left it.
+
+    What it holds before they leave, it held after the call before; the batch that they leave for
+    is a copy of as many bytes at most, computed layer by layer.
+    """
 
     def __init__(self, prompts: Sequence[_Run], step: int) -> None:
         self._step = step
@@ -334,16 +339,17 @@ class _Prefill:
         self._suffix.reverse()
 
     def at(self, call: int) -> tuple[int, int, int]:
-        """Return its rows, the tokens of its chunk and its width."""
-        first = bisect_left(self._starts, call)
+        """Return its rows, the tokens of its chunk and its width; call -1 is before the first."""
+        first = bisect_right(self._starts, call)
         rows = len(self._starts) - first
         if not rows:
             return 0, 0, 0
         goal, tokens, left = self._suffix[first]
-        chunk = max(1, min(self._step, left))
+        done = max(0, call) * self._step
+        chunk = min(self._step, left - done) if call >= 0 else 0
         # A row that ends with a shorter chunk is padded to that of the longest; a step of room for
         # what is left of a buffer that rows have left (BatchKVCache.filter).
-        return rows, chunk, min(goal, tokens + call * self._step) + chunk + STEP
+        return rows, chunk, min(goal, tokens + done) + chunk + STEP
 
 
 class _Decode:

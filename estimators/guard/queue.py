@@ -6,7 +6,7 @@ No request overtakes another, so that none waits for ever.
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from memfit.estimators.guard.guard import Admit, Evict, Guard, Refuse, Request, State
+from memfit.estimators.guard.guard import Admit, Evict, Guard, Refuse, Request, State, Wait
 from memfit.estimators.guard.ledger import (
     SimulatedBackend,
     Ticket,
@@ -34,6 +34,9 @@ class Guarded(Protocol):
     def start(self, name: str, admitted: Admit) -> None:
         """Take a request, and lower the prefill step to what is admitted."""
 
+    def wait(self, name: str, decision: Wait) -> None:
+        """Note that the first of the queue has to wait."""
+
 
 class AdmissionQueue:
     """Requests that run, and those that wait for them."""
@@ -56,6 +59,11 @@ class AdmissionQueue:
     def waiting(self) -> tuple[str, ...]:
         """The requests that wait, in order of arrival."""
         return tuple(ticket.name for ticket in self._ledger.waiting)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What the requests that wait need above the weights, each alone."""
+        return sum(ticket.size for ticket in self._ledger.waiting)
 
     def request(self, name: str, now_ms: int) -> Refuse | None:
         """Start a request or let it wait; return why, where it will never start."""
@@ -96,6 +104,8 @@ class AdmissionQueue:
             self._server.evict(decision.ids)
             # Without the entry that it began with, the prompt is longer: what fits is another.
             return self._may_start(name)
+        if isinstance(decision, Wait):
+            self._server.wait(name, decision)
         if isinstance(decision, Admit):
             self._server.start(name, decision)
         return isinstance(decision, Admit)

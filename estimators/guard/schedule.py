@@ -6,7 +6,18 @@ from typing import Any
 from msgspec.structs import replace
 
 from memfit.estimators.base.workload import ServerSettings
-from memfit.estimators.guard.guard import Admit, Entry, Evict, Guard, Refuse, Request, Row, State
+from memfit.estimators.guard.call_tables import CallTables
+from memfit.estimators.guard.guard import (
+    Admit,
+    Entry,
+    Evict,
+    Guard,
+    Refuse,
+    Request,
+    Row,
+    State,
+    Wait,
+)
 from memfit.estimators.guard.queue import AdmissionQueue
 from memfit.estimators.mlx.arrivals import Arrivals, ServedRequest
 from memfit.estimators.mlx.batch_schedule import BatchSchedule, ScheduleMoment, ServedRow
@@ -48,13 +59,15 @@ class GuardedSchedule(BatchSchedule):
         self.refused: dict[int, Refuse] = {}
         self.waits: set[int] = set()
         """Requests that could not start when they arrived."""
+        self._judged: set[int] = set()
         self.waits_in_vain: set[int] = set()
-        """Of those, the ones that could have, had all lengths of replies been known."""
+        """Of those, the ones that could have as the first of the queue, had all lengths of replies
+        been known."""
         self.evicted = self.not_stored = 0
 
-    def bytes_of(self, moment: ScheduleMoment) -> int:
+    def bytes_of(self, moment: ScheduleMoment, tables: CallTables | None = None) -> int:
         """Return the bytes of the moment that `moments` has just yielded, without an error."""
-        tables = self._true
+        tables = tables or self._true
         held = tables.weights_bytes + sum(map(tables.buffer_bytes, moment.buffers))
         held += tables.logits_bytes(moment.running)
         if chunk := moment.prefilled:
@@ -74,9 +87,14 @@ class GuardedSchedule(BatchSchedule):
         return self._guard.limit_bytes
 
     @property
-    def open_waiting(self) -> int:
-        """Requests in the queue now."""
-        return len(self._held)
+    def calls(self) -> int:
+        """Calls so far."""
+        return self._call
+
+    @property
+    def running(self) -> int:
+        """Requests that were started and have not ended."""
+        return sum(1 for _ in self._running())
 
     def state(self, *, exact: bool = False) -> State:
         """Return what is held now; ``exact`` with the replies that rows get."""
@@ -144,16 +162,17 @@ class GuardedSchedule(BatchSchedule):
                 row.generated = row.max_tokens  # others that came after its end do not wait for it
                 self._arrivals.end(self._call, 1)
             elif name in self._held:
-                self._wait(row)
+                self.waits.add(row.number)
         return len(arrived)
 
-    def _wait(self, row: ServedRow) -> None:
-        """Note a request that waits, and whether it would with what only the recording knows."""
-        self.waits.add(row.number)
-        asked = replace(self.request(str(row.number)), max_tokens=row.max_tokens)
-        decision = self._clairvoyant.admit(asked, self.state(exact=True))
-        if isinstance(decision, (Admit, Evict)):
-            self.waits_in_vain.add(row.number)
+    def wait(self, name: str, decision: Wait) -> None:
+        row = self._held[name]
+        if row.number not in self._judged:
+            self._judged.add(row.number)
+            asked = replace(self.request(name), max_tokens=row.max_tokens)
+            found = self._clairvoyant.admit(asked, self.state(exact=True))
+            if isinstance(found, (Admit, Evict)):
+                self.waits_in_vain.add(row.number)
 
     def _retry(self) -> None:
         if not (self._prompts or self._waiting):

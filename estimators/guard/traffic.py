@@ -4,35 +4,25 @@ from collections.abc import Iterator
 from random import Random
 from typing import Literal
 
-from msgspec import Struct
+from memfit.estimators.base.reading.request_trace import TraceRequest
 
 Traffic = Literal["agents", "uniform"]
 
 
-class TrafficRequest(Struct, frozen=True):
-    """A request: its whole prompt, the reply it asks for at most, and the one it gets."""
-
-    prompt_tokens: int
-    max_tokens: int
-    completion_tokens: int
-    session: int | None = None
-    """Requests of a session begin with what was said before in it."""
-
-
-def generated(kind: Traffic, random: Random, count: int, longest: int) -> list[TrafficRequest]:
+def generated(kind: Traffic, random: Random, count: int, longest: int) -> tuple[TraceRequest, ...]:
     """Return requests of up to ``longest`` tokens, reply included."""
     requests = _agents(random, longest) if kind == "agents" else _uniform(random, longest)
-    return [next(requests) for _ in range(count)]
+    return tuple(next(requests) for _ in range(count))
 
 
-def _uniform(random: Random, longest: int) -> Iterator[TrafficRequest]:
+def _uniform(random: Random, longest: int) -> Iterator[TraceRequest]:
     while True:
         reply = random.randint(1, max(1, min(6000, longest // 4)))
         prompt = random.randint(1, max(1, min(40_000, longest - reply)))
-        yield TrafficRequest(prompt, reply, random.randint(1, reply))
+        yield TraceRequest(prompt, random.randint(1, reply), max_tokens=reply)
 
 
-def _agents(random: Random, longest: int) -> Iterator[TrafficRequest]:
+def _agents(random: Random, longest: int) -> Iterator[TraceRequest]:
     """Yield turns of conversations, short requests, and some wide ones that stop early."""
     said: dict[int, int] = {}
     number = 0
@@ -48,8 +38,8 @@ def _agents(random: Random, longest: int) -> Iterator[TrafficRequest]:
             if prompt + reply > longest:  # a new conversation
                 session, prompt = 6 + number, min(prompt, longest - reply) // 2 or 1
             said[session] = prompt + got
-            yield TrafficRequest(prompt, reply, got, session)
+            yield TraceRequest(prompt, got, max_tokens=reply, session=str(session))
             continue
         wide = random.randint(longest // 16, longest // 3) if kind > 0.85 else 0
         prompt = wide or int(random.lognormvariate(7.5, 1)) + 1
-        yield TrafficRequest(max(1, min(prompt, longest - reply)), reply, got)
+        yield TraceRequest(max(1, min(prompt, longest - reply)), got, max_tokens=reply)

@@ -280,6 +280,8 @@ class BatchSchedule:
         self._decode_parts += (moved,)
         self._decode_buffer = moved.joined(self._decode_buffer)
         yield self._moment(*self._joining(), stepped=moved)
+        if self._settles:
+            self._decode_parts = (self._decode_buffer,)
 
     def _joining(self) -> tuple[BatchBuffer, ...]:
         return (self._extended,) if self._extended else ()

@@ -25,11 +25,12 @@ from memfit.estimators.guard.guard import (
     State,
     Wait,
 )
+from memfit.estimators.guard.replay import served_requests
 from memfit.estimators.guard.schedule import GuardedSchedule
 from memfit.estimators.guard.tabulate import make_card
 from memfit.estimators.guard.traffic import Traffic, generated
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.mlx.arrivals import ClosedLoop, ServedRequest
+from memfit.estimators.mlx.arrivals import ClosedLoop
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.sized_model import SizedModel
 from tests.selection import quick
@@ -75,15 +76,8 @@ def stream(
         decode_concurrency=random.choice((1, 8, 16)),
         prefill_step=random.choice((256, 512)),
     )
-    return schedule(
-        [
-            ServedRequest(each.prompt_tokens, each.completion_tokens, text=each.session)
-            for each in requests
-        ],
-        [each.max_tokens for each in requests],
-        guarded,
-        ClosedLoop(random.choice((2, 8, 24))),
-    )
+    served, longest = served_requests(requests)
+    return schedule(served, longest, guarded, ClosedLoop(random.choice((2, 8, 24))))
 
 
 def peak_of(schedule: GuardedSchedule) -> int:
@@ -103,7 +97,7 @@ def test_what_is_admitted_is_never_over_the_limit(
     for seed in range(30):
         schedule = stream(tables(name), kind, seed)
         assert not is_over(schedule), seed
-        assert not schedule.open_waiting
+        assert not schedule.queue.waiting
         served += len(schedule.waits)
     assert served
 
