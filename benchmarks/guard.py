@@ -22,7 +22,7 @@ MODELS = (
     *("qwen3-0.6b", "qwen3-4b-4bit", "qwen3-8b-4bit", "llama-3.1-8b", "gemma-3-4b"),
     *("gpt-oss-20b", "lfm2.5-8b-a1b-4bit", "qwen3-30b-a3b-4bit", "qwen3.5-35b-a3b", "falcon-h1-7b"),
 )
-LONGEST = 24_000
+LONGEST = 16_000
 
 
 def main(streams: int) -> None:
@@ -51,9 +51,7 @@ def main(streams: int) -> None:
 
 def _stream(tables: CallTables, seed: int) -> dict[str, int]:
     random = Random(seed)
-    requests = generated(
-        ("agents", "uniform")[seed % 2], random, random.choice((12, 30, 60)), LONGEST
-    )
+    requests = generated(("agents", "uniform")[seed % 2], random, random.choice((8, 24)), LONGEST)
     room = int(tables.row_bytes(LONGEST, 2048) * random.uniform(1, 8))
     guard = Guard(
         tables=tables,
@@ -62,7 +60,7 @@ def _stream(tables: CallTables, seed: int) -> dict[str, int]:
         decode_concurrency=random.choice((1, 8, 32)),
         prefill_step=random.choice((256, 512, 2048)),
     )
-    result = replay(guard, requests, traffic="", clients=random.choice((2, 8, 30)))
+    result = replay(guard, requests, traffic="", clients=random.choice((2, 8, 24)))
     return {
         "streams": 1,
         "requests": result.requests,

@@ -182,8 +182,18 @@ class GuardedSchedule(BatchSchedule):
     def _running(self) -> Iterator[ServedRow]:
         yield from (*self._decoding, *self._prompts, *self._waiting)
 
+    def _end(self, buffer: BatchBuffer) -> None:
+        super()._end(buffer)
+        # At once, before rows join in the same call: a reply's cache that nobody has computed keeps
+        # the batch that it was cut from.
+        for row, ended in self._finished:
+            self._insert(row, ended)
+        self._arrivals.end(self._call, len(self._finished))
+        self._finished = []
+        self._decode_parts = (self._decode_buffer,) if self._decode_buffer else ()
+
     def _store(self) -> None:
-        super()._store()
+        super()._store()  # prefixes
         # What is stored is evaluated, and what is not is dropped: no variable keeps a batch.
         self._responses, self._last_prefix = (), None
 

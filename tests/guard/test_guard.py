@@ -30,7 +30,9 @@ from memfit.estimators.guard.schedule import GuardedSchedule
 from memfit.estimators.guard.tabulate import make_card
 from memfit.estimators.guard.traffic import Traffic, generated
 from memfit.estimators.machine.devices import find_device
-from memfit.estimators.mlx.arrivals import ClosedLoop
+from memfit.estimators.mlx.arrivals import ClosedLoop, ServedRequest
+from memfit.estimators.mlx.batch_schedule import BatchSchedule
+from memfit.estimators.mlx.kv_cache import BatchBuffer
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.sized_model import SizedModel
 from tests.selection import quick
@@ -56,6 +58,11 @@ def tables() -> Callable[[str], CallTables]:
         return known[name]
 
     return of
+
+
+@pytest.fixture(scope="module")
+def small(tables: Callable[[str], CallTables]) -> CallTables:
+    return tables("qwen3-0.6b")
 
 
 def guard(tables: CallTables, above: int, **settings: int) -> Guard:
@@ -102,9 +109,11 @@ def test_what_is_admitted_is_never_over_the_limit(
     assert served
 
 
-class _WithoutEnded(GuardedSchedule):
-    def state(self, *, exact: bool = False) -> State:
-        return replace(super().state(exact=exact), decode_bytes=0, prompt_bytes=0)
+class _StoresLate(GuardedSchedule):
+    """Rows join the batch while the replies that ended in the call before still keep it."""
+
+    def _end(self, buffer: BatchBuffer) -> None:
+        BatchSchedule._end(self, buffer)
 
 
 class _WithoutEntries(GuardedSchedule):
@@ -132,14 +141,28 @@ class _StoresAll(GuardedSchedule):
         self.queue.store = lambda tokens: True  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(
-    "fault", [_WithoutEnded, _WithoutEntries, _WithoutPrompts, _OwnWidths, _StoresAll]
-)
+@pytest.mark.parametrize("fault", [_WithoutEntries, _WithoutPrompts, _OwnWidths, _StoresAll])
 def test_a_guard_that_leaves_something_out_goes_over_the_limit(
     tables: Callable[[str], CallTables], fault: type[GuardedSchedule]
 ) -> None:
     runs = (stream(tables("qwen3-0.6b"), "agents", seed, fault) for seed in range(60))
     assert any(is_over(run) for run in runs)
+
+
+def test_a_reply_that_is_stored_late_keeps_a_batch_beside_the_one_that_rows_join(
+    small: CallTables,
+) -> None:
+    def run(kind: type[GuardedSchedule], seed: int) -> int:
+        random = Random(seed)
+        served = [ServedRequest(random.randint(9, 4000), random.randint(1, 9)) for _ in range(40)]
+        decides = guard(small, 10**12, prompt_concurrency=4, prefill_step=256)
+        longest = [each.max_tokens for each in served]
+        return peak_of(kind(served, longest, decides, ClosedLoop(24)))
+
+    late, at_once = (
+        [run(kind, seed) for seed in range(4)] for kind in (_StoresLate, GuardedSchedule)
+    )
+    assert max(late) > 1.1 * max(at_once)
 
 
 rows = st.builds(Row, st.integers(1, 9000), st.just(0), st.integers(0, 2000))
@@ -163,11 +186,6 @@ above = st.integers(GB // 4, 20 * GB)
 ORDER: dict[type[Decision], int] = {Refuse: 0, Wait: 1, Evict: 2, Admit: 3}
 drawn = settings(max_examples=60, deadline=None)
 MANY = {"prompt_concurrency": 16, "decode_concurrency": 32, "prefill_step": 512}
-
-
-@pytest.fixture(scope="module")
-def small(tables: Callable[[str], CallTables]) -> CallTables:
-    return tables("qwen3-0.6b")
 
 
 @drawn
