@@ -48,6 +48,7 @@ class Commands(LazyGroup):
         "cache": "Manage the cached headers of models on the Hub.",
         "index": "Manage the index of published models.",
         "card": "Write the peak of a model as a table that any program can evaluate.",
+        "serve": "Run mlx_lm.server behind a guard that keeps it below a limit.",
         "replay": "Show what a guard does with traffic, without a model in memory.",
         "mcp": "Answer fits, estimate and admit as an MCP server over stdio.",
     }
@@ -58,7 +59,7 @@ class Commands(LazyGroup):
         "Plan": ("plan",),
         "Measure on this machine": ("tune experts", "tune train", "tune cache", "measurements"),
         "Look up": ("devices", "runtimes", "schema", "cache", "index"),
-        "For other programs": ("card", "replay", "mcp"),
+        "For other programs": ("card", "serve", "replay", "mcp"),
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -28,6 +28,9 @@ class Guarded(Protocol):
     def request(self, name: str) -> Request:
         """Return what a waiting request needs now: how much of it is cached can change."""
 
+    def is_free(self, name: str) -> bool:
+        """Return whether a request may run beside what does: some run alone."""
+
     def evict(self, ids: Sequence[Any]) -> None:
         """Drop stored caches."""
 
@@ -99,6 +102,8 @@ class AdmissionQueue:
         return True
 
     def _may_start(self, name: str) -> bool:
+        if not self._server.is_free(name):
+            return False
         decision = self._guard.admit(self._server.request(name), self._server.state())
         if isinstance(decision, Evict):
             self._server.evict(decision.ids)
