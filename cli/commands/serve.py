@@ -4,7 +4,6 @@ from pathlib import Path
 
 import typer
 
-from memfit.cli.measuring import local_model
 from memfit.cli.options.groups import VERBOSE, OptionGroup, argument, grouped, option
 from memfit.cli.options.questions import NamedModel
 from memfit.cli.progress import reporting
@@ -70,6 +69,7 @@ def serve(model: NamedModel, options: ServeOptions) -> None:
     end. GET /health has the memory. More flags stand after two dashes: -- --temp 0.7.
     """
     from memfit.probes.codeless import codeless_view
+    from memfit.probes.download import local_model
     from memfit.probes.serving import require_flags, require_version
     from memfit.probes.serving import serve as served
 

@@ -144,18 +144,25 @@ class Alternative(Struct, frozen=True, kw_only=True):
     """The longest prompt that fits comfortably; 0 when none does."""
 
 
+SecondsRange = Annotated[tuple[Number, ...], Meta(min_length=2, max_length=2)]
+"""The least and the most to expect."""
+
+
 class FirstToken(Struct, frozen=True, kw_only=True):
-    """How long a prompt takes before its first token."""
+    """How long a prompt takes before its first token, and a turn with its reply."""
 
     prompt_tokens: Positive
     seconds: Number
     """With the most GPU cores that the machine is sold with."""
-    range_seconds: Annotated[tuple[Number, ...], Meta(min_length=2, max_length=2)]
+    range_seconds: SecondsRange
     """The least and the most to expect, with the fewest cores too."""
-    turn_range_seconds: (
-        Annotated[tuple[Number, ...], Meta(min_length=2, max_length=2)] | UnsetType
-    ) = UNSET
-    """With the reply, where the request has one and its speed can be expected."""
+    prefill_seconds: Number
+    """The part of ``seconds`` before the last token of the prompt, which is decoded."""
+    prefill_range_seconds: SecondsRange
+    decode_range_seconds: SecondsRange | UnsetType = UNSET
+    """Of the reply, where the request has one and its speed can be expected."""
+    turn_range_seconds: SecondsRange | UnsetType = UNSET
+    """Of both together: the whole turn."""
     at_usual_step_seconds: Number | UnsetType = UNSET
     """With the runtime's own prefill step, where that is more than 5 % faster."""
 

@@ -27,7 +27,6 @@ from memfit.estimators.results.advice import (
 from memfit.estimators.results.result import both_units
 from memfit.estimators.runtimes.facets import Commands, MlxLmPrograms, NvidiaOnly, OnMlx
 from memfit.estimators.runtimes.mlx_lm_commands import convert_command, draft_flags
-from memfit.estimators.runtimes.run_limits import prompt_verdict
 from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.grid import (
@@ -42,6 +41,7 @@ from memfit.estimators.sizing.joint import JointSearch, Longest, RequestSettings
 from memfit.estimators.sizing.opening import weight_bits_of
 from memfit.estimators.sizing.prefill_speed import first_tokens
 from memfit.estimators.sizing.recommend import recommend, with_changes
+from memfit.estimators.sizing.run_limits import prompt_verdict
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
     is_accepted,
@@ -204,7 +204,7 @@ def _recommended(
     is_wired = device and device.backend == "metal" and sized.runtime_model.facet(OnMlx)
     return Recommended(
         context_tokens=tokens,
-        context_verdict=prompt_verdict(sized.runtime_model, workload, tokens or 0),
+        context_verdict=prompt_verdict(sized, workload, tokens or 0),
         wired_limit_bytes=(
             wired_limit(needed_bytes, device).nbytes
             if device and is_wired and needed_bytes

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from msgspec import UNSET, UnsetType, convert
+from msgspec import UNSET, convert
 from msgspec.structs import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
@@ -39,25 +39,26 @@ from memfit.estimators.runtimes.facets import (
     pool,
     runs_kv_bits,
 )
-from memfit.estimators.runtimes.held import held_note, most_held_bytes
+from memfit.estimators.runtimes.held import held_note
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.registry import runtime_summary
-from memfit.estimators.runtimes.run_limits import (
-    ending_notes,
-    largest_buffer,
-    run_limits,
-    tightened,
-)
 from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.runtimes.source import Formula, Interpolated
 from memfit.estimators.sizing.advise import NO_ADVICE, advise
 from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.prefill_speed import first_tokens
+from memfit.estimators.sizing.run_limits import (
+    ending_notes,
+    largest_buffer,
+    run_limits,
+    tightened,
+)
 from memfit.estimators.sizing.search import longest_prompt
 from memfit.estimators.sizing.sized_model import (
     SizedModel,
     draft_figures,
     error_bytes_of,
+    held_of,
     peak_of,
     refusal_of,
     runtimes_that_load,
@@ -78,9 +79,9 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
     """
     figures, runtime_model = sized.figures_for(workload), sized.runtime_model
     need = sized.requirement(workload)
-    limits = (*largest_buffer(sized.device, figures), *run_limits(runtime_model, workload))
+    limits = (*largest_buffer(sized.device, figures), *run_limits(sized, workload))
     verdict, exceeded = verdict_of(sized, workload)
-    peak_bytes = peak_of(sized, workload)
+    peak_bytes, held = peak_of(sized, workload), held_of(sized, workload)
     advises = advises and not refusal_of(sized)
     advice = advise(sized, workload) if advises else NO_ADVICE
     drafted = draft_figures(sized, workload)
@@ -95,7 +96,7 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
         peak_range_bytes=_peak_range(sized, workload, figures, peak_bytes),
         peak_phase=(drafted.phase if drafted else None) or figures.moment.phase,
         needed_bytes=need.peak_bytes,
-        held_bytes=_held_bytes(sized, figures),
+        held_bytes=UNSET if held is None else held,
         verdict=tightened(verdict, limits),
         exceeded=exceeded,
         assumptions=both_units(tuple(_assumptions(sized, workload))),
@@ -113,12 +114,6 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
         images=(_image_advice(sized, workload) if advises else None) or UNSET,
         **asdict(advice),
     )
-
-
-def _held_bytes(sized: SizedModel, figures: MemoryFigures) -> int | UnsetType:
-    """Return the most that MLX holds; with a draft model it is not known."""
-    held = None if sized.draft else most_held_bytes(figures.moment, sized.device)
-    return UNSET if held is None else held
 
 
 def _pool(sized: SizedModel, workload: Workload) -> MemoryPool | None:
@@ -326,9 +321,8 @@ def _notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
         yield Note("warning", "draft-pool", text)
     figures = sized.figures_for(workload)
     yield from sized.runtime_model.statements(workload, figures).notes
-    yield from ending_notes(run_limits(sized.runtime_model, workload))
-    if not sized.draft:
-        yield from held_note(figures.moment, sized.device)
+    yield from ending_notes(run_limits(sized, workload))
+    yield from held_note(peak_of(sized, workload), held_of(sized, workload))
     if sized.device:
         yield from _device_notes(sized.device, figures)
 
@@ -365,7 +359,7 @@ def notes_on_versions(sized: SizedModel, workload: Workload, *, of: str) -> tupl
     every = sized.runtime_model.statements(workload, sized.figures_for(workload)).notes
     codes = ("mlx-version", "mlx-verdict", "newer-version")
     notes = (replace(note, message=of + note.message) for note in every if note.code in codes)
-    ending = ending_notes(run_limits(sized.runtime_model, workload), of=of)
+    ending = ending_notes(run_limits(sized, workload), of=of)
     return both_units((*notes, *ending))
 
 

@@ -95,7 +95,7 @@ def main() -> None:
     try:
         server.main()
     except MemfitError as error:
-        sys.exit(f"memfit: {error}")
+        raise SystemExit(f"memfit: {error}") from None
 
 
 def _run(setup: dict[str, Any], host: str, port: int, provider: Any) -> None:
@@ -120,8 +120,7 @@ def _run(setup: dict[str, Any], host: str, port: int, provider: Any) -> None:
     threading.Thread(target=_watch_parent, args=(finish,), daemon=True).start()
     server._run_http_server(host, port, generator, server_class=Http, handler_class=Handler)
     generator.stop_and_join()
-    # The loop's thread ends when it is not healthy any more.
-    os._exit(0 if stop.is_set() else 1)
+    raise SystemExit(0 if stop.is_set() else 1)
 
 
 def _guard(setup: dict[str, Any], flags: Any) -> Guard:

@@ -20,7 +20,6 @@ import pytest
 
 pytest.importorskip("mlx_lm")
 
-from tests.cli.running import Memfit
 from tests.plans.test_real_server import CONFIG, STATES, WINDOWS, saved
 
 PATIENCE_SECONDS = 300
@@ -184,10 +183,3 @@ def test_thirty_requests_at_once_stay_below_the_limit(models: dict[str, Path], s
     limit = 70_000_000 if name == "states" else random.Random(seed).choice((40, 60)) * 10**6
     with serving(models[name], limit=limit) as server:
         require_below_limit(server, burst(server, seed, 30), limit)
-
-
-def test_flags_that_are_not_guarded_are_refused(memfit: Memfit, models: dict[str, Path]) -> None:
-    for flags in (("--trust-remote-code",), ("--kv-bits", "8"), ("--draft", "x"), ("--trust",)):
-        run = memfit("serve", models["llama"], "--", *flags)
-        assert (run.code, flags[0] in run.err) == (2, True)
-    assert memfit("serve", "none/such-model-here").code in (2, 4)

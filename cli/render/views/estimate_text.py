@@ -269,9 +269,6 @@ def speed(result: Estimate) -> Iterator[str]:
     if expected.expected_tokens_per_second:
         least, median, most = expected.expected_tokens_per_second
         text += f", expect about {median:.0f} ({least:.0f} to {most:.0f})"
-    elif expected.range_tokens_per_second:
-        least, most = expected.range_tokens_per_second
-        text += f", expect {least:.0f} to {most:.0f} (not measured on this chip)"
     if expected.host_bytes_per_step and expected.host_bandwidth_bytes_per_second:
         rate = size(expected.host_bandwidth_bytes_per_second, Units.GB, down=True)
         text += f" with a host of {rate}/s"
@@ -292,10 +289,14 @@ def first_token(result: Estimate) -> Iterator[str]:
     if longer and not (chosen and chosen.settings):
         text += f", {_time(longer[-1].seconds)} at {tokens(longer[-1].prompt_tokens)}"
     if first.at_usual_step_seconds:
-        text += f" ({_time(first.at_usual_step_seconds)} by the usual prefill step)"
-    if first.turn_range_seconds:
-        text += f", the whole reply {_between(first.turn_range_seconds)}"
+        more = _time(first.seconds - first.at_usual_step_seconds)
+        text += f", {more} of it for the smaller prefill step"
     yield text
+    if first.decode_range_seconds and first.turn_range_seconds:
+        prefill, reply = map(_between, (first.prefill_range_seconds, first.decode_range_seconds))
+        yield (
+            f"the turn takes {_between(first.turn_range_seconds)}: prefill {prefill}, reply {reply}"
+        )
 
 
 def _between(seconds: tuple[float, ...]) -> str:

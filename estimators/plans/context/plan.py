@@ -27,13 +27,6 @@ from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile, plain_profile
 from memfit.estimators.runtimes.facets import MlxLmPrograms, OwnContext
 from memfit.estimators.runtimes.registry import runtime_summary
-from memfit.estimators.runtimes.run_limits import (
-    ending_notes,
-    notes_beyond,
-    prompt_verdict,
-    run_limits,
-    tightened,
-)
 from memfit.estimators.runtimes.runtime import Budget, judge, recommended_bytes
 from memfit.estimators.sizing.estimate import (
     assumption_notes,
@@ -42,6 +35,13 @@ from memfit.estimators.sizing.estimate import (
     workload_notes,
 )
 from memfit.estimators.sizing.image_advice import image_advice
+from memfit.estimators.sizing.run_limits import (
+    ending_notes,
+    notes_beyond,
+    prompt_verdict,
+    run_limits,
+    tightened,
+)
 from memfit.estimators.sizing.search import (
     UNBOUNDED_CONTEXT,
     context_lengths,
@@ -118,7 +118,7 @@ class _ContextPlan(Struct, frozen=True):
         profile = (own.memory_profile if own else plain_profile)(workload, figures)
         allocation = runtime_model.statements(workload, figures).allocation
         ceilings = self._ceilings()
-        limits, lengths = run_limits(runtime_model, workload), self._lengths(ceilings)
+        limits, lengths = run_limits(sized, workload), self._lengths(ceilings)
         longest = longest_context(sized, workload, ceilings.effective) if device else None
         return ContextPlan(
             model=model_summary(sized),
@@ -144,11 +144,11 @@ class _ContextPlan(Struct, frozen=True):
             notes=(
                 *both_units(tuple(self._notes())),
                 *ending_notes(limits),
-                *notes_beyond(runtime_model, workload, max(longest or 0, *lengths, 0)),
+                *notes_beyond(sized, workload, max(longest or 0, *lengths, 0)),
                 *self._notes_on_matrix(ceilings),
             ),
             limits=limits,
-            longest_verdict=prompt_verdict(runtime_model, workload, longest or 0),
+            longest_verdict=prompt_verdict(sized, workload, longest or 0),
             images=image_advice(sized, workload) or UNSET,
         )
 
@@ -220,7 +220,7 @@ class _ContextPlan(Struct, frozen=True):
 
     def _verdict(self, workload: Workload) -> Verdict:
         verdict, _ = judge(self.sized.requirement(workload), self.sized.device)
-        return tightened(verdict, run_limits(self.sized.runtime_model, workload))
+        return tightened(verdict, run_limits(self.sized, workload))
 
     def _notes_on_matrix(self, ceilings: Ceilings) -> Iterator[Note]:
         for tokens in self.question.contexts:
