@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from msgspec import UNSET, convert
+from msgspec import UNSET, UnsetType, convert
 from msgspec.structs import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
@@ -10,7 +10,7 @@ from memfit.estimators.base.units import open_limit, open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import by_macos
-from memfit.estimators.results.advice import ImageAdvice
+from memfit.estimators.results.advice import Grid, ImageAdvice, StepSchedule
 from memfit.estimators.results.estimate import (
     KV,
     Component,
@@ -65,6 +65,7 @@ from memfit.estimators.sizing.sized_model import (
     verdict_of,
     workspace_error_of,
 )
+from memfit.estimators.sizing.step_schedule import step_schedule
 
 SHORTEST_PLOTTED = 1024
 
@@ -108,12 +109,20 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
         else UNSET,
         decode_speed=decode_speed(sized, workload),
         first_tokens=first_tokens(sized, workload, prompts) or UNSET,
+        schedule=_schedule(sized, workload, advice.grid),
         pool=_pool(sized, workload) or UNSET,
         memories=_memories(sized, workload) or UNSET,
         files=tuple(_files(sized, workload, need)) or UNSET,
         images=(_image_advice(sized, workload) if advises else None) or UNSET,
         **asdict(advice),
     )
+
+
+def _schedule(sized: SizedModel, workload: Workload, grid: Grid) -> StepSchedule | UnsetType:
+    own = next((row for row in grid.rows if not row.settings), None)
+    if own is None or grid.axis != "context_tokens" or own.context_step >= workload.prefill_step:
+        return UNSET
+    return step_schedule(sized, workload, longest_prompt(sized)) or UNSET
 
 
 def _pool(sized: SizedModel, workload: Workload) -> MemoryPool | None:
