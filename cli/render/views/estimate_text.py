@@ -220,7 +220,8 @@ def recommended(values: Recommended, units: Units, *, clients: int = 0) -> str:
     if values.wired_limit_bytes:
         parts.append(f"wired limit {size(values.wired_limit_bytes, units)}")
     if values.expert_capacity and parts:
-        parts.append(f"all {values.expert_capacity} experts")
+        kept, every = values.expert_capacity, values.experts
+        parts.append(f"{kept} of {every} experts" if every else f"all {kept} experts")
     return ", ".join(parts)
 
 
