@@ -1,7 +1,8 @@
 """Closed sets of names in results, and the largest moment of a run."""
 
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -38,6 +39,23 @@ Settings = dict[SettingName, Count]
 """``host_experts`` are the layers, from the first, with their experts on the host."""
 
 
+class Lines(Sequence[str]):
+    """Lines of text that are made when one is read."""
+
+    def __init__(self, make: Callable[[], tuple[str, ...]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> tuple[str, ...]:
+        return self._make()
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._made[index]
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
 class PeakMoment(Struct, frozen=True):
     """The most memory in use at once during a run, with the phase it falls in."""
 
@@ -50,7 +68,7 @@ class PeakMoment(Struct, frozen=True):
     """The largest single allocation of the run."""
     largest_buffer: str
     """What it holds."""
-    explanation: tuple[str, ...]
+    explanation: Sequence[str]
     """The sum of the moment's parts, as a line of text."""
     prefill_bytes: int | None = None
     """The most in use before the last token of the prompt, None when it is not known by phase."""
@@ -60,6 +78,8 @@ class PeakMoment(Struct, frozen=True):
     """The most in use during each call, where it is known by call."""
     held_bytes: int | None = None
     """The most that is in use and kept for reuse together; None where that is not known."""
+    held_phase: Phase | None = None
+    """The phase that falls in."""
     batch_bytes: int = 0
     """What a batch of work keeps in use, by trace: one more or less may be under way."""
 
@@ -93,5 +113,6 @@ class PeakMoment(Struct, frozen=True):
             nbytes=load_bytes,
             workspace_bytes=self.workspace_bytes + load_bytes - self.nbytes,
             held_bytes=None if self.held_bytes is None else max(self.held_bytes, load_bytes),
+            held_phase="load" if load_bytes > (self.held_bytes or load_bytes) else self.held_phase,
             explanation=(line, *self.explanation),
         )
