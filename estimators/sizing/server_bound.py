@@ -344,7 +344,8 @@ class _Limits:
     def _row(self) -> int:
         """Bytes of the row of an entry that a request continues: its first call computes it."""
         windows, tokens = self._windows(0, None), self.longest
-        return self.memory.cache_bytes(BatchBuffer(1, windows, tokens, tokens, tokens, self._chunk))
+        row = BatchBuffer(1, windows, tokens, tokens, tokens, self._chunk, self._together)
+        return self.memory.cache_bytes(row)
 
     def _hits(self, begins: int, rows: int, idle: int, begun: int = 0) -> int:
         """Bytes of what requests keep that begin with an entry.

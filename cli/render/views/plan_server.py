@@ -65,7 +65,7 @@ def _share(mix: ServerMix) -> int:
 
 def _facts(result: ServerPlan, units: Units) -> Iterator[str]:
     yield (
-        f"{result.clients} request{'s' * (result.clients > 1)} open at a time; prompts of up to"
+        f"{result.clients} requests open at a time; prompts of up to"
         f" {result.longest_prompt_tokens} tokens, {result.longest_generation_tokens} generated;"
         f" {runtime_text(result.runtime)}"
     )
@@ -90,7 +90,7 @@ def _rows(moment: ServerMoment, units: Units) -> Iterator[tuple[str, str]]:
         **(images if moment.images_bytes else {}),
         f"Caches: {decoding} decoding, {moment.stored_caches} stored": moment.cache_bytes,
         "Decoding" if moment.images_bytes else "Logits and log-probabilities": moment.logits_bytes,
-        f"Prefill of {prompts} prompt{'s' * (prompts != 1)}": moment.prefill_bytes,
+        f"Prefill of {prompts} prompts": moment.prefill_bytes,
         "Margin": moment.margin_bytes,
         "Needs": moment.needed_bytes,
     }
