@@ -13,14 +13,12 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from memfit.estimators.machine.chips import architecture_parts, chips, listed_gpu
 from memfit.estimators.machine.device import Device, OsRegime
 from memfit.estimators.machine.devices import (
     MIB,
-    architecture_parts,
     chip_device,
-    chips,
     cuda_working_set,
-    listed_gpu,
     unknown_mac,
     with_wired_limit,
 )

@@ -239,9 +239,9 @@ class DecodeSpeed(Struct, frozen=True, kw_only=True):
     expected_tokens_per_second: (
         Annotated[tuple[Number, ...], Meta(min_length=3, max_length=3)] | None
     )
-    """The 10th percentile, median and 90th of what runs reach; None: not measured on this chip."""
+    """The least, the usual and the most to expect of one sequence; None: the chip is not known."""
     range_tokens_per_second: Annotated[tuple[Number, ...], Meta(min_length=2, max_length=2)] | None
-    """The least and the most to expect; of other chips where runs were not measured on this one."""
+    """The least and the most of them."""
     host_bytes_per_step: Bytes | UnsetType = UNSET
     """The part of those bytes that is read from the memory of a GPU's host."""
     host_bandwidth_bytes_per_second: Positive | UnsetType = UNSET

@@ -269,9 +269,6 @@ def speed(result: Estimate) -> Iterator[str]:
     if expected.expected_tokens_per_second:
         least, median, most = expected.expected_tokens_per_second
         text += f", expect about {median:.0f} ({least:.0f} to {most:.0f})"
-    elif expected.range_tokens_per_second:
-        least, most = expected.range_tokens_per_second
-        text += f", expect {least:.0f} to {most:.0f} (not measured on this chip)"
     if expected.host_bytes_per_step and expected.host_bandwidth_bytes_per_second:
         rate = size(expected.host_bandwidth_bytes_per_second, Units.GB, down=True)
         text += f" with a host of {rate}/s"
