@@ -35,6 +35,7 @@ class Commands(LazyGroup):
         "tune": "Run a model, and compare its memory with the estimate.",
         "tune experts": "Run a model with a part of its experts in memory.",
         "tune train": "Train a few steps, and compare their memory with the plan.",
+        "tune disk": "Read experts, a layer and a file of a model from the disk, in three ways.",
         "tune cache": "Store the cache of prompts on the disk, and restore it.",
         "compare": "Compare models side by side, and show what fits where.",
         "fits": "List the models that fit a machine.",
@@ -42,6 +43,7 @@ class Commands(LazyGroup):
         "gate": "Check models against the limits of a policy file.",
         "diff": "Show what another version of mlx-lm or mlx-vlm changes, in bytes.",
         "plan": "Plan memory for requests, contexts and limits.",
+        "compare-kit": "Compare what several machines measured with memfit tune --kit.",
         "devices": "List Macs and GPUs with the memory that a model can use.",
         "runtimes": "List runtimes, and how each allocates its cache.",
         "measurements": "Manage measurements of this machine, used by estimates.",
@@ -49,6 +51,8 @@ class Commands(LazyGroup):
         "cache": "Manage the cached headers of models on the Hub.",
         "index": "Manage the index of published models.",
         "card": "Write the peak of a model as a table that any program can evaluate.",
+        "serve": "Run mlx_lm.server behind a guard that keeps it below a limit.",
+        "replay": "Show which requests a guard starts, lets wait or refuses.",
         "mcp": "Answer fits, estimate and admit as an MCP server over stdio.",
     }
     labels: ClassVar = {"estimate": "MODEL"}
@@ -56,9 +60,12 @@ class Commands(LazyGroup):
     sections: ClassVar = {
         "What most people need": ("estimate", "fits", "server", "compare", "tune", "gate"),
         "Plan": ("plan",),
-        "Measure on this machine": ("tune experts", "tune train", "tune cache", "measurements"),
+        "Measure on this machine": (
+            *("tune experts", "tune train", "tune cache", "tune disk"),
+            *("measurements", "compare-kit"),
+        ),
         "Look up": ("devices", "runtimes", "schema", "cache", "index"),
-        "For other programs": ("card", "diff", "mcp"),
+        "For other programs": ("card", "serve", "replay", "diff", "mcp"),
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

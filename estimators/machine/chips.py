@@ -77,6 +77,11 @@ def with_gpu_cores(device: Device, cores: int) -> Device:
     return replace(device, gpu_cores=cores)
 
 
+def chip_named(brand: str) -> Chip | None:
+    """Return the chip of a Mac's name such as ``Apple M4 Max``, None for an unknown one."""
+    return chips().get(brand.removeprefix("Apple ").strip().lower().replace(" ", "-"))
+
+
 @cache
 def chips() -> dict[str, Chip]:
     """Return every chip by its id, such as ``m4-max``, oldest first."""

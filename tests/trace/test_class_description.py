@@ -225,6 +225,7 @@ def test_a_workspace_between_traced_prompts_is_within_the_error_of_a_formula(
     assert between.workspace_bytes <= traced.workspace_bytes * most[0] // most[1] or tokens < 4096
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_a_line_between_traced_prompts_ends_before_fewer_layers_run_at_once() -> None:
     packed = {"quantization": {"bits": 4, "group_size": 64}}
     trace = trace_of({**published_config("glm-4.7-flash"), **packed})
@@ -235,6 +236,7 @@ def test_a_line_between_traced_prompts_ends_before_fewer_layers_run_at_once() ->
     assert traced.workspace_bytes <= between.workspace_bytes <= traced.workspace_bytes * 5 // 4
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_the_workspace_of_a_loop_is_bounded_by_that_of_shorter_chunks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
