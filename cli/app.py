@@ -35,6 +35,7 @@ class Commands(LazyGroup):
         "tune": "Run a model, and compare its memory with the estimate.",
         "tune experts": "Run a model with a part of its experts in memory.",
         "tune train": "Train a few steps, and compare their memory with the plan.",
+        "tune disk": "Read experts, a layer and a file of a model from the disk, in three ways.",
         "tune cache": "Store the cache of prompts on the disk, and restore it.",
         "compare": "Compare models side by side, and show what fits where.",
         "fits": "List the models that fit a machine.",
@@ -60,7 +61,8 @@ class Commands(LazyGroup):
         "What most people need": ("estimate", "fits", "server", "compare", "tune", "gate"),
         "Plan": ("plan",),
         "Measure on this machine": (
-            *("tune experts", "tune train", "tune cache", "measurements", "compare-kit"),
+            *("tune experts", "tune train", "tune cache", "tune disk"),
+            *("measurements", "compare-kit"),
         ),
         "Look up": ("devices", "runtimes", "schema", "cache", "index"),
         "For other programs": ("card", "serve", "replay", "diff", "mcp"),

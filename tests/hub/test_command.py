@@ -172,6 +172,7 @@ def test_an_interrupt_does_not_wait_for_a_stalled_hub(
     assert (process.returncode, out, err) == (130, "", "memfit: interrupted\n")
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_offline_uses_the_previous_call_with_a_note(shell: Shell, hub: FakeHub) -> None:
     first = estimate(shell("estimate", NAME, "--json"))
     hub.made.clear()
@@ -183,6 +184,7 @@ def test_offline_uses_the_previous_call_with_a_note(shell: Shell, hub: FakeHub) 
     assert second == first
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_verbose_prints_each_request_and_response(shell: Shell, hub: FakeHub) -> None:
     ran = shell("estimate", NAME, "--json", "-v")
     assert estimate(ran)

@@ -212,8 +212,8 @@ def _commands(sized: SizedModel, workload: Workload, settings: ServerSettings) -
     )
 
 
-def check_lengths(sized: SizedModel, requests: Iterable[ServedRequest]) -> None:
-    """Check that no request is longer than the model's context.
+def check_lengths(sized: SizedModel, requests: Iterable[ServedRequest], name: str = "") -> None:
+    """Check that no request is longer than the model's context; ``name`` is of the only one.
 
     Raises:
         InputError: when one is.
@@ -222,8 +222,8 @@ def check_lengths(sized: SizedModel, requests: Iterable[ServedRequest]) -> None:
     for number, each in enumerate(islice(requests, MAX_SIMULATED), 1):
         if most is not None and each.prompt_tokens + each.max_tokens > most:
             raise InputError(
-                f"request {number}: {each.prompt_tokens} + {each.max_tokens} tokens are more than"
-                f" the model's context of {most}; shorten it"
+                f"{name or f'request {number}'}: {each.prompt_tokens} + {each.max_tokens} tokens"
+                f" are more than the model's context of {most}; shorten it"
             )
 
 
