@@ -122,14 +122,16 @@ def _by_spans(path: Path, spans: list[tuple[int, int]], way: ReadWay) -> None:
         if way == "mmap":
             with mmap.mmap(handle, 0, access=mmap.ACCESS_READ) as mapped:
                 for offset, nbytes in spans:
-                    mx.eval(mx.array(memoryview(mapped[offset : offset + nbytes])))
+                    part: Any = memoryview(mapped[offset : offset + nbytes])
+                    mx.eval(mx.array(part))
             return
         if sys.platform == "darwin":
             import fcntl
 
             fcntl.fcntl(handle, _F_NOCACHE, 1)
         for offset, nbytes in spans:
-            mx.eval(mx.array(memoryview(_pread(handle, offset, nbytes))))
+            content: Any = memoryview(_pread(handle, offset, nbytes))
+            mx.eval(mx.array(content))
     finally:
         os.close(handle)
 
