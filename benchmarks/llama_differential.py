@@ -23,7 +23,7 @@ from memfit.estimators.arch.model import Model
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.runtimes.llama_cpp.builder import Context
 from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes, buffers, recurrent_bytes
-from memfit.estimators.runtimes.llama_cpp.compute import compute_buffers, is_described
+from memfit.estimators.runtimes.llama_cpp.compute import compute_buffers
 from memfit.estimators.runtimes.llama_cpp.placement import Placement, file_weights
 from memfit.estimators.runtimes.llama_cpp.settings import cells
 from tests.gguf.test_allocations import (
@@ -36,13 +36,12 @@ from tests.gguf.test_allocations import (
 )
 from tests.gguf.writing import Allocation, Recorded, recorded, tensor, write
 
-_F16 = CacheTypes("f16", "f16")
 _FFN = r"\.(ffn|channel_mix)_"
 _WIDTHS = ("feed_forward_length", "expert_feed_forward_length")
 
 
 class Outcome(NamedTuple):
-    """What one draw gave; percent is None where llama.cpp's graph is not fully described."""
+    """What one draw gave; percent is None where there is no buffer."""
 
     name: str
     run: Allocation
@@ -117,15 +116,15 @@ def outcome(entry: Recorded, run: Allocation) -> Outcome:
     weights = file_weights(entry.tensors, len(model.layers))
     backend: Backend = "cpu" if run.gpu_layers is None else "cuda"
     placement = Placement(backend, weights.blocks, run.gpu_layers or 0, run.host_experts)
-    context = Context(room, _F16, run.flash, run.outputs or room.microbatch)
+    types = CacheTypes(run.cache, run.cache)
+    context = Context(room, types, run.flash, run.outputs or room.microbatch)
     sizes = compute_buffers(model, context, weights, placement)
     used, theirs = (sizes.gpu, run.gpu) if run.gpu else (sizes.host, run.compute)
-    known = is_described(model) or not run.outputs
     return Outcome(
         entry.architecture,
         run,
         _equal(model, run),
-        100 * (used / MIB / theirs - 1) if known and theirs else None,
+        100 * (used / MIB / theirs - 1) if theirs else None,
         run.gpu_layers in (None, weights.blocks + 1),
     )
 

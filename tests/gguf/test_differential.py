@@ -18,9 +18,10 @@ DRAWS, SEED = 300, 38
 def test_caches_are_equal_and_compute_buffers_near_in_random_contexts() -> None:
     found = list(outcomes(DRAWS, SEED))
     assert [each for each in found if not each.is_equal] == []
-    whole = [each for each in found if each.is_whole and each.percent is not None]
-    usual = [each.percent or 0.0 for each in whole if each.run.microbatch >= 256]
-    # docs/gguf.md states the errors of 5,000 draws.
-    assert len(usual) > 100
-    assert sum(abs(percent) <= 5 for percent in usual) >= 0.88 * len(usual)
-    assert -25 < min(usual) <= max(usual) < 30
+    whole = [each.percent for each in found if each.is_whole and each.percent is not None]
+    assert len(whole) > 150
+    assert sum(abs(percent) <= 5 for percent in whole) >= 0.99 * len(whole)
+    assert -10 < min(whole) <= max(whole) < 10
+    # What is divided is a bound where small operations decide (compute.py, has_gap).
+    divided = [each.percent for each in found if not each.is_whole and each.run.microbatch >= 256]
+    assert all(percent is None or percent > -10 for percent in divided)

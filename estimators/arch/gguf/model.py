@@ -186,6 +186,7 @@ class _Reader:
                     window=self.window if self.slides[index] else None,
                     owns_cache=index < self.owning,
                     indexed=self._is_indexed(index),
+                    query_rows=self.shapes.get(f"blk.{index}.attn_q.weight", (0,))[-1],
                 )
             )
         if self.recurrent[index]:
@@ -229,6 +230,8 @@ class _Reader:
                 gated=bool(fused or self._shape(index, "ffn_gate_exps")),
             )
         dense = self._shape(index, "ffn_up")
+        if keys := self._shape(index, "channel_mix_key"):
+            return DenseMLP(intermediate=keys[1], gated=False)
         if len(dense) != 2:
             return None
         down = self._shape(index, "ffn_down")

@@ -2,47 +2,115 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from memfit.estimators.arch.model import Layer, Model
+from memfit.estimators.runtimes.llama_cpp import rwkv
 from memfit.estimators.runtimes.llama_cpp.builder import FLOAT, Builder, Context
 from memfit.estimators.runtimes.llama_cpp.feed_forward import feed
 from memfit.estimators.runtimes.llama_cpp.ggml import Place, Sizes, Stored, Tensor
-from memfit.estimators.runtimes.llama_cpp.mixers import mix
+from memfit.estimators.runtimes.llama_cpp.mixers import mix, skip
+from memfit.estimators.runtimes.llama_cpp.per_layer import (
+    added,
+    merged,
+    per_layer_width,
+    projected,
+    selected,
+    stacked,
+)
+from memfit.estimators.runtimes.llama_cpp.per_layer import layer as stream_layer
 from memfit.estimators.runtimes.llama_cpp.placement import Placement, Weights
 
 # Equal layers reach a fixed point: the second lies as all that follow.
 _REPEATED = 2
+# They add a block to the hidden state, whose room the sum takes over; others add it to the block.
+# After attention, and after the feed-forward block.
+_RESIDUAL_FIRST = (("jamba", "lfm2", "lfm2moe", "openelm"), ("jamba", "lfm2", "lfm2moe", "phi3"))
+
+
+class _Inputs(NamedTuple):
+    """What the first layer reads, and what others read beside the hidden state."""
+
+    hidden: Tensor
+    wide: Tensor
+    """The rows with the inputs of deepstack layers behind them."""
+    per_layer: Tensor | None
+    """The embeddings of all layers."""
 
 
 def compute_buffers(
     model: Model, context: Context, weights: Weights, placement: Placement
 ) -> Sizes:
     """Return the bytes of the compute buffers that llama.cpp reserves."""
-    to = Builder(context, weights, model.hidden_size, backend=placement.backend)
-    outputs = to.graph.input(4 * to.outputs)
-    wide, residual = _embedded(to, model.deepstack_layers, mixed=context.mixed)
-    for index in _representatives(model, placement):
-        to.place = placement.of(index)
+    to = Builder(context, weights, model, backend=placement.backend)
+    inputs = _inputs(to, placement, mixed=context.mixed)
+    hidden, laid_out = inputs.hidden, set(_representatives(model, placement))
+    for index, layer in enumerate(model.layers):
+        to.layer, to.place = index, placement.of(index)
         to.experts_place = placement.of_experts(index)
-        is_last = index == len(model.layers) - 1
-        residual = _layer(to, model.layers[index], residual, outputs if is_last else None)
-        if index < model.deepstack_layers:
-            residual = to.over(residual, wide)
-    to.place = placement.of(placement.blocks)
-    normed = to.norm(residual)
+        if index in laid_out:
+            hidden = _any_layer(to, layer, hidden, inputs)
+        else:
+            skip(to, layer)
+    to.layer, to.place = -1, placement.of(placement.blocks)
+    normed = to.norm(merged(to, hidden) if _has_streams(model) else hidden)
     normed.kept = True
-    to.product("output", normed, model.vocab_size).kept = True
-    return to.graph.reserve(placement.backend)
+    logits = to.product("output", normed, model.vocab_size)
+    logits.kept = True
+    to.graph.expand(logits)
+    return to.graph.reserve(placement.backend, with_gap=has_gap(model, placement))
 
 
-def is_described(model: Model) -> bool:
-    """Whether all large operations of the layers are written down.
+def _inputs(to: Builder, placement: Placement, *, mixed: bool) -> _Inputs:
+    model, rows = to.model, None
+    streams, has_own = _has_streams(model), per_layer_width(to.weights) > 0
+    to.place = placement.of(0)
+    if has_own and not streams:
+        rows = selected(to)
+    wide, hidden = _embedded(to, model.deepstack_layers, mixed=mixed)
+    if has_own:
+        hidden = to.over(hidden, to.graph.input(FLOAT * to.rows))
+        to.graph.expand(hidden)
+    if has_own and streams:
+        rows = to.over(selected(to))
+        to.graph.expand(rows)
+    per_layer = projected(to, hidden, rows) if rows else None
+    to.place = placement.of(placement.blocks)
+    if streams:
+        hidden = stacked(to, hidden)
+    if _is_rwkv(model):
+        hidden = rwkv.embedded(to, hidden)
+    return _Inputs(hidden, wide, per_layer)
 
-    Not those of RWKV (rwkv6-base.cpp, rwkv7-base.cpp) and Gemma 3n (four streams, gemma3n.cpp):
-    beside the logits of a micro-batch they do not count, beside those of one token they do.
+
+def _any_layer(to: Builder, layer: Layer, hidden: Tensor, inputs: _Inputs) -> Tensor:
+    is_last = to.layer == len(to.model.layers) - 1
+    if inputs.per_layer and _has_streams(to.model):
+        return stream_layer(to, layer, hidden, inputs.per_layer)
+    if _is_rwkv(to.model):
+        return rwkv.layer(to, layer, hidden, is_last=is_last)
+    hidden = _layer(to, layer, hidden, is_last=is_last)
+    if inputs.per_layer:
+        hidden = added(to, hidden, inputs.per_layer)
+    return to.over(hidden, inputs.wide) if to.layer < to.model.deepstack_layers else hidden
+
+
+def _has_streams(model: Model) -> bool:
+    return model.model_type.startswith("gemma3n")
+
+
+def _is_rwkv(model: Model) -> bool:
+    return any(mixer.kind == "rwkv" for mixer in model.mixers())
+
+
+def has_gap(model: Model, placement: Placement) -> bool:
+    """Whether the buffers are a bound: of a divided model with Mamba, RWKV or KDA, and of Gemma 3n.
+
+    The splits of its graph follow from small operations too, which are not all described.
     """
-    rwkv = any(mixer.kind == "rwkv" for mixer in model.mixers())
-    return not rwkv and not model.model_type.startswith("gemma3n")
+    is_divided = placement.backend != "cpu" and placement.gpu_layers <= placement.blocks
+    has_small = any(mixer.kind in ("mamba", "rwkv") for mixer in model.mixers())
+    return is_divided and (has_small or model.model_type.startswith(("gemma3n", "kimi")))
 
 
 def _representatives(model: Model, placement: Placement) -> Iterator[int]:
@@ -65,27 +133,24 @@ def _embedded(to: Builder, deepstack_layers: int, *, mixed: bool) -> tuple[Tenso
     layers behind them (n_embd_inp).
     """
     table, width = Stored(0, Place.HOST), to.hidden * (1 + deepstack_layers)
-    tokens = to.graph.input(4 * to.rows)
+    rows = _rows(to, table)
+    others = _rows(to, table) if mixed else rows
+    rows, others = (_padded(to, tensor, width) for tensor in (rows, others))
+    to.graph.expand(rows)
     # Source: build_inp_embd. This one is read by no operation.
-    to.graph.input(FLOAT * width * to.rows)
-    rows = _rows(to, table, tokens)
+    to.graph.expand(to.graph.input(FLOAT * width * to.rows))
     if mixed:
-        given, slots = (to.graph.input(nbytes * to.rows) for nbytes in (FLOAT * width, 8))
-        others = _rows(to, table, to.graph.input(4 * to.rows))
-        rows, others = (_padded(to, tensor, width) for tensor in (rows, others))
+        slots, given = (to.graph.input(nbytes * to.rows) for nbytes in (8, FLOAT * width))
         merged = to.op(width, given)
         merged.kept = True
         to.graph.write(None, others, slots, merged)
-    else:
-        rows = _padded(to, rows, width)
-    if not deepstack_layers:
-        return rows, rows
-    return rows, Stored(FLOAT * to.hidden * to.rows, None, (rows,))
+    return rows, to.view(rows, to.hidden) if deepstack_layers else rows
 
 
-def _rows(to: Builder, table: Tensor, tokens: Tensor) -> Tensor:
-    rows = to.op(to.hidden, table, tokens)
+def _rows(to: Builder, table: Tensor) -> Tensor:
+    rows = to.op(to.hidden, table, to.graph.input(4 * to.rows))
     rows.place = Place.HOST
+    to.graph.expand(rows)
     return rows
 
 
@@ -93,23 +158,29 @@ def _padded(to: Builder, rows: Tensor, width: int) -> Tensor:
     return rows if width == to.hidden else to.op(width, rows)
 
 
-def _layer(to: Builder, layer: Layer, residual: Tensor, outputs: Tensor | None) -> Tensor:
+def _layer(to: Builder, layer: Layer, residual: Tensor, *, is_last: bool) -> Tensor:
     """Add a layer; the last one goes on with the rows of the outputs only."""
     mixed: Tensor | None = None
     for mixer in layer.mixers:
         result = mix(to, mixer, to.norm(residual))
-        mixed = to.over(result, mixed) if mixed else result
+        mixed = to.over(mixed, result) if mixed else result
+    names = to.weights.largest
     if mixed:
-        residual = _added(to, mixed, residual, outputs)
-        outputs = None
+        if {"post_attention_norm.weight", "ffn_norm.weight"} <= names.keys():
+            mixed = to.norm(mixed)
+        residual = _added(to, 0, mixed, residual, is_last=is_last)
+        is_last = False
     if layer.feed_forward:
         fed = feed(to, layer.feed_forward, to.norm(residual))
-        residual = _added(to, fed, residual, outputs)
+        if "post_ffw_norm.weight" in names:
+            fed = to.norm(fed)
+        residual = _added(to, 1, fed, residual, is_last=is_last)
     return residual
 
 
-def _added(to: Builder, block: Tensor, residual: Tensor, outputs: Tensor | None) -> Tensor:
-    if outputs:
+def _added(to: Builder, part: int, block: Tensor, residual: Tensor, *, is_last: bool) -> Tensor:
+    if is_last:
         to.rows = to.outputs
-        block, residual = (to.op(to.hidden, rows, outputs) for rows in (block, residual))
-    return to.over(block, residual)
+        block, residual = (to.op(to.hidden, rows, to.output_rows) for rows in (block, residual))
+    first = to.model.model_type in _RESIDUAL_FIRST[part]
+    return to.over(*(residual, block) if first else (block, residual))

@@ -11,6 +11,7 @@ from functools import lru_cache
 from math import prod
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model, Module, Part
 from memfit.estimators.base.units import ceil_div, round_up
@@ -73,9 +74,15 @@ class Weights(Struct, frozen=True):
     """Bytes of the largest matrix of each name in any block."""
     averages: dict[bool, tuple[int, int]]
     """Bytes and elements of all that is not of experts, and of all experts."""
+    rows: dict[str, int] = {}
+    """Outputs of the matrices of a file, by their names in any block."""
+    sizes: dict[tuple[int, str], int] = {}
+    """Bytes of the matrices of a file by block and name."""
 
-    def of(self, name: str, elements: int) -> int:
+    def of(self, name: str, elements: int, layer: int = -1) -> int:
         """Return the bytes of a matrix, at the average of its kind where its name is not known."""
+        if (layer, name) in self.sizes:
+            return self.sizes[layer, name]
         if name in self.largest:
             return self.largest[name]
         nbytes, count = self.averages[_EXPERTS in name]
@@ -83,8 +90,19 @@ class Weights(Struct, frozen=True):
 
     def joins_gate(self, suffix: str) -> bool:
         """Whether one matrix makes a block's gate and what it gates, as Phi-3's does."""
+        if f"ffn_gate_up{suffix}.weight" in self.largest:
+            return True
         names = [f"ffn_{name}{suffix}.weight" in self.largest for name in ("up", "gate")]
         return names == [True, False]
+
+    def numbers(self, name: str) -> int:
+        """Return the outputs of a matrix or the length of a vector, 0 where it is not known."""
+        return self.rows.get(name, 0)
+
+    @property
+    def joins_queries(self) -> bool:
+        """Whether one matrix makes queries, keys and values."""
+        return "attn_qkv.weight" in self.largest and "attn_q.weight" not in self.largest
 
     def by_place(self, placement: Placement) -> Counter[Place]:
         """Return the bytes in each memory."""
@@ -108,6 +126,8 @@ class Weights(Struct, frozen=True):
 def file_weights(tensors: tuple[Tensor, ...], trunk: int) -> Weights:
     """Return the weights of a GGUF file; blocks from ``trunk`` on are not loaded."""
     largest: dict[str, int] = {}
+    rows: dict[str, int] = {}
+    by_layer: dict[tuple[int, str], int] = {}
     sums: Counter[tuple[int | None, bool]] = Counter()
     counts: Counter[bool] = Counter()
     found = [(tensor, _BLOCK.fullmatch(tensor.name)) for tensor in tensors]
@@ -115,13 +135,16 @@ def file_weights(tensors: tuple[Tensor, ...], trunk: int) -> Weights:
     for tensor, match in found:
         name = match[2] if match else tensor.name
         largest[name] = max(tensor.nbytes, largest.get(name, 0))
+        rows[name] = max(tensor.shape[-1:] or (0,))
+        if match:
+            by_layer[int(match[1]), name] = tensor.nbytes
         layer = int(match[1]) if match else _layer(name, blocks)
         if not match or int(match[1]) < trunk:
             sums[layer, _EXPERTS in name] += round_up(tensor.nbytes, ALIGNMENT)
             counts[_EXPERTS in name] += prod(tensor.shape)
     tied = 0 if _HEAD in largest else largest.get(_TIED, 0)
     largest.setdefault(_HEAD, tied)
-    return _weights(sums, blocks, tied, largest, counts)
+    return replace(_weights(sums, blocks, tied, largest, counts), rows=rows, sizes=by_layer)
 
 
 def _layer(name: str, blocks: int) -> int | None:

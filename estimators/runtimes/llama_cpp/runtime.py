@@ -36,7 +36,7 @@ from memfit.estimators.runtimes.llama_cpp.caches import (
     recurrent_bytes,
     require_possible,
 )
-from memfit.estimators.runtimes.llama_cpp.compute import compute_buffers, is_described
+from memfit.estimators.runtimes.llama_cpp.compute import compute_buffers, has_gap
 from memfit.estimators.runtimes.llama_cpp.ggml import Place, Sizes
 from memfit.estimators.runtimes.llama_cpp.host import Host, host_of, host_text, weights_read
 from memfit.estimators.runtimes.llama_cpp.placement import (
@@ -82,10 +82,9 @@ LLAMA_CPP = LlamaCppRuntime(
     source=("https://github.com/ggml-org/llama.cpp, src/llama-context.cpp and llama-kv-cache.cpp"),
 )
 _FLOAT = 4
-# The largest error against build b11549 in percent (docs/gguf.md, How it was checked).
-_LIBRARY_ERROR, _SERVER_ERROR = 10, 20
-# Of small micro-batches a few buffers were half of llama.cpp's (benchmarks/llama_differential.py).
-_USUAL_ROWS, _SMALL_ERROR = 256, 100
+# The largest error against build b11549 in percent (benchmarks/llama_differential.py); of a
+# checkpoint that is not a GGUF file small operations of the architecture are not known.
+_ERROR, _CONVERTED_ERROR = 10, 20
 _LEFT_FREE = 2**30  # common/common.h, fit_params_target
 _FIT_CONTEXT = 4096  # common/common.h, fit_params_min_ctx
 
@@ -452,14 +451,6 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext,
             command += ["-ncmoe", str(placement.host_experts)]
         return (shlex.join(command),)
 
-    @property
-    def _has_all_logits(self) -> bool:
-        """Whether the compute buffers have the logits of a whole micro-batch.
-
-        They are a bound of llama-server's where other operations are larger than described.
-        """
-        return self.settings.all_logits or not is_described(self.subject.model)
-
     def _context(self, workload: Workload, *, drafted: int = 0) -> Context:
         """The context that llama.cpp makes; a draft's tokens have logits too.
 
@@ -470,7 +461,7 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext,
         types = cache_types(workload, self.settings.types)
         checked = drafted or self.settings.drafted
         few = min(room.sequences * (1 + checked), room.microbatch)
-        outputs = room.microbatch if self._has_all_logits else few
+        outputs = room.microbatch if self.settings.all_logits else few
         return Context(room, types, self.flash, outputs)
 
     def _compute(self, context: Context) -> Compute:
@@ -495,13 +486,10 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext,
         """Return what a figure rests on; a vision projector's buffer is a bound."""
         if figure != "workspace":
             return TokenCacheModel.basis(self, figure, workload)
-        is_library = self.settings.all_logits
         is_bound = self._projector_bytes != 0 or bool(self.settings.drafted)
-        if is_bound or (self._has_all_logits and not is_library):
+        if is_bound or has_gap(self.subject.model, self.placement):
             return "bound", 0
-        if min(self.settings.batch, workload.prefill_step) < _USUAL_ROWS:
-            return "derived", _SMALL_ERROR
-        return "derived", _LIBRARY_ERROR if is_library else _SERVER_ERROR
+        return "derived", _ERROR if self.is_gguf else _CONVERTED_ERROR
 
     def automatic_context(
         self, device: Device, workload: Workload, *, most: int, longest: int
@@ -533,7 +521,7 @@ class LlamaCpp(TokenCacheModel, SplitMemory, Commands, Drafting, ProgramContext,
             )
 
     def _logits(self, workload: Workload) -> str:
-        if self._has_all_logits:
+        if self.settings.all_logits:
             return (
                 "the compute buffers have room for the logits of a whole micro-batch, as llama.cpp"
                 " reserves them for a library; llama-server needs less"
