@@ -20,23 +20,24 @@ from typing import Any, NamedTuple
 from benchmarks.llama_allocations import Llama
 from memfit.estimators.arch.gguf.model import build_gguf_model
 from memfit.estimators.arch.model import Model
-from memfit.estimators.machine.device import Backend
 from memfit.estimators.runtimes.llama_cpp.builder import Context
 from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes, buffers, recurrent_bytes
 from memfit.estimators.runtimes.llama_cpp.compute import compute_buffers
-from memfit.estimators.runtimes.llama_cpp.placement import Placement, file_weights
+from memfit.estimators.runtimes.llama_cpp.placement import file_weights
 from memfit.estimators.runtimes.llama_cpp.settings import cells
 from tests.gguf.test_allocations import (
     MIB,
     ROUNDING,
     counted,
     logged,
+    placement_of,
     runtime_of,
     workload_of,
 )
 from tests.gguf.writing import Allocation, Recorded, recorded, tensor, write
 
 _FFN = r"\.(ffn|channel_mix)_"
+_OVERRIDES = (r"\.ffn_.*_exps\.", r"blk\.[01]\.ffn_", r"attn_output", r"ffn_(up|gate)")
 _WIDTHS = ("feed_forward_length", "expert_feed_forward_length")
 
 
@@ -102,6 +103,8 @@ def _drawn(entry: Recorded, rng: random.Random) -> Allocation:
         swa_full=rng.random() < 0.2,
         outputs=0 if outputs > microbatch else outputs,
         gpu_layers=rng.choice(places),
+        kv_offload=rng.random() < 0.9,
+        overrides=rng.choice(_OVERRIDES) if rng.random() < 0.1 else "",
         kv=[],
         states=[],
         compute=0.0,
@@ -114,8 +117,7 @@ def outcome(entry: Recorded, run: Allocation) -> Outcome:
     model = build_gguf_model(entry.metadata, entry.tensors, "model.gguf").model
     room = cells(workload_of(run), runtime_of(run))
     weights = file_weights(entry.tensors, len(model.layers))
-    backend: Backend = "cpu" if run.gpu_layers is None else "cuda"
-    placement = Placement(backend, weights.blocks, run.gpu_layers or 0, run.host_experts)
+    placement = placement_of(run, weights.blocks)
     types = CacheTypes(run.cache, run.cache)
     context = Context(room, types, run.flash, run.outputs or room.microbatch)
     sizes = compute_buffers(model, context, weights, placement)
@@ -125,7 +127,7 @@ def outcome(entry: Recorded, run: Allocation) -> Outcome:
         run,
         _equal(model, run),
         100 * (used / MIB / theirs - 1) if theirs else None,
-        run.gpu_layers in (None, weights.blocks + 1),
+        run.gpu_layers in (None, weights.blocks + 1) and run.kv_offload and not run.overrides,
     )
 
 

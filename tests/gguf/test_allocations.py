@@ -11,7 +11,6 @@ from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.specs import Attention, DenseMLP
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.gguf.ggml_types import BY_NAME
-from memfit.estimators.machine.device import Backend
 from memfit.estimators.runtimes.llama_cpp import compute
 from memfit.estimators.runtimes.llama_cpp.builder import Context
 from memfit.estimators.runtimes.llama_cpp.caches import (
@@ -26,9 +25,9 @@ from memfit.estimators.runtimes.llama_cpp.caches import (
 )
 from memfit.estimators.runtimes.llama_cpp.compute import compute_buffers
 from memfit.estimators.runtimes.llama_cpp.ggml import Place
+from memfit.estimators.runtimes.llama_cpp.overrides import parse_overrides
 from memfit.estimators.runtimes.llama_cpp.placement import Placement, Weights, file_weights
-from memfit.estimators.runtimes.llama_cpp.runtime import LLAMA_CPP
-from memfit.estimators.runtimes.llama_cpp.settings import LlamaCppRuntime, cells
+from memfit.estimators.runtimes.llama_cpp.settings import LLAMA_CPP, LlamaCppRuntime, cells
 from tests.gguf.writing import Allocation, Recorded, recorded, tensor
 
 MIB = 2**20
@@ -103,6 +102,18 @@ def test_states_equal_llama_cpps_allocations(name: str) -> None:
         assert abs(recurrent_bytes(model, run.sequences) - expected) <= 2 * ROUNDING, run
 
 
+def placement_of(run: Allocation, blocks: int) -> Placement:
+    """Where llama.cpp has what a run loads."""
+    return Placement(
+        "cpu" if run.gpu_layers is None else "cuda",
+        blocks,
+        run.gpu_layers or 0,
+        run.host_experts,
+        parse_overrides(f"{run.overrides}=CPU") if run.overrides else (),
+        run.kv_offload,
+    )
+
+
 def percent_off(name: str, run: Allocation) -> float:
     """How far the compute buffer is off, in percent: the GPU's if there is one."""
     entry = MODELS[name]
@@ -111,8 +122,7 @@ def percent_off(name: str, run: Allocation) -> float:
     types = CacheTypes(run.cache, run.cache)
     context = Context(room, types, run.flash, run.outputs or room.microbatch)
     weights = file_weights(entry.tensors, len(model.layers))
-    backend: Backend = "cpu" if run.gpu_layers is None else "cuda"
-    placement = Placement(backend, weights.blocks, run.gpu_layers or 0, run.host_experts)
+    placement = placement_of(run, weights.blocks)
     sizes = compute_buffers(model, context, weights, placement)
     found, logged = (sizes.gpu, run.gpu) if run.gpu else (sizes.host, run.compute)
     return 100 * (found / MIB / logged - 1)
@@ -408,3 +418,37 @@ def test_replacing_the_microbatch_changes_only_windows_and_workspace() -> None:
     small = replace(room, microbatch=128)
     less = caches(model, room, F16, 4096).nbytes - caches(model, small, F16, 4096).nbytes
     assert less == 3 * (768 - 256) * 2 * 512 * 2
+
+
+# MiB on the GPU that build b11549 logged for 8192 cells in micro-batches of 512 with llama-server's
+# logits: with --no-kv-offload, or with tensors that --override-tensor places on the host.
+@pytest.mark.parametrize(
+    ("name", "placed", "mebibytes"),
+    [
+        ("qwen3", {"kv_offload": False}, 90.01),
+        ("qwen3", {"kv_offload": False, "flash": False}, 596.01),
+        ("gemma4", {"kv_offload": False}, 86.01),
+        ("qwen35", {"kv_offload": False}, 103.0),
+        ("qwen3moe", {"overrides": r"\.ffn_.*_exps\."}, 452.01),
+        ("qwen3moe", {"overrides": r"blk\.[01]\.ffn_"}, 452.01),
+        ("llama", {"overrides": "attn_output"}, 72.01),
+    ],
+)
+def test_what_is_placed_otherwise_than_its_layer_has_llama_cpps_buffers(
+    name: str, placed: dict[str, Any], mebibytes: float
+) -> None:
+    run = Allocation(
+        context=8192,
+        sequences=1,
+        microbatch=512,
+        cache="f16",
+        kv=[],
+        states=[],
+        compute=0.0,
+        output=0.0,
+        outputs=1,
+        gpu_layers=MODELS[name].metadata[f"{name}.block_count"] + 1,
+        gpu=mebibytes,
+        **placed,
+    )
+    assert abs(percent_off(name, run)) < 0.02

@@ -9,7 +9,8 @@ from memfit.estimators.checkpoint.gguf.ggml_types import BY_NAME
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes, Cells, cell_widths
 from memfit.estimators.runtimes.llama_cpp.ggml import Graph, Place, Stored, Tensor, View
-from memfit.estimators.runtimes.llama_cpp.placement import Weights
+from memfit.estimators.runtimes.llama_cpp.overrides import place_of
+from memfit.estimators.runtimes.llama_cpp.placement import Placement, Weights
 
 # ggml-cuda.cu and ggml-metal-device.m, GGML_OP_OFFLOAD_MIN_BATCH: of each operation.
 _LEAST_OFFLOADED_ROWS = 32
@@ -52,9 +53,10 @@ class Builder:
     """Adds operations to a graph; it is in one layer at a time."""
 
     def __init__(
-        self, context: Context, weights: Weights, model: Model, *, backend: Backend
+        self, context: Context, weights: Weights, model: Model, placement: Placement
     ) -> None:
-        self.graph, self.weights, self.backend = Graph(), weights, backend
+        self.graph, self.weights, self.placement = Graph(), weights, placement
+        self.backend: Backend = placement.backend
         self.model, self.hidden = model, model.hidden_size
         self.slides = any(mixer.window for mixer in model.mixers())
         """Whether there are caches of two lengths (build_attn_inp_kv_iswa)."""
@@ -87,8 +89,19 @@ class Builder:
     def product(self, name: str, tensor: Tensor, width: int) -> Tensor:
         """Add the product with a matrix of the layer."""
         elements = tensor.nbytes // (FLOAT * self.rows) * width
-        weight = self.weight(name, elements, self.place)
-        return self.placed(self.graph.matrix(FLOAT * width * self.rows, weight, tensor), self.place)
+        place = self.where(name, self.place)
+        weight = self.weight(name, elements, place)
+        return self.placed(self.graph.matrix(self.nbytes(width), weight, tensor), place)
+
+    def where(self, name: str, usual: Place) -> Place:
+        """Return where a matrix of the layer is."""
+        block = f"blk.{self.layer}." if self.layer >= 0 else ""
+        return place_of(self.placement.overrides, f"{block}{name}.weight", usual)
+
+    @property
+    def cache_place(self) -> Place:
+        """Where the layer's caches and states are."""
+        return self.place if self.placement.kv_offload else Place.HOST
 
     def placed(self, tensor: Tensor, place: Place, heads: int = 1) -> Tensor:
         """Return an operation with a weight, which no GPU takes over for a few rows."""
@@ -126,12 +139,12 @@ class Builder:
     def gathered(self, elements: int) -> Tensor:
         """Add a copy of the states of all sequences (build_rs)."""
         nbytes = FLOAT * elements * self.room.sequences
-        cache = Stored(nbytes, self.place)
-        self.graph.write(self.place, cache)
+        cache = Stored(nbytes, self.cache_place)
+        self.graph.write(self.cache_place, cache)
         states = self.graph.node(nbytes, cache, self.state_rows)
         self.graph.expand(states)
         # Nothing, where all sequences are in the micro-batch.
-        self.graph.write(self.place, View(states, 0))
+        self.graph.write(self.cache_place, View(states, 0))
         return states
 
     def convolved(self, kept: Tensor, tensor: Tensor, channels: int) -> Tensor:
@@ -139,7 +152,7 @@ class Builder:
         nbytes = FLOAT * channels * self.rows
         window = self.graph.node(nbytes + kept.nbytes, View(kept, kept.nbytes), tensor)
         # The kept rows are a strided view, which is copied whole to a state on the host.
-        self.graph.write(self.place, window)
+        self.graph.write(self.cache_place, window)
         taps = self.vector(channels * _TAPS)
         mixed = self.placed(self.op(channels, window, taps), self.place)
         return self.over(self.biased(mixed, "ssm_conv1d"))
@@ -151,15 +164,15 @@ class Builder:
         where all are of one, are gathered behind it (build_rs).
         """
         states = FLOAT * state * self.room.sequences
-        cache = Stored(states, self.place)
-        self.graph.write(self.place, cache)
+        cache = Stored(states, self.cache_place)
+        self.graph.write(self.cache_place, cache)
         nbytes = self.nbytes(width) + states
         result = self.graph.node(nbytes, cache, *sources, self.view(self.state_rows))
         self.graph.expand(result)
         others = FLOAT * state * (self.room.sequences - 1)
         gathered = self.graph.node(others, cache, self.view(self.state_rows))
-        self.graph.write(self.place, View(gathered, 0))
-        self.graph.write(self.place, View(result, states))
+        self.graph.write(self.cache_place, View(gathered, 0))
+        self.graph.write(self.cache_place, View(result, states))
         return View(result, FLOAT * width * self.rows)
 
     def caches(self, spec: Attention | LatentAttention) -> tuple[Stored, ...]:
@@ -169,8 +182,8 @@ class Builder:
         # A layer without a cache of its own reads that of the last one before it with such cells.
         kind = spec.window is not None
         if spec.owns_cache:
-            self._cached[kind] = self.place
-        place = self._cached.get(kind, self.place)
+            self._cached[kind] = self.cache_place
+        place = self._cached.get(kind, self.cache_place)
         return tuple(Stored(cells * nbytes, place) for nbytes in row_bytes)
 
     def inputs_of(self, spec: Attention | LatentAttention) -> CacheInputs:
@@ -247,7 +260,7 @@ class Builder:
         cache in f16 in any case; ggml-cuda/fattn.cu has it for a cache of another type.
         """
         keys, values = next(cell_widths(spec))
-        if self.place is Place.HOST:
+        if self.cache_place is Place.HOST:
             values = spec.kv_heads * value_dim if isinstance(spec, Attention) else value_dim
         # A copy of a latent's values is not known to be a part of its keys.
         cells = self.room.of(spec.window) * self.room.streams

@@ -42,7 +42,7 @@ def compute_buffers(
     model: Model, context: Context, weights: Weights, placement: Placement
 ) -> Sizes:
     """Return the bytes of the compute buffers that llama.cpp reserves."""
-    to = Builder(context, weights, model, backend=placement.backend)
+    to = Builder(context, weights, model, placement)
     inputs = _inputs(to, placement, mixed=context.mixed)
     hidden, laid_out = inputs.hidden, set(_representatives(model, placement))
     for index, layer in enumerate(model.layers):
@@ -108,9 +108,11 @@ def has_gap(model: Model, placement: Placement) -> bool:
 
     The splits of its graph follow from small operations too, which are not all described.
     """
-    is_divided = placement.backend != "cpu" and placement.gpu_layers <= placement.blocks
+    is_moved = placement.host_experts or placement.overrides or not placement.kv_offload
+    is_divided = placement.gpu_layers <= placement.blocks or is_moved
     has_small = any(mixer.kind in ("mamba", "rwkv") for mixer in model.mixers())
-    return is_divided and (has_small or model.model_type.startswith(("gemma3n", "kimi")))
+    has_small = has_small or model.model_type.startswith(("gemma3n", "kimi"))
+    return placement.backend != "cpu" and bool(is_divided) and has_small
 
 
 def _representatives(model: Model, placement: Placement) -> Iterator[int]:

@@ -5,7 +5,7 @@ Source: src/llama-graph.cpp, build_ffn and build_moe_ffn (commit 0c1e57098).
 
 from memfit.estimators.arch.specs import DenseMLP, FeedForward, MixtureOfExperts
 from memfit.estimators.base.dispatch import assert_never
-from memfit.estimators.runtimes.llama_cpp.builder import FLOAT, Builder
+from memfit.estimators.runtimes.llama_cpp.builder import Builder
 from memfit.estimators.runtimes.llama_cpp.ggml import Tensor
 
 # llama-graph.cpp, weight_before_ffn: their experts' inputs are scaled, not what they return.
@@ -47,9 +47,10 @@ def _experts(to: Builder, spec: MixtureOfExperts, normed: Tensor) -> Tensor:
 
     def product(name: str, tensor: Tensor, inputs: int, outputs: int) -> Tensor:
         elements = spec.experts * inputs * outputs
-        weight = to.weight(f"ffn_{name}_exps", elements, to.experts_place)
-        nbytes = FLOAT * spec.top_k * outputs * to.rows
-        return to.placed(to.graph.matrix(nbytes, weight, tensor, picked), to.experts_place)
+        place = to.where(f"ffn_{name}_exps", to.experts_place)
+        weight = to.weight(f"ffn_{name}_exps", elements, place)
+        nbytes = to.nbytes(spec.top_k * outputs)
+        return to.placed(to.graph.matrix(nbytes, weight, tensor, picked), place)
 
     if spec.gated and to.weights.joins_gate("_exps"):
         active = to.op(spec.top_k * inner, product("gate_up", routed, width, 2 * inner))

@@ -77,7 +77,7 @@ def _attention(to: Builder, spec: Attention, normed: Tensor) -> Tensor:
         for tensor in (key, value) if to.slides else (value, key):
             to.graph.expand(tensor)
         for row, place in zip((key, value), inputs.rows, strict=True):
-            to.graph.write(to.place, row, place)
+            to.graph.write(to.cache_place, row, place)
     mixed = _attended(to, spec, query, caches, inputs.mask, spec.value_dim)
     to.graph.expand(mixed)
     mixed = to.rotated(mixed, turn_values)
@@ -144,7 +144,7 @@ def _latent(to: Builder, spec: LatentAttention, normed: Tensor) -> Tensor:
     key = to.op(latent + rope, value, _turned(to, "", to.view(row, rope), rope, 1))
     for tensor in (query, value, key):
         to.graph.expand(tensor)
-    to.graph.write(to.place, key, inputs.rows[0])
+    to.graph.write(to.cache_place, key, inputs.rows[0])
     if indexer and picks:
         mask = _unmasked(to, indexer, picks, mask)
     mixed = _attended(to, spec, query, caches, mask, latent)
@@ -161,7 +161,7 @@ def _picks(to: Builder, spec: Indexer, normed: Tensor, queries: Tensor) -> Tenso
     key = to.op(spec.dim, to.view(key), to.positions)
     rotation = to.indexer_rotation(spec)
     query, key = to.rotated(query, rotation), to.rotated(key, rotation)
-    to.graph.write(to.place, key, to.indexer_rows)
+    to.graph.write(to.cache_place, key, to.indexer_rows)
     shares = to.op(spec.heads, to.view(to.product("indexer.proj", normed, spec.heads)))
     scores = to.op(to.room.full, to.view(query), shares, to.indexer_mask)
     count = min(spec.top_k, to.room.full)

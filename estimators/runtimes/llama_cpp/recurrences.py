@@ -49,7 +49,7 @@ def _delta(to: Builder, width: int, *sources: Tensor) -> Tensor:
     *inputs, states = sources
     nbytes = to.nbytes(width) + states.nbytes
     result = to.graph.node(nbytes, *inputs, to.view(states))
-    to.graph.write(to.place, View(result, states.nbytes))
+    to.graph.write(to.cache_place, View(result, states.nbytes))
     return to.view(result, width)
 
 
@@ -60,7 +60,7 @@ def _kda(to: Builder, spec: GatedDelta, normed: Tensor) -> Tensor:
     for name in "qkv":
         product = to.product(f"attn_{name}", normed, inner)
         window = to.graph.node(to.nbytes(inner) + kept.nbytes // 3, to.view(kept), to.view(product))
-        to.graph.write(to.place, window)
+        to.graph.write(to.cache_place, window)
         parts.append(to.view(to.op(inner, to.view(to.op(inner, window)))))
     decay = to.product("ssm_f_b", to.product("ssm_f_a", normed, spec.value_dim), inner)
     decay = to.view(to.over(to.scaled(decay)))
@@ -83,7 +83,7 @@ def recurrent(to: Builder, spec: Recurrent, normed: Tensor) -> Tensor:
         parts = [to.view(projected, to.hidden) for _ in range(3)]
         mixed = to.op(to.hidden, *parts[:2])
         window = to.graph.node(mixed.nbytes + kept.nbytes, to.view(kept), to.view(mixed))
-        to.graph.write(to.place, window)
+        to.graph.write(to.cache_place, window)
         mixed = to.placed(to.op(to.hidden, window, to.vector(3 * to.hidden)), to.place)
         mixed = to.over(parts[2], mixed)
         return to.view(to.product("shortconv.out_proj", mixed, to.hidden))

@@ -30,7 +30,7 @@ def layer(to: Builder, spec: Layer, residual: Tensor, *, is_last: bool) -> Tenso
     fed = to.scaled(to.scaled(to.op(hidden, inputs)))
     before = to.op(hidden, to.view(shifts), to.view(fed))
     kept = to.graph.node(shifts.nbytes, to.view(normed), to.view(fed))
-    to.graph.write(to.place, View(kept, kept.nbytes))
+    to.graph.write(to.cache_place, View(kept, kept.nbytes))
     inputs, fed, before = (to.view(each) for each in (inputs, fed, before))
     if is_last:
         to.rows = to.outputs
@@ -62,7 +62,7 @@ def _mixed(to: Builder, spec: Recurrent, normed: Tensor, before: Tensor) -> Tens
     gate, more, sources = (_six if _is_six(to) else _seven)(to, normed, change)
     states = to.gathered(spec.state[-1].elements)
     result = to.graph.node(to.nbytes(hidden) + states.nbytes, *sources, to.view(states))
-    to.graph.write(to.place, View(result, states.nbytes))
+    to.graph.write(to.cache_place, View(result, states.nbytes))
     out = to.op(hidden, to.view(result, hidden))
     out = to.scaled(to.placed(to.op(hidden, to.view(out), to.vector(hidden)), to.place))
     if more:
