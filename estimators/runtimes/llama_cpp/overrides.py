@@ -57,8 +57,8 @@ def _override(text: str) -> Override:
     if _GPU.fullmatch(where):
         return Override(pattern, Place.GPU)
     raise UnsupportedError(
-        f"{setting('override_tensor')}: {where[:40]!r}: tensors are placed on CPU or on the first GPU,"
-        " as CUDA0"
+        f"{setting('override_tensor')}: {where[:40]!r}: tensors are placed on CPU or on the first"
+        " GPU, as CUDA0"
     )
 
 
