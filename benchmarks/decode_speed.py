@@ -2,8 +2,8 @@
 
 Run from the checkout: ``python -m benchmarks.decode_speed DIRECTORY``. The directory has a file
 ``speeds.jsonl`` with a row per run (model, prompt_tokens, max_tokens, decode_tok_s) and a folder
-``configs``. It prints the share of the bound that the runs of each kind of model reach, from which
-`REACHED_PERCENT` in estimators/sizing/decode_speed.py is taken.
+``configs``. It prints how far the expected speed of each kind of model is from these runs, which
+it was not read from, and the share of the bound that they reach.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import Any, NamedTuple
 
 from memfit.estimators.base.dtypes import Quantization
@@ -39,17 +39,23 @@ CONFIGS = {
 
 
 class Run(NamedTuple):
-    """One published run: its model's kind, its measured speed and the bound, in tokens a second."""
+    """One published run: its model's kind, its measured speed, the bound and what to expect."""
 
     name: str
     kind: str
     measured: float
     most: float
+    expected: float
 
     @property
     def share(self) -> float:
         """The part of the bound that it reached."""
         return self.measured / self.most
+
+    @property
+    def error(self) -> float:
+        """How far the expected speed is above the measured one, as a part of it."""
+        return self.expected / self.measured - 1
 
 
 def runs(directory: Path) -> Iterator[Run]:
@@ -76,11 +82,12 @@ def runs(directory: Path) -> Iterator[Run]:
             kind(sized.model),
             row["decode_tok_s"],
             speed.most_tokens_per_second,
+            (speed.expected_tokens_per_second or (0, 0))[1],
         )
 
 
 def main() -> None:
-    """Print the shares by kind, and the run that is closest to its bound."""
+    """Print the shares and errors by kind, and the run that is closest to its bound."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     shares: dict[str, list[Run]] = defaultdict(list)
@@ -92,6 +99,10 @@ def main() -> None:
         closest = max(found, key=lambda run: run.share)
         print(f"{group}: {len(found)} runs, {low}, {middle}, {high}; most {closest.share:.3f}")
         print(f"  {closest.name}: {closest.measured} of {closest.most} tokens a second")
+        errors = sorted(100 * run.error for run in found)
+        print(
+            f"  expected: median {median(errors):+.1f} %, {errors[0]:+.1f} to {errors[-1]:+.1f} %"
+        )
 
 
 if __name__ == "__main__":

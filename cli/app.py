@@ -40,7 +40,9 @@ class Commands(LazyGroup):
         "fits": "List the models that fit a machine.",
         "server": "Show the most that mlx_lm.server takes, and the flags that fit.",
         "gate": "Check models against the limits of a policy file.",
+        "diff": "Show what another version of mlx-lm or mlx-vlm changes, in bytes.",
         "plan": "Plan memory for requests, contexts and limits.",
+        "compare-kit": "Compare what several machines measured with memfit tune --kit.",
         "devices": "List Macs and GPUs with the memory that a model can use.",
         "runtimes": "List runtimes, and how each allocates its cache.",
         "measurements": "Manage measurements of this machine, used by estimates.",
@@ -48,6 +50,8 @@ class Commands(LazyGroup):
         "cache": "Manage the cached headers of models on the Hub.",
         "index": "Manage the index of published models.",
         "card": "Write the peak of a model as a table that any program can evaluate.",
+        "serve": "Run mlx_lm.server behind a guard that keeps it below a limit.",
+        "replay": "Show which requests a guard starts, lets wait or refuses.",
         "mcp": "Answer fits, estimate and admit as an MCP server over stdio.",
     }
     labels: ClassVar = {"estimate": "MODEL"}
@@ -55,9 +59,11 @@ class Commands(LazyGroup):
     sections: ClassVar = {
         "What most people need": ("estimate", "fits", "server", "compare", "tune", "gate"),
         "Plan": ("plan",),
-        "Measure on this machine": ("tune experts", "tune train", "tune cache", "measurements"),
+        "Measure on this machine": (
+            *("tune experts", "tune train", "tune cache", "measurements", "compare-kit"),
+        ),
         "Look up": ("devices", "runtimes", "schema", "cache", "index"),
-        "For other programs": ("card", "mcp"),
+        "For other programs": ("card", "serve", "replay", "diff", "mcp"),
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

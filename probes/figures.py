@@ -11,12 +11,15 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import KVCache, prefilled_kv_cache
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.facets import loaded_weights
+from memfit.estimators.runtimes.held import most_held_bytes
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.measurement import Loaded, Run
 from memfit.estimators.sizing.sized_model import SizedModel
 
 # Figure name to one value for each repeat.
 MeasuredValues = Mapping[str, Sequence[int]]
+SwiftBytes = tuple[int | None, int | None]
+"""The workspace and the caches by the rule of mlx-swift-lm's tune, where it was measured."""
 
 
 class EstimatedFigure(NamedTuple):
@@ -37,6 +40,10 @@ class RunMoment(NamedTuple):
     ssm: int
     process: Callable[[], int | None]
     """Returns the resident size of the process."""
+    held: int | None = None
+    """The most in use and kept for reuse together since the run began, None before its end."""
+    footprint: int | None = None
+    """The most that macOS has charged the process for, where that was requested."""
 
 
 class MeasuredRuns(NamedTuple):
@@ -44,7 +51,7 @@ class MeasuredRuns(NamedTuple):
 
     loaded: Loaded
     runs: Sequence[Run]
-    swift_bytes: int | None
+    swift: SwiftBytes
     warm_up: Run | None
 
 
@@ -71,6 +78,15 @@ class EstimatedRun(NamedTuple):
     def run_bytes(self) -> int:
         """The peak of the run: a measurement begins when the model is loaded."""
         return self.figures.moment.run_bytes
+
+    @property
+    def held_bytes(self) -> int | None:
+        """The most that MLX holds in the run, None where it is not known."""
+        moment = self.figures.moment
+        if moment.held_bytes is None:
+            return None
+        held = self.run_bytes + max(0, moment.held_bytes - moment.nbytes)
+        return most_held_bytes(self.run_bytes, held, self.sized.device)
 
     @property
     def cached_bytes(self) -> int:
@@ -194,6 +210,13 @@ _DECLARED = (
         ],
     ),
     Figure(
+        name="held",
+        label="Held at most",
+        meaning="the most in use, and freed and kept for the next use, together",
+        at_end=lambda moment: moment.held,
+        estimated=lambda of: of.peak(of.held_bytes),
+    ),
+    Figure(
         name="workspace",
         label="Workspace",
         meaning="peak minus weights, cache and state at the end",
@@ -221,13 +244,28 @@ _DECLARED = (
             "by the rule of mlx-swift-lm's `tune`: logits of the whole last chunk are evaluated,"
             " caches count their tokens only"
         ),
-        measured=lambda of: [of.swift_bytes],
+        measured=lambda of: [of.swift[0]],
+    ),
+    Figure(
+        name="swift_kv",
+        label="Caches, mlx-swift-lm",
+        meaning="by the same rule: caches and states of the whole prompt",
+        measured=lambda of: [of.swift[1]],
     ),
     Figure(
         name="process",
         label="Process, by the system",
         meaning="resident bytes of the process, Python and libraries included",
         at_end=lambda moment: moment.process(),
+    ),
+    Figure(
+        name="footprint",
+        label="Footprint, by macOS",
+        meaning=(
+            "the most that macOS has charged the process for, from its start on, with"
+            " `--footprint` (`ri_lifetime_max_phys_footprint`)"
+        ),
+        at_end=lambda moment: moment.footprint,
     ),
 )
 FIGURES = {figure.name: figure for figure in _DECLARED}
@@ -268,12 +306,12 @@ def estimated_figures(sized: SizedModel, workload: Workload) -> dict[str, Estima
 
 
 def measured_figures(
-    loaded: Loaded | None, runs: Sequence[Run], swift_bytes: int | None, warm_up: Run | None = None
+    loaded: Loaded | None, runs: Sequence[Run], swift: SwiftBytes, warm_up: Run | None = None
 ) -> dict[str, list[int]]:
     """Return the measured values, by name; a figure without a value is left out."""
     if loaded is None:
         return {}
-    of = MeasuredRuns(loaded, runs, swift_bytes, warm_up)
+    of = MeasuredRuns(loaded, runs, swift, warm_up)
     found = {figure.name: figure.values(of) for figure in _DECLARED}
     return {name: values for name, values in found.items() if values}
 

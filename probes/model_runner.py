@@ -24,9 +24,11 @@ from memfit.estimators.trace.model_builder import class_errors
 from memfit.probes.loading import load_model, memory_errors
 from memfit.probes.run_monitor import (
     BatchRun,
+    HeldMonitor,
     OnPrompt,
     ReportFigures,
     RunMonitor,
+    footprint_bytes,
     heartbeat,
     moment_of,
     process_bytes,
@@ -56,6 +58,7 @@ class ModelRunner:
         self._weights_bytes = 0
         self.shortest_prompt: int | None = None
         """Tokens of the shortest prompt of a batch, None when all have the same length."""
+        self.reads_footprint = False
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the libraries, the backend and the device of this process."""
@@ -129,8 +132,8 @@ class ModelRunner:
         self._require_within_limit(run.peak_bytes, figures, "in this workload")
         return run
 
-    def swift_workspace(self, workload: Workload) -> int:
-        """Return the workspace by the rule of mlx-swift-lm's tune, in bytes.
+    def swift_workspace(self, workload: Workload) -> tuple[int, int]:
+        """Return the workspace by the rule of mlx-swift-lm's tune, and the caches, in bytes.
 
         Prefill runs in chunks, and the logits of the last chunk are evaluated. The workspace is
         max(0, max(peak, active at the start) - weights - states).
@@ -156,7 +159,7 @@ class ModelRunner:
         peak_bytes = max(mx.get_peak_memory(), active)
         del caches, prompt
         _settle()
-        return max(0, peak_bytes - self._weights_bytes - states)
+        return max(0, peak_bytes - self._weights_bytes - states), states
 
     def load_model(self) -> tuple[Any, dict[str, Any]]:
         return load_model(self.path)
@@ -204,21 +207,24 @@ class ModelRunner:
     def _generate(self, prompt: Any, workload: Workload) -> Run:
         import mlx.core as mx
 
-        if workload.batch > 1:
-            run = BatchRun(self.model, workload, self.report)
-            caches, monitor = run.caches, run.monitor
-            mx.reset_peak_memory()
-            run.generate(prompt.tolist(), self.shortest_prompt)
-        else:
-            caches = self.caches(workload)
-            monitor = RunMonitor(caches, self.report)
-            mx.reset_peak_memory()
-            monitor.start()
-            for _ in self.steps(prompt, workload, caches, monitor.on_prompt):
-                monitor.on_token()
-        # MLX is asynchronous: the last step was started, but may still run.
-        mx.synchronize(self.stream())
-        end = moment_of(caches, workload.total_tokens)
+        held = HeldMonitor()
+        with held.watched():
+            if workload.batch > 1:
+                run = BatchRun(self.model, workload, self.report)
+                caches, monitor = run.caches, run.monitor
+                mx.reset_peak_memory()
+                run.generate(prompt.tolist(), self.shortest_prompt)
+            else:
+                caches = self.caches(workload)
+                monitor = RunMonitor(caches, self.report)
+                mx.reset_peak_memory()
+                monitor.start()
+                for _ in self.steps(prompt, workload, caches, monitor.on_prompt):
+                    monitor.on_token()
+            # MLX is asynchronous: the last step was started, but may still run.
+            mx.synchronize(self.stream())
+        footprint = footprint_bytes() if self.reads_footprint else None
+        end = moment_of(caches, workload.total_tokens, held=held.most, footprint=footprint)
         return run_of(monitor.prefill, end, monitor.first_token_ns, monitor.decode_ns)
 
     def _require_within_limit(self, peak_bytes: int, figures: Mapping[str, Any], when: str) -> None:

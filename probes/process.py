@@ -77,9 +77,11 @@ class RunnerSetup(Struct, frozen=True, kw_only=True):
     """With images, or folders of videos, mlx-vlm runs the model."""
     shortest_prompt: int | None = None
     """Tokens of a batch's shortest prompt."""
+    footprint: bool = False
+    """Whether what macOS charges the process for is read."""
     experts: ExpertSetup | None = None
     """The experts that are in memory; None runs the model as mlx-lm does."""
-    task: Literal["generate", "store caches", "train"] = "generate"
+    task: Literal["generate", "store caches", "train", "kit"] = "generate"
     """What it does apart from experts, by the runner that can."""
 
 

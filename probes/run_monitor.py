@@ -1,7 +1,9 @@
 """Follow a run in the measuring process: report its progress, and read what its caches hold."""
 
+import ctypes
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.runtimes.measurement import Run
 from memfit.estimators.trace.cache_stepper import leaves, length_of
+from memfit.estimators.trace.libraries import changed
 from memfit.probes.figures import FIGURES, Figure, RunMoment
 
 # Called with figures during a call, by name: bytes, tokens or nanoseconds. An empty mapping only
@@ -69,6 +72,37 @@ class RunMonitor:
         if now - self._reported > _REPORT_EVERY_NS:
             self._reported = now
             self._report({})
+
+
+class HeldMonitor:
+    """Follows what MLX holds: in use, and freed and kept for the next use.
+
+    That falls only where MLX gives kept buffers back: it is read before each clearing.
+    """
+
+    def __init__(self) -> None:
+        self.most = 0
+
+    def note(self) -> None:
+        """Take note of what is held now."""
+        import mlx.core as mx
+
+        self.most = max(self.most, mx.get_active_memory() + mx.get_cache_memory())
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Take note before each clearing inside the block."""
+        import mlx.core as mx
+
+        clear = mx.clear_cache
+
+        def noted() -> None:
+            self.note()
+            clear()
+
+        with changed(mx, {"clear_cache": noted}):
+            yield
+        self.note()
 
 
 class BatchRun:
@@ -146,12 +180,14 @@ def prompt_lengths(longest: int, batch: int, shortest: int | None) -> list[int]:
     return [longest - less * index // max(1, batch - 1) for index in range(batch)]
 
 
-def moment_of(caches: list[Any], tokens: int) -> RunMoment:
+def moment_of(
+    caches: list[Any], tokens: int, *, held: int | None = None, footprint: int | None = None
+) -> RunMoment:
     """Return what a run holds now, with ``tokens`` in its caches."""
     import mlx.core as mx
 
     peak = max(mx.get_peak_memory(), mx.get_active_memory())
-    return RunMoment(caches, peak, *cache_bytes(caches, tokens), process_bytes)
+    return RunMoment(caches, peak, *cache_bytes(caches, tokens), process_bytes, held, footprint)
 
 
 def read_figures(
@@ -239,6 +275,24 @@ def repeated(call: Callable[[], None], every_seconds: float) -> Iterator[None]:
     finally:
         finished.set()
         thread.join()
+
+
+# sys/resource.h of macOS, struct rusage_info_v4: a UUID, then numbers of 8 bytes, the 29th of which
+# is ri_lifetime_max_phys_footprint.
+_RUSAGE_INFO_V4, _FOOTPRINT_AT, _RUSAGE_BYTES = 4, 16 + 28 * 8, 512
+
+
+def footprint_bytes() -> int | None:
+    """Return the most that macOS has charged this process for, None on other systems."""
+    if sys.platform != "darwin":
+        return None
+    buffer = ctypes.create_string_buffer(_RUSAGE_BYTES)
+    try:
+        system = ctypes.CDLL("/usr/lib/libSystem.B.dylib")
+        failed = system.proc_pid_rusage(os.getpid(), _RUSAGE_INFO_V4, buffer)
+    except (OSError, AttributeError):
+        return None
+    return None if failed else int.from_bytes(buffer.raw[_FOOTPRINT_AT:][:8], "little")
 
 
 def process_bytes() -> int | None:

@@ -1,5 +1,6 @@
 """The options of the four questions: names, help, and what other programs call them."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -44,7 +45,27 @@ def _model(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+_TURN = re.compile(r"([^()+]+?)\s*(?:\(([^()+]+?)\s+cached\))?\s*\+\s*([^()+]+)")
+
+
+def _turn(given: dict[str, Any]) -> dict[str, Any]:
+    """Read ``--turn``, a short form of the three options that it sets."""
+    if "turn" not in given:
+        return given
+    text, names = given.pop("turn"), ("prompt_tokens", "cached_tokens", "max_tokens")
+    if stated := [name for name in (*names, *CONTEXT) if name in given]:
+        raise InputError(f"--turn sets the tokens: leave out {setting(stated[0])}")
+    if not (found := _TURN.fullmatch(text.strip())):
+        raise InputError(
+            "--turn: expected a prompt and a reply, such as 20k+800 or '20k(18k cached)+800', got"
+            f" {text[:40]!r}"
+        )
+    counts = zip(names, found.groups(), strict=True)
+    return given | {name: read_setting("turn", parse_count, part) for name, part in counts if part}
+
+
 def _workload(given: dict[str, Any]) -> dict[str, Any]:
+    given = _turn(given)
     readers: dict[str, Callable[[str], Any]] = {
         "context": str,
         "ctx_size": lambda text: _of_each(text, given.get("batch", 1)),
@@ -184,6 +205,10 @@ _WORKLOAD = Options(
             help="The same as llama.cpp takes it: for all sequences together.",
         ),
         "max_model_len": option(help="The same as vLLM takes it: 32k is 32000 tokens."),
+        "turn": option(
+            metavar="PROMPT[(N cached)]+REPLY",
+            help="Prompt and reply, such as 20k+800 or '20k(18k cached)+800'.",
+        ),
         "prompt_tokens": option(help="Tokens in the prompt."),
         "max_tokens": option(help="Tokens to generate."),
         "batch": option(

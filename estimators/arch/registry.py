@@ -217,7 +217,8 @@ _FILES: dict[str, str] = {
     "step3p5": "step3p5",
     "vision_wrappers": "glm4v glm4v_moe glm_ocr internvl_chat mllama",
     "wrappers": """
-        gemma3 gemma4 gemma4_unified llama4 llava mistral3 qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe
+        gemma3 gemma4 gemma4_unified kimi_k25 llama4 llava mistral3 qwen2_5_vl qwen2_vl qwen3_vl
+        qwen3_vl_moe
         """,
 }
 FAMILIES: dict[str, str] = {

@@ -28,12 +28,6 @@ from memfit.estimators.runtimes.registry import (
     runtime_for_images,
     runtime_summary,
 )
-from memfit.estimators.runtimes.run_limits import (
-    notes_beyond,
-    prompt_verdict,
-    run_limits,
-    tightened,
-)
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import (
@@ -44,6 +38,12 @@ from memfit.estimators.sizing.estimate import (
 )
 from memfit.estimators.sizing.recommend import recommended_context
 from memfit.estimators.sizing.resolved import ResolvedTarget, TargetQuestion
+from memfit.estimators.sizing.run_limits import (
+    notes_beyond,
+    prompt_verdict,
+    run_limits,
+    tightened,
+)
 from memfit.estimators.sizing.sized_model import refusal_of, verdict_of
 
 
@@ -153,17 +153,17 @@ def _compared(
         return Compared(label=label, undecided=target)
     if isinstance(result, Unavailable):
         return Compared(label=label, undecided=result)
-    runtime_model, longest = target.sized.runtime_model, context or 0
+    longest = context or 0
     return Compared(
         label=label,
         runtime=result.runtime if model.runtime else None,
         model=result.model,
         needed_bytes=result.peak_bytes + result.components.margin.bytes,
         verdict=result.verdict,
-        longest_verdict=prompt_verdict(runtime_model, target.workload, longest),
+        longest_verdict=prompt_verdict(target.sized, target.workload, longest),
         exceeded=result.exceeded,
         assumptions=result.assumptions,
-        notes=(*result.notes, *notes_beyond(runtime_model, target.workload, longest)),
+        notes=(*result.notes, *notes_beyond(target.sized, target.workload, longest)),
     )
 
 
@@ -256,7 +256,7 @@ def _cell(
     return ComparedCell(
         settings=settings,
         model=label,
-        verdict=tightened(verdict, run_limits(sized.runtime_model, workload)),
+        verdict=tightened(verdict, run_limits(sized, workload)),
         exceeded=exceeded,
         peak_bytes=need.peak_bytes - sized.margin_bytes,
         needed_bytes=need.peak_bytes,

@@ -10,11 +10,10 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.expert_capacity import capacity_of
 from memfit.estimators.runtimes.facets import load_bytes, loaded_weights
-from memfit.estimators.runtimes.held import most_held_bytes
-from memfit.estimators.runtimes.run_limits import server_buffers
 from memfit.estimators.sizing.prefill_speed import first_tokens
+from memfit.estimators.sizing.run_limits import server_buffers
 from memfit.estimators.sizing.search import largest_workload, longest_context, longest_prompt
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, held_of
 
 
 class SmallerRun(Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,7 +109,7 @@ def figures_of(
         peak_bytes=moment.nbytes,
         load_peak_bytes=max(load_bytes(sized.runtime_model), sized.resident_bytes),
         wired_limit_bytes=sized.requirement(largest).peak_bytes,
-        held_bytes=most_held_bytes(moment, sized.device),
+        held_bytes=held_of(sized, largest),
         buffers=server_buffers(sized.runtime_model, workload),
         first_token_ms=_first_token_ms(sized, workload),
         # As memfit estimate recommends it.

@@ -34,10 +34,10 @@ from memfit.estimators.gate.remedies import Candidate, remedies
 from memfit.estimators.gate.report import TargetReport, TargetStatus
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.facets import MlxLmPrograms, OnMlx, context_limit
-from memfit.estimators.runtimes.run_limits import ending_notes, notes_beyond, run_limits
 from memfit.estimators.runtimes.runtime import OF_RUNTIME, judge
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.resolved import ResolvedTarget
+from memfit.estimators.sizing.run_limits import ending_notes, notes_beyond, run_limits
 from memfit.estimators.sizing.search import are_compared, can_take_more, fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel, is_foreign, require_loaded
 
@@ -274,8 +274,8 @@ class _Evaluation(Struct, frozen=True, kw_only=True):
             for limit in self.present.target.limits
             if limit.rule.of == "context"
         )
-        yield from ending_notes(run_limits(runtime_model, workload))
-        yield from notes_beyond(runtime_model, workload, max(contexts, default=0))
+        yield from ending_notes(run_limits(sized, workload))
+        yield from notes_beyond(sized, workload, max(contexts, default=0))
         if can_take_more(sized) and not are_compared(sized):
             text = "by trace the peak is of this workload alone; a smaller one can take more"
             yield Note("info", "one-workload", text)

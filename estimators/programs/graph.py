@@ -2,10 +2,11 @@
 
 A file of `data/` has one class. What a call computes is a prologue, then a block of operations for
 each layer; equal blocks are there once, whatever call or layer they are of. The last layer's block
-has what follows the layers too. docs/programs.md describes the file.
+has what follows the layers too. data/README.md describes the file.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -119,7 +120,7 @@ class Variant(Struct, frozen=True, forbid_unknown_fields=True):
     structures: tuple[Structure, ...]
 
 
-class RecordedClass(Struct, frozen=True, forbid_unknown_fields=True):
+class RecordedClass(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """The data of one class."""
 
     schema: _Schema
@@ -156,7 +157,14 @@ class RecordedClass(Struct, frozen=True, forbid_unknown_fields=True):
 
     def block(self, position: int) -> Block:
         """Return a block as arrays and nodes."""
-        return parsed(self.blocks[position])
+        known = self._parsed
+        if position not in known:
+            known[position] = parsed(self.blocks[position])
+        return known[position]
+
+    @cached_property
+    def _parsed(self) -> dict[int, Block]:
+        return {}
 
 
 def decoded(content: bytes) -> RecordedClass:

@@ -72,6 +72,8 @@ class Program(NamedTuple):
     """The values of the expressions from the sizes by name."""
     sample_bytes: tuple[Number, ...]
     first: str
+    constants: Mapping[Number, str]
+    """Those of the values that are the same at all sizes."""
 
 
 class _Cut:
@@ -291,6 +293,7 @@ def program(
         evaluator(cut.expressions, functions),
         sample_bytes,
         lowered.first,
+        {number: text for text, number in cut.expressions.items() if text.isdigit()},
     )
 
 

@@ -5,7 +5,11 @@ rules' comparisons come out. After that its steps are followed at any sizes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import CallPhase, Workload
@@ -14,10 +18,12 @@ from memfit.estimators.mlx.call_plan import CHUNKS, PlannedCall, held_samples
 from memfit.estimators.programs.answers import functions
 from memfit.estimators.programs.assembly import Assembled, assembled
 from memfit.estimators.programs.dimensions import call_sizes
+from memfit.estimators.programs.generated import Code, NoCodeError, code_of
 from memfit.estimators.programs.graph import RecordedClass, Structure, Variant
 from memfit.estimators.programs.lowering import lower
 from memfit.estimators.programs.machine import Machine
 from memfit.estimators.programs.program import Program, program
+from memfit.estimators.programs.runner import Runner
 from memfit.estimators.programs.select import structure_of
 from memfit.estimators.programs.sizes import Guards, evaluator, expression
 from memfit.estimators.programs.steps import NOTHING, Between, Lowered, LoweringError, before
@@ -66,7 +72,7 @@ def whole(kinds: tuple[str, ...]) -> Depth:
     return Depth(kinds, tuple(range(len(kinds))))
 
 
-class _Made(NamedTuple):
+class _Made(Struct, frozen=True, eq=False, dict=True):
     """A program, and where it holds."""
 
     holds: _Values
@@ -74,6 +80,11 @@ class _Made(NamedTuple):
     shapes: _Values
     """Of what it leaves."""
     lowered: Lowered
+
+    @cached_property
+    def code(self) -> Code:
+        """The program as code for devices with batches."""
+        return code_of(self.program)
 
 
 class _Caches(NamedTuple):
@@ -101,34 +112,53 @@ class Programs:
         self._functions = functions(device, target.versions.mlx)
         self._caches: dict[tuple[int, Depth], _Caches] = {}
         self._made: dict[tuple[int, Depth, Between], list[_Made]] = {}
+        self._has_run = False
 
     def peaks(
-        self, sizes: Mapping[str, int], workload: Workload, planned: Sequence[PlannedCall]
-    ) -> Iterator[CallPeak[CallPhase]]:
-        """Yield the most in use during each call of a run; weights are not in it.
+        self,
+        sizes: Mapping[str, int],
+        workload: Workload,
+        planned: Sequence[PlannedCall],
+        *,
+        named: bool = False,
+    ) -> list[CallPeak[CallPhase]]:
+        """Return the most in use during each call of a run; weights are not in it.
 
-        ``sizes`` are those of the config.
+        ``sizes`` are those of the config. What is alive is ``named`` in several times the time.
 
         Raises:
             UnsupportedError: when a call has a graph that was not recorded.
         """
+        # To write code takes as long as a few runs. The order in which the CPU's buffers are freed
+        # decides which are kept for reuse, so its references have to be counted.
+        if not named and self._has_run and self._device.backend != "cpu":
+            with suppress(NoCodeError):
+                return self._peaks(Runner(self._device), sizes, workload, planned)
+        self._has_run = True
+        return self._peaks(Machine(self._device), sizes, workload, planned)
+
+    def _peaks(
+        self,
+        machine: Machine | Runner,
+        sizes: Mapping[str, int],
+        workload: Workload,
+        planned: Sequence[PlannedCall],
+    ) -> list[CallPeak[CallPhase]]:
         if workload.batch == 1:
             try:
-                yield from list(self._followed(self._one, sizes, workload, planned))
+                return list(self._followed(machine, self._one, sizes, workload, planned))
             except LoweringError:
-                self._one = self._several
-            else:
-                return
-        yield from self._followed(self._several, sizes, workload, planned)
+                self._one, machine = self._several, type(machine)(self._device)
+        return list(self._followed(machine, self._several, sizes, workload, planned))
 
     def _followed(
         self,
+        machine: Machine | Runner,
         depth: Depth,
         sizes: Mapping[str, int],
         workload: Workload,
         planned: Sequence[PlannedCall],
     ) -> Iterator[CallPeak[CallPhase]]:
-        machine = Machine(self._device)
         last: tuple[_Made, tuple[int, ...]] | None = None
         reached, known = -1, dict[str, int]()
         first_token = next(
@@ -139,13 +169,12 @@ class Programs:
             structure = structure_of(self._recorded, self._variant, own)
             here = own | before(known)
             made = self._program(structure, depth, here, call, last)
-            yield machine.call_peak(
-                made.program,
-                here,
-                call,
-                jumped=call.position != reached,
-                samples=held_samples(max(0, call.position - first_token)),
-            )
+            jumped = call.position != reached
+            samples = held_samples(max(0, call.position - first_token))
+            if isinstance(machine, Runner):
+                yield machine.call_peak(made.code, here, call, jumped=jumped, samples=samples)
+            else:
+                yield machine.call_peak(made.program, here, call, jumped=jumped, samples=samples)
             if call.phase in CHUNKS:
                 machine.wait()
             reached, known = call.position + call.tokens, own

@@ -84,11 +84,12 @@ class Size(int):
     guards: Guards
     # Shapes share few sizes, of which the rules ask the same again and again.
     _compared: dict[tuple[str, int], int]
+    _multiplied: dict[int, tuple[int, "Size"]]
 
     def __new__(cls, value: int, terms: Polynomial, guards: Guards) -> "Size":
         self = int.__new__(cls, value)
         self.terms, self.guards = terms, guards
-        self._compared = {}
+        self._compared, self._multiplied = {}, {}
         return self
 
     @cached_property
@@ -121,7 +122,13 @@ class Size(int):
     def __mul__(self, other: int) -> int:
         if type(other) is int and other in (0, 1):
             return self if other else 0
-        return self._with(int(self) * int(other), _product(self.terms, polynomial(other)))
+        # No number of that kind is as far below 0 as an address.
+        key = other if type(other) is int else -id(other)
+        if key not in self._multiplied:
+            made = self._with(int(self) * int(other), _product(self.terms, polynomial(other)))
+            # With the other one, whose identity stays its own as long.
+            self._multiplied[key] = other, made
+        return self._multiplied[key][1]
 
     __rmul__ = __mul__
 

@@ -6,6 +6,7 @@ Buffers have numbers, and so have the flags by which a step tells later ones how
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from memfit.estimators.base.errors import UnsupportedError
@@ -132,6 +133,7 @@ def _is_of_before(text: str) -> bool:
     return _BEFORE in text
 
 
+@lru_cache(maxsize=1024)
 def _named_before(text: str) -> str:
     return _NAME.sub(rf"\g<0>{_BEFORE}", text)
 

@@ -11,9 +11,7 @@ from memfit.estimators.recording.canonical import canonical
 from memfit.estimators.recording.classes import ClassPlan
 from memfit.estimators.recording.draws import DrawnCall, draw_calls
 from memfit.estimators.trace.graph_format import Array, Call
-from memfit.estimators.trace.kernel_stubs import TraceTarget
 
-_ROUNDS = 60
 _SEED = 77
 
 
@@ -25,8 +23,9 @@ def verify(plan: ClassPlan, recorded: RecordedClass) -> int:
     """
     count = 0
     for variant in recorded.variants:
-        [packed] = variant.facts["packed"]
-        drawn = draw_calls(plan, TraceTarget(), packed=bool(packed), seed=_SEED, rounds=_ROUNDS)
+        [packed], backends = variant.facts["packed"], variant.facts["backend"]
+        [targets] = (each for each in plan.targets() if each[0].backend in backends)
+        drawn = draw_calls(plan, targets, packed=bool(packed), seed=_SEED, least=0)
         for calls in drawn.values():
             for each in calls:
                 count += _compared(plan, recorded, variant, each)

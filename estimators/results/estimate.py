@@ -25,6 +25,7 @@ from memfit.estimators.results.advice import (
     PartialExperts,
     Recommendation,
     Recommended,
+    StepSchedule,
 )
 from memfit.estimators.results.program_line import ProgramLine
 from memfit.estimators.results.result import Result
@@ -210,7 +211,7 @@ class Limit(Struct, frozen=True, kw_only=True):
     """What ends a run besides the bytes of all its buffers together."""
 
     name: Annotated[str, one_of("largest_buffer", "held_memory", "gpu_watchdog", "buffer_count")]
-    unit: Annotated[str, one_of("bytes", "tokens")]
+    unit: Annotated[str, one_of("bytes", "tokens", "buffers")]
     figure: Count
     """Of the workload, in ``unit``."""
     limit: Count
@@ -239,9 +240,9 @@ class DecodeSpeed(Struct, frozen=True, kw_only=True):
     expected_tokens_per_second: (
         Annotated[tuple[Number, ...], Meta(min_length=3, max_length=3)] | None
     )
-    """The 10th percentile, median and 90th of what runs reach; None: not measured on this chip."""
+    """The least, the usual and the most to expect of one sequence; None: the chip is not known."""
     range_tokens_per_second: Annotated[tuple[Number, ...], Meta(min_length=2, max_length=2)] | None
-    """The least and the most to expect; of other chips where runs were not measured on this one."""
+    """The least and the most of them."""
     host_bytes_per_step: Bytes | UnsetType = UNSET
     """The part of those bytes that is read from the memory of a GPU's host."""
     host_bandwidth_bytes_per_second: Positive | UnsetType = UNSET
@@ -396,6 +397,9 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     """None where the chip of the device or the layers of the model are not known."""
     first_tokens: tuple[FirstToken, ...] | UnsetType = UNSET
     """Seconds to the first token: of the workload, and of other prompts in its place."""
+    schedule: StepSchedule | UnsetType = UNSET
+    """A falling schedule of prefill steps for a program that sets the step of each chunk, where the
+    longest prompt takes a smaller step than the request's."""
     ranks: RankPlan | UnsetType = UNSET
     """Over several ranks: each of them. The other figures are of the one with the least room."""
     pool: MemoryPool | UnsetType = UNSET

@@ -67,6 +67,9 @@ class ServerPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-server/2"):
     """Why requests run one at a time; None: they are batched."""
     bound: ServerMoment
     """The largest moment that any order and mix of requests within these lengths can lead to."""
+    held_bytes: Bytes | UnsetType = UNSET
+    """The most that MLX holds over the server's life in any order of requests, freed buffers that
+    it keeps included; without the margin. Left out where it is not known."""
     usual: ServerMoment | None
     """The largest moment of the mixes; None where there are none: one at a time, and images."""
     mixes: tuple[ServerMix, ...]

@@ -1,7 +1,8 @@
 """Closed sets of names in results, and the largest moment of a run."""
 
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -38,6 +39,23 @@ Settings = dict[SettingName, Count]
 """``host_experts`` are the layers, from the first, with their experts on the host."""
 
 
+class Lines(Sequence[str]):
+    """Lines of text that are made when one is read."""
+
+    def __init__(self, make: Callable[[], tuple[str, ...]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> tuple[str, ...]:
+        return self._make()
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._made[index]
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
 class PeakMoment(Struct, frozen=True):
     """The most memory in use at once during a run, with the phase it falls in."""
 
@@ -50,7 +68,7 @@ class PeakMoment(Struct, frozen=True):
     """The largest single allocation of the run."""
     largest_buffer: str
     """What it holds."""
-    explanation: tuple[str, ...]
+    explanation: Sequence[str]
     """The sum of the moment's parts, as a line of text."""
     prefill_bytes: int | None = None
     """The most in use before the last token of the prompt, None when it is not known by phase."""

@@ -181,9 +181,11 @@ class _Traced(NamedTuple):
     largest_buffer_bytes: int
     largest_buffer: str
     phase: Phase
+    held_bytes: int
+    """Of the workspace, with what MLX keeps of freed buffers."""
 
 
-_NOTHING = _Traced(0, 0, "", "prefill")
+_NOTHING = _Traced(0, 0, "", "prefill", 0)
 
 
 class TracedWorkspace(Struct, frozen=True, eq=False):
@@ -216,6 +218,7 @@ class TracedWorkspace(Struct, frozen=True, eq=False):
                 f"peak = kept {kept_bytes:,} + workspace between traced prompts"
                 f" {found.workspace_bytes:,} = {kept_bytes + found.workspace_bytes:,}",
             ),
+            held_bytes=kept_bytes + found.held_bytes,
         )
 
     def _at_batch(self, workload: Workload, target: _Target) -> _Traced:
@@ -239,8 +242,10 @@ class TracedWorkspace(Struct, frozen=True, eq=False):
             return high
         low = self._run(replace(workload, prompt_tokens=corners[after - 1]), target)
         line = _between(low, high, tokens, (corners[after - 1], corners[after]))
-        raised = line.workspace_bytes + ceil_div(line.workspace_bytes, _RAISED)
-        return line._replace(workspace_bytes=raised)
+        more = ceil_div(line.workspace_bytes, _RAISED)
+        return line._replace(
+            workspace_bytes=line.workspace_bytes + more, held_bytes=line.held_bytes + more
+        )
 
     def _corners(self, workload: Workload) -> list[int]:
         """Return the prompts to trace, in ascending order; the last is not below the workload's."""
@@ -271,8 +276,13 @@ class TracedWorkspace(Struct, frozen=True, eq=False):
             # No array of a chunk grows faster than its tokens, with as many before its end.
             shorter = self._run(replace(workload, prefill_step=step), target)
             return _between(_NOTHING, shorter, _SHORTER, (0, 1))
+        assert moment.held_bytes is not None
         return _Traced(
-            moment.workspace_bytes, moment.largest_buffer_bytes, moment.largest_buffer, moment.phase
+            moment.workspace_bytes,
+            moment.largest_buffer_bytes,
+            moment.largest_buffer,
+            moment.phase,
+            moment.workspace_bytes + moment.held_bytes - moment.nbytes,
         )
 
 
@@ -285,7 +295,8 @@ def _between(low: _Traced, high: _Traced, position: int, ends: tuple[int, int]) 
 
     workspace = line(low.workspace_bytes, high.workspace_bytes)
     largest = line(low.largest_buffer_bytes, high.largest_buffer_bytes)
-    return high._replace(workspace_bytes=workspace, largest_buffer_bytes=largest)
+    held = line(low.held_bytes, high.held_bytes)
+    return high._replace(workspace_bytes=workspace, largest_buffer_bytes=largest, held_bytes=held)
 
 
 def described_by_class(trace: ModelTrace, device: Device | None) -> Subject:

@@ -71,6 +71,8 @@ class DraftFigures(Struct, frozen=True):
     workspace_bytes: int = 0
     """Bytes of the largest moment with both models that are neither weights nor caches, 0 where
     they are not known."""
+    kept_bytes: int | None = None
+    """The most freed bytes that MLX keeps beside the peak of both; None where not known."""
 
 
 class Subject(Struct, frozen=True):

@@ -137,6 +137,7 @@ class MeasuredModel(MlxLm, Images, OwnWeights, PerMachine, frozen=True):
             for name in ("peak_bytes", "prefill_peak_bytes", "decode_peak_bytes")
         )
         phase: Phase = "prefill" if prefill >= decode else "decode"
+        held = [nbytes for run in runs if (nbytes := run.value("held_bytes")) is not None]
         kept = self.resident_bytes() + kv.nbytes + ssm_bytes
         peaks = ", ".join(str(run.peak_bytes) for run in runs)
         is_first = peak_bytes > max(run.peak_bytes for run in runs)
@@ -150,6 +151,7 @@ class MeasuredModel(MlxLm, Images, OwnWeights, PerMachine, frozen=True):
             explanation=(f"peak = {peak_bytes} bytes, {source} measured {peaks}",),
             prefill_bytes=prefill,
             decode_bytes=decode,
+            held_bytes=max(held) if held else None,
         )
         # A run is measured from after the load on.
         load = estimated.moment.nbytes if estimated.moment.phase == "load" else 0

@@ -39,6 +39,7 @@ from memfit.estimators.runtimes.facets import (
     Sharding,
     Views,
 )
+from memfit.estimators.runtimes.held import with_batch_held
 from memfit.estimators.runtimes.interface import (
     DraftFigures,
     Figure,
@@ -259,8 +260,13 @@ class MlxLm(MlxModel, MlxLmPrograms, Batching, CachedPrompts, Sharding, Drafting
         """Return what a workload takes; a batch is prefilled in groups."""
         if workload.cached_tokens:
             self.require_cached(workload)
-        if not self.is_grouped(workload):
-            return self.together(workload)
+        figures = self._grouped(workload) if self.is_grouped(workload) else self.together(workload)
+        is_batched = workload.batch > 1 and workload.kv_bits is None
+        if not (is_batched and merges_caches(self.subject.model)):
+            return figures
+        return with_batch_held(figures, workload)
+
+    def _grouped(self, workload: Workload) -> MemoryFigures:
         from memfit.estimators.runtimes.batch_groups import grouped_figures
 
         return grouped_figures(self, workload)
@@ -362,14 +368,18 @@ class MlxLm(MlxModel, MlxLmPrograms, Batching, CachedPrompts, Sharding, Drafting
             )
             for one in (self, draft)
         )
-        moments = speculative_moments(target, other_model, workload, tokens)
+        moments = tuple(speculative_moments(target, other_model, workload, tokens))
         best = max(moments, key=lambda moment: moment.nbytes)
+        kept = [one.kept(workload, tokens) for one in (target, other_model)]
         both = DraftFigures(
             best.nbytes,
             "derived",
             best.phase,
             best.explanation,
             workspace_bytes=best.workspace_bytes,
+            kept_bytes=None
+            if None in kept
+            else max(sum(filter(None, kept)), *(moment.replaced_bytes for moment in moments)),
         )
         return self._above_alone(both, draft, MlxLm.figures(self, workload))
 
@@ -379,7 +389,8 @@ class MlxLm(MlxModel, MlxLmPrograms, Batching, CachedPrompts, Sharding, Drafting
         """Return what a peak of both models is above this one's; they are loaded one by one."""
         loading = self.resident_bytes() + draft.load_bytes()
         if loading > both.nbytes:
-            both = DraftFigures(loading, both.basis, "load", "the draft model is loaded second")
+            line = "the draft model is loaded second"
+            both = replace(both, nbytes=loading, phase="load", explanation=line, workspace_bytes=0)
         # The load of this model alone is in its own peak.
         return replace(both, nbytes=max(0, both.nbytes - alone.moment.nbytes))
 

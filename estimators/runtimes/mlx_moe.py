@@ -13,6 +13,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.expert_capacity import BUDGET, expert_capacity, whole_slots
 from memfit.estimators.runtimes.facets import ExpertCapacity, LoadedWeights, OwnWeights, PerMachine
+from memfit.estimators.runtimes.held import without_held
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_lm import MlxModel
 from memfit.estimators.runtimes.runtime import Budget, Runtime
@@ -83,6 +84,10 @@ class MlxMoe(MlxModel, OwnWeights, PerMachine, frozen=True):
             top_k = max(block.top_k for block in subject.model.experts().values())
             require_capacity(runtime.capacity, counts[0], top_k)
         return cls(runtime, subject, counts[0], len(counts))
+
+    def figures(self, workload: Workload) -> MemoryFigures:
+        """Return what a workload takes; when it clears MLX's cache is not known."""
+        return without_held(super().figures(workload))
 
     def resident_bytes(self) -> int:
         """Return the weights with the experts that are kept, and the table that finds them."""

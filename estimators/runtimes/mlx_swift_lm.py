@@ -9,6 +9,7 @@ from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import state_bytes
 from memfit.estimators.results.estimate import Note
+from memfit.estimators.runtimes.held import without_held
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.mlx_lm import MlxModel
 from memfit.estimators.runtimes.runtime import Budget, Runtime
@@ -42,6 +43,9 @@ class MlxSwiftLm(MlxModel, frozen=True):
     """mlx-swift-lm; its notes compare the formulas of its guide with the bytes it allocates."""
 
     defaults = MLX_SWIFT_LM
+
+    def figures(self, workload: Workload) -> MemoryFigures:
+        return without_held(super().figures(workload))
 
     def _refused_files(self) -> str:
         return ""  # MLXLMCommon/Load.swift, loadWeights, loads them

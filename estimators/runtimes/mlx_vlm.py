@@ -25,6 +25,7 @@ from memfit.estimators.runtimes.facets import (
     LoadedWeights,
     OwnWeights,
 )
+from memfit.estimators.runtimes.held import without_held
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_lm import MlxModel
 from memfit.estimators.runtimes.mlx_lm_commands import option, settings_flags
@@ -140,6 +141,8 @@ class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, frozen=True):
                 f" take {setting('method')} trace with mlx-vlm installed"
             )
         figures, subject = MlxModel.figures(self, workload), self.subject
+        if workload.batch > 1:  # it is not described when mlx-vlm's batches clear
+            figures = without_held(figures)
         if workload.images:
             self.require_tower()
         if isinstance(subject.source, Interpolated):  # of mlx-vlm's own class, with the images

@@ -31,6 +31,7 @@ from memfit.estimators.runtimes.by_class import (
     peak_lines,
     trace_target,
 )
+from memfit.estimators.runtimes.held import without_held
 from memfit.estimators.runtimes.interface import Figure, MemoryFigures, Subject
 from memfit.estimators.runtimes.mlx_vlm import (
     MlxVlm,
@@ -205,7 +206,8 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
         kv, states = kv_cache(model, workload), state_bytes(self.subject.model, workload.batch)
         last = _last_decode(peak, model, workload)
         moment = moment_of(peak, self.resident_bytes(), kv.nbytes + states, last)
-        return MemoryFigures(kv, states, moment.with_load(self.load_bytes()))
+        figures = MemoryFigures(kv, states, moment.with_load(self.load_bytes()))
+        return without_held(figures) if workload.batch > 1 else figures
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
         if figure == "workspace" and self._run(workload).peak:
@@ -261,7 +263,12 @@ def moment_of(
         explanation=peak_lines(peak),
         prefill_bytes=prefill,
         decode_bytes=decode,
-        held_bytes=max(nbytes, *(each + more for each in peak.held.values())),
+        # In decoding a copy of the caches, as in the traced steps, which are the first.
+        held_bytes=max(
+            *(held + more for held in peak.held.values()),
+            peak.held["decode"] + last_decode - peak.parts["decode"] + more,
+            nbytes,
+        ),
     )
 
 

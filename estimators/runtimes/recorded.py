@@ -1,5 +1,6 @@
 """The workspace of a class whose graphs are recorded, to the byte and without MLX."""
 
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
@@ -12,7 +13,7 @@ from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import MachineError, UnsupportedError
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.machine.device import ANY_MAC, Device
+from memfit.estimators.machine.device import ANY_MAC, Backend, Device, GpuClass
 from memfit.estimators.mlx.call_plan import PlannedCall, planned_calls
 from memfit.estimators.mlx.kv_cache import capacity_at, kv_cache, state_bytes
 from memfit.estimators.mlx.versions import MlxVersions
@@ -22,8 +23,13 @@ from memfit.estimators.programs.library import (
     find,
     recorded_model,
 )
-from memfit.estimators.results.terms import PeakMoment
-from memfit.estimators.runtimes.by_class import TracedWorkspace, moment_of, trace_target
+from memfit.estimators.results.terms import Lines, PeakMoment
+from memfit.estimators.runtimes.by_class import (
+    TracedWorkspace,
+    moment_of,
+    peak_lines,
+    trace_target,
+)
 from memfit.estimators.runtimes.interface import RuntimeModel, Subject
 from memfit.estimators.runtimes.mlx_lm_trace import ClassTrace, MlxLmTrace
 from memfit.estimators.runtimes.source import Interpolated, Recorded
@@ -36,6 +42,7 @@ from memfit.estimators.weights.quantization_plan import declared
 if TYPE_CHECKING:
     from memfit.estimators.programs.run import Programs
     from memfit.estimators.trace.peak import RunPeak
+    from memfit.estimators.trace.replay import CallPeak
 
 _ITEM_BYTES = 2
 
@@ -53,7 +60,6 @@ class RecordedWorkspace(Struct, frozen=True, eq=False):
     largest_weight: int
     """Bytes of the largest parameter."""
     traced: TracedWorkspace
-    _programs: dict[tuple[object, MlxVersions], "Programs"] = field(default_factory=dict)
     _runs: dict[tuple[Workload, object, MlxVersions], "RunPeak[CallPhase]"] = field(
         default_factory=dict
     )
@@ -81,7 +87,8 @@ class RecordedWorkspace(Struct, frozen=True, eq=False):
             run = self._run(workload, device or ANY_MAC, versions, kept_bytes)
         except UnsupportedError as error:
             return self._traced(workload, device, versions, kept_bytes, error)
-        return moment_of(run)
+        named = partial(self._named, workload, device or ANY_MAC, versions, run)
+        return replace(moment_of(run), explanation=Lines(named))
 
     def by_trace(self, model: RuntimeModel) -> RuntimeModel:
         """Return the model of the class's trace, which answers for its ranks.
@@ -126,11 +133,9 @@ class RecordedWorkspace(Struct, frozen=True, eq=False):
         from memfit.estimators.trace.peak import run_peak
 
         self._require_recorded(workload)
-        programs, sizes = self._programs_on(device, versions), self._sizes()
-        planned = self._planned(workload, versions)
         caches = kv_cache(self.model, workload).nbytes + state_bytes(self.model, workload.batch)
         run = run_peak(
-            programs.peaks(sizes, workload, planned),
+            self._calls(workload, device, versions),
             {},
             device,
             kept_bytes=caches,
@@ -143,8 +148,26 @@ class RecordedWorkspace(Struct, frozen=True, eq=False):
             weight_bytes=resident,
             parts={part: nbytes + resident for part, nbytes in run.parts.items()},
             held={part: nbytes + resident for part, nbytes in run.held.items()},
-            alive=(("weights", resident), *run.alive[1:]),
+            alive=(("weights", resident),),
         )
+
+    def _calls(
+        self, workload: Workload, device: Device, versions: MlxVersions, *, named: bool = False
+    ) -> "list[CallPeak[CallPhase]]":
+        programs, planned = self._programs_on(device, versions), self._planned(workload, versions)
+        return programs.peaks(self._sizes(), workload, planned, named=named)
+
+    def _named(
+        self,
+        workload: Workload,
+        device: Device,
+        versions: MlxVersions,
+        run: "RunPeak[CallPhase]",
+    ) -> tuple[str, ...]:
+        """Return the lines that explain a peak."""
+        calls = self._calls(workload, device, versions, named=True)
+        top = max(calls, key=lambda call: call.nbytes)
+        return peak_lines(replace(run, alive=(*run.alive, *top.alive)))
 
     def _require_recorded(self, workload: Workload) -> None:
         unrecorded = self.class_model.unrecorded
@@ -159,16 +182,9 @@ class RecordedWorkspace(Struct, frozen=True, eq=False):
         return self.class_model.packed_sizes(self.packing)
 
     def _programs_on(self, device: Device, versions: MlxVersions) -> "Programs":
-        from memfit.estimators.programs.run import Programs
-
-        key = device.gpu, versions
-        if key not in self._programs:
-            variant = self.class_model.variant(self.packing, device.backend)
-            target = trace_target(device, versions)
-            self._programs[key] = Programs(
-                self.class_model.recorded, variant, self.class_model.kinds, device, target
-            )
-        return self._programs[key]
+        known, recorded = self.class_model, self.class_model.recorded
+        variant = recorded.variants.index(known.variant(self.packing, device.backend))
+        return _programs_of(recorded.model_type, variant, known.kinds, device.gpu, versions)
 
     def _planned(self, workload: Workload, versions: MlxVersions) -> tuple[PlannedCall, ...]:
         """Return the calls of a run, of those where a buffer may grow the ones where one does."""
@@ -191,6 +207,28 @@ class RecordedWorkspace(Struct, frozen=True, eq=False):
             for each in set(self.model.kv_buffers())
         )
         return _ITEM_BYTES * max(arrays, default=0)
+
+
+@lru_cache(maxsize=8)
+def _programs_of(
+    model_type: str,
+    variant: int,
+    kinds: tuple[str, ...],
+    gpu: tuple[Backend, GpuClass | None, int | None],
+    versions: MlxVersions,
+) -> "Programs":
+    """Return the programs that all models of a class share on a kind of device.
+
+    ``variant`` is its position in the data of the class.
+    """
+    from memfit.estimators.programs.run import Programs
+
+    recorded = find(model_type)
+    assert recorded is not None
+    backend, gpu_class, generation = gpu
+    device = Device("any", backend, 0, 0, None, "flag", gpu_class, generation)
+    target = trace_target(device, versions)
+    return Programs(recorded, recorded.variants[variant], kinds, device, target)
 
 
 def packing_of(model: Model, plan: QuantizationPlan | None) -> Quantization | None:

@@ -25,9 +25,14 @@ from memfit.estimators.results.advice import (
     not_applicable,
 )
 from memfit.estimators.results.result import both_units
-from memfit.estimators.runtimes.facets import Commands, MlxLmPrograms, NvidiaOnly, OnMlx
+from memfit.estimators.runtimes.facets import (
+    Commands,
+    MlxLmPrograms,
+    NvidiaOnly,
+    OnMlx,
+    loaded_weights,
+)
 from memfit.estimators.runtimes.mlx_lm_commands import convert_command, draft_flags
-from memfit.estimators.runtimes.run_limits import prompt_verdict
 from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.grid import (
@@ -42,6 +47,7 @@ from memfit.estimators.sizing.joint import JointSearch, Longest, RequestSettings
 from memfit.estimators.sizing.opening import weight_bits_of
 from memfit.estimators.sizing.prefill_speed import first_tokens
 from memfit.estimators.sizing.recommend import recommend, with_changes
+from memfit.estimators.sizing.run_limits import prompt_verdict
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
     is_accepted,
@@ -201,16 +207,18 @@ def _recommended(
 ) -> Recommended:
     """The longest prompt, and what follows from it."""
     device, counts = sized.device, {moe.experts for moe in sized.model.experts().values()}
+    kept = loaded_weights(sized.runtime_model).experts
     is_wired = device and device.backend == "metal" and sized.runtime_model.facet(OnMlx)
     return Recommended(
         context_tokens=tokens,
-        context_verdict=prompt_verdict(sized.runtime_model, workload, tokens or 0),
+        context_verdict=prompt_verdict(sized, workload, tokens or 0),
         wired_limit_bytes=(
             wired_limit(needed_bytes, device).nbytes
             if device and is_wired and needed_bytes
             else None
         ),
-        expert_capacity=max(counts, default=None),
+        expert_capacity=kept.experts if kept else max(counts, default=None),
+        experts=kept.of if kept and kept.experts < kept.of else UNSET,
     )
 
 

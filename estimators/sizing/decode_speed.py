@@ -1,21 +1,21 @@
 """Decode speed: an upper bound from the bytes that each token has to read from memory.
 
 At small batches decoding is limited by memory: a step reads all weights it uses once, and the
-cache of each sequence. Batch x bandwidth / bytes is never exceeded; how much of it runs reach was
-measured (`python -m benchmarks.decode_speed`).
+cache of each sequence. Batch x bandwidth / bytes is never exceeded. What to expect of one sequence
+is the time of these bytes and that of starting the kernels of each layer
+(`python -m benchmarks.decode_speed` compares it with runs that it was not read from).
 """
 
 from collections.abc import Sequence
 from fractions import Fraction
-from math import ceil
+from math import ceil, floor
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model, Part
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.device import Device
-from memfit.estimators.machine.devices import chip_of, chips
+from memfit.estimators.machine.chips import chip_of
 from memfit.estimators.results.estimate import DecodeSpeed
 from memfit.estimators.runtimes.facets import MlxLmPrograms, SplitMemory, decoding_rows
 from memfit.estimators.sizing.sized_model import SizedModel
@@ -25,25 +25,18 @@ from memfit.estimators.weights.footprint import WeightFootprint
 # of no known part counts as nothing, so that the bound stays one.
 _READ = (Part.ATTENTION, Part.MLP, Part.SHARED_EXPERTS, Part.ROUTER, Part.NORM)
 
-# Percent of the bound that published runs of mlx_lm reach: 10th percentile, median, 90th. Runs of
-# one sequence on an M5 Max with 128 GB, 4 to 8 bits, prompts of 128 to 8,192 tokens. Computed by
-# benchmarks/decode_speed.py.
-REACHED_PERCENT = {
-    "dense": (43, 56, 79),
-    "moe": (45, 49, 53),
-    "hybrid dense": (69, 81, 84),
-    "hybrid moe": (33, 39, 48),
-}
-MEASURED_ON = "m5-max"
-# Percent of any published run on any Mac: no run is above the second. Other chips have another
-# bandwidth for each kernel that they start, and few published runs: an M4 Max reaches 63 to 80 with
-# a dense model and 39 to 52 with a mixture, an M3 Pro 74 (mlx-lm's BENCHMARKS.md and #1569).
-OTHER_CHIPS_PERCENT = {
-    "dense": (43, 85),
-    "moe": (39, 85),
-    "hybrid dense": (43, 85),
-    "hybrid moe": (33, 85),
-}
+# One line through the seven runs of Qwen3-4B (16 to 4 bits) on an M4 Max in mlx-lm's BENCHMARKS.md,
+# all within 2 %: bytes at this percent of the bandwidth, and seconds for each layer.
+_BANDWIDTH_PERCENT = 91
+_LAYER_SECONDS = 63e-6
+# Of a layer with experts in addition: the four runs of Qwen3-30B-A3B there, within 3 %.
+_EXPERTS_SECONDS = 44e-6
+# Of the layers of a hybrid on average: Qwen3.5-9B on an M2 Max (Rapid-MLX, July 2026).
+_STATES_SECONDS = 37e-6
+_FITTED_HERTZ = 1.578e9
+"""The clock of the M4 Max: of a chip with a slower one, kernels start as much later."""
+RANGE_PERCENT = (75, 115)
+"""Of the expected speed, within which published runs of mlx_lm on other chips are."""
 
 
 def decode_speed(sized: SizedModel, workload: Workload) -> DecodeSpeed | None:
@@ -71,30 +64,33 @@ def decode_speed(sized: SizedModel, workload: Workload) -> DecodeSpeed | None:
     if host:
         seconds += Fraction(on_host, host.bandwidth_bytes)
     most = ceil(10 * rows / seconds)
-    group = kind(sized.model)
-    is_measured = sized.device is not None and _is_measured(sized.device)
-    reached: tuple[int, ...] = ()
-    if (
-        sized.runtime_model.facet(MlxLmPrograms)
-        and sized.device
-        and sized.device.backend == "metal"
-    ):
-        reached = REACHED_PERCENT[group] if is_measured else OTHER_CHIPS_PERCENT[group]
-    shares = tuple(most * percent // 100 / 10 for percent in reached)
+    expected = _expected(sized, seconds) if rows == 1 and not host else None
+    low, high = RANGE_PERCENT
+    three = expected and tuple(
+        min(most, floor(10 * expected * percent / 100)) / 10 for percent in (low, 100, high)
+    )
     return DecodeSpeed(
         bytes_per_step=read,
         bandwidth_bytes_per_second=ceil(read / seconds),
         most_tokens_per_second=most / 10,
-        expected_tokens_per_second=shares if is_measured and shares else None,
-        range_tokens_per_second=(shares[0], shares[-1]) if shares else None,
+        expected_tokens_per_second=three,
+        range_tokens_per_second=three and (three[0], three[-1]),
         host_bytes_per_step=on_host or UNSET,
         host_bandwidth_bytes_per_second=host.bandwidth_bytes if host and on_host else UNSET,
     )
 
 
-def _is_measured(device: Device) -> bool:
-    """Whether the published runs are of such a GPU: one with fewer cores has less bandwidth."""
-    return chip_of(device) is chips()[MEASURED_ON]
+def _expected(sized: SizedModel, least_seconds: Fraction) -> float | None:
+    """Return the tokens a second to expect of mlx_lm, None where the chip is not known."""
+    device, model = sized.device, sized.model
+    chip = chip_of(device) if device and device.backend == "metal" else None
+    if chip is None or not sized.runtime_model.facet(MlxLmPrograms):
+        return None
+    group, of_layer = kind(model), _LAYER_SECONDS
+    of_layer += _EXPERTS_SECONDS if model.experts() else 0
+    of_layer += _STATES_SECONDS if group.startswith("hybrid") else 0
+    starts = len(model.layers) * of_layer * _FITTED_HERTZ / chip.gpu_hertz
+    return 1 / (float(least_seconds) * 100 / _BANDWIDTH_PERCENT + starts)
 
 
 def pipeline_speed(ranks: Sequence[SizedModel], workload: Workload) -> DecodeSpeed | None:

@@ -10,7 +10,7 @@ from memfit.estimators.base.units import open_limit, open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import by_macos
-from memfit.estimators.results.advice import ImageAdvice
+from memfit.estimators.results.advice import Grid, ImageAdvice, StepSchedule
 from memfit.estimators.results.estimate import (
     KV,
     Component,
@@ -39,31 +39,33 @@ from memfit.estimators.runtimes.facets import (
     pool,
     runs_kv_bits,
 )
-from memfit.estimators.runtimes.held import held_note, most_held_bytes
+from memfit.estimators.runtimes.held import held_note
 from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.registry import runtime_summary
-from memfit.estimators.runtimes.run_limits import (
-    ending_notes,
-    largest_buffer,
-    run_limits,
-    tightened,
-)
 from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.runtimes.source import Formula, Interpolated
 from memfit.estimators.sizing.advise import NO_ADVICE, advise
 from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.prefill_speed import first_tokens
+from memfit.estimators.sizing.run_limits import (
+    ending_notes,
+    largest_buffer,
+    run_limits,
+    tightened,
+)
 from memfit.estimators.sizing.search import longest_prompt
 from memfit.estimators.sizing.sized_model import (
     SizedModel,
     draft_figures,
     error_bytes_of,
+    held_of,
     peak_of,
     refusal_of,
     runtimes_that_load,
     verdict_of,
     workspace_error_of,
 )
+from memfit.estimators.sizing.step_schedule import step_schedule
 
 SHORTEST_PLOTTED = 1024
 
@@ -78,9 +80,9 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
     """
     figures, runtime_model = sized.figures_for(workload), sized.runtime_model
     need = sized.requirement(workload)
-    limits = (*largest_buffer(sized.device, figures), *run_limits(runtime_model, workload))
+    limits = (*largest_buffer(sized.device, figures), *run_limits(sized, workload))
     verdict, exceeded = verdict_of(sized, workload)
-    peak_bytes = peak_of(sized, workload)
+    peak_bytes, held = peak_of(sized, workload), held_of(sized, workload)
     advises = advises and not refusal_of(sized)
     advice = advise(sized, workload) if advises else NO_ADVICE
     drafted = draft_figures(sized, workload)
@@ -95,7 +97,7 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
         peak_range_bytes=_peak_range(sized, workload, figures, peak_bytes),
         peak_phase=(drafted.phase if drafted else None) or figures.moment.phase,
         needed_bytes=need.peak_bytes,
-        held_bytes=_held_bytes(sized, figures),
+        held_bytes=UNSET if held is None else held,
         verdict=tightened(verdict, limits),
         exceeded=exceeded,
         assumptions=both_units(tuple(_assumptions(sized, workload))),
@@ -107,6 +109,7 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
         else UNSET,
         decode_speed=decode_speed(sized, workload),
         first_tokens=first_tokens(sized, workload, prompts) or UNSET,
+        schedule=_schedule(sized, workload, advice.grid),
         pool=_pool(sized, workload) or UNSET,
         memories=_memories(sized, workload) or UNSET,
         files=tuple(_files(sized, workload, need)) or UNSET,
@@ -115,10 +118,11 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
     )
 
 
-def _held_bytes(sized: SizedModel, figures: MemoryFigures) -> int | UnsetType:
-    """Return the most that MLX holds; with a draft model it is not known."""
-    held = None if sized.draft else most_held_bytes(figures.moment, sized.device)
-    return UNSET if held is None else held
+def _schedule(sized: SizedModel, workload: Workload, grid: Grid) -> StepSchedule | UnsetType:
+    own = next((row for row in grid.rows if not row.settings), None)
+    if own is None or grid.axis != "context_tokens" or own.context_step >= workload.prefill_step:
+        return UNSET
+    return step_schedule(sized, workload, longest_prompt(sized)) or UNSET
 
 
 def _pool(sized: SizedModel, workload: Workload) -> MemoryPool | None:
@@ -326,9 +330,8 @@ def _notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
         yield Note("warning", "draft-pool", text)
     figures = sized.figures_for(workload)
     yield from sized.runtime_model.statements(workload, figures).notes
-    yield from ending_notes(run_limits(sized.runtime_model, workload))
-    if not sized.draft:
-        yield from held_note(figures.moment, sized.device)
+    yield from ending_notes(run_limits(sized, workload))
+    yield from held_note(peak_of(sized, workload), held_of(sized, workload))
     if sized.device:
         yield from _device_notes(sized.device, figures)
 
@@ -365,7 +368,7 @@ def notes_on_versions(sized: SizedModel, workload: Workload, *, of: str) -> tupl
     every = sized.runtime_model.statements(workload, sized.figures_for(workload)).notes
     codes = ("mlx-version", "mlx-verdict", "newer-version")
     notes = (replace(note, message=of + note.message) for note in every if note.code in codes)
-    ending = ending_notes(run_limits(sized.runtime_model, workload), of=of)
+    ending = ending_notes(run_limits(sized, workload), of=of)
     return both_units((*notes, *ending))
 
 

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.results.terms import Method, Verdict
-from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.advise import search_of
 from memfit.estimators.sizing.grid import weights_label
 from memfit.estimators.sizing.joint import JointSearch
+from memfit.estimators.sizing.run_limits import run_limits, tightened
 from memfit.estimators.sizing.search import KV_BITS, UNBOUNDED_CONTEXT, longest_prompt, with_kv_bits
 from memfit.estimators.sizing.sized_model import SizedModel, refusal_of
 
@@ -102,7 +102,7 @@ def _point(search: JointSearch, weight_bits: int | None, workload: Workload) -> 
         need, figures = sized.requirement(workload), sized.figures_for(workload)
     except (InputError, UnsupportedError) as error:
         return ExploredPoint("unknown", None, reason=str(error))
-    limits = run_limits(sized.runtime_model, workload)
+    limits = run_limits(sized, workload)
     verdict = tightened(judge(need, sized.device)[0], limits)
     caches = figures.kv.nbytes + figures.ssm_bytes
     return ExploredPoint(verdict, need.peak_bytes, sized.resident_bytes, caches)

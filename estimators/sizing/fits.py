@@ -19,7 +19,6 @@ from memfit.estimators.questions.target import MARGIN_BYTES
 from memfit.estimators.results.comparison import Unavailable
 from memfit.estimators.results.fits import Fit, Fits, NotSized, Sort, Use
 from memfit.estimators.results.terms import Verdict
-from memfit.estimators.runtimes.run_limits import notes_beyond, prompt_verdict
 from memfit.estimators.sizing.advise import search_of
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import device_summary, estimate
@@ -27,6 +26,7 @@ from memfit.estimators.sizing.grid import weights_label
 from memfit.estimators.sizing.image_advice import image_advice
 from memfit.estimators.sizing.joint import JointSearch, Longest, RequestSettings, macs, smallest_mac
 from memfit.estimators.sizing.resolved import resolved
+from memfit.estimators.sizing.run_limits import notes_beyond, prompt_verdict
 from memfit.estimators.sizing.search import CONTEXT_STEP, is_accepted, longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel, require_loaded
 
@@ -226,14 +226,14 @@ def _fit(sized: SizedModel, kept: LocalModel, question: WorkloadQuestion) -> Fit
         weights_bytes=result.components.weights.resident_bytes,
         context_tokens=longest.tokens,
         context_step=longest.settings.prefill_step,
-        context_verdict=prompt_verdict(best.runtime_model, workload, longest.tokens),
+        context_verdict=prompt_verdict(best, workload, longest.tokens),
         images=image_advice(best, workload),
         decode_speed=result.decode_speed,
         first_token=result.first_tokens[0] if result.first_tokens else None,
         smallest_memory_bytes=smallest,
         warnings=(
             *(note for note in result.notes if note.level == "warning"),
-            *notes_beyond(best.runtime_model, workload, longest.tokens),
+            *notes_beyond(best, workload, longest.tokens),
         ),
     )
 

@@ -8,11 +8,11 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.machine.device import GIB
 from memfit.estimators.results.advice import Action, Cell, Grid, GridRow, LeftOut
-from memfit.estimators.results.terms import Method
-from memfit.estimators.runtimes.run_limits import prompt_verdict, run_limits, tightened
+from memfit.estimators.results.terms import Method, Settings
 from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.runtimes.source import Interpolated
 from memfit.estimators.sizing.joint import MAC_SIZES, JointSearch, Longest, RequestSettings
+from memfit.estimators.sizing.run_limits import prompt_verdict, run_limits, tightened
 from memfit.estimators.sizing.search import UNBOUNDED_CONTEXT, longest_prompt
 from memfit.estimators.sizing.serving import Serving
 
@@ -41,17 +41,27 @@ def prompt_grid(search: JointSearch) -> Grid:
 
 def _stated(row: GridRow, prompts: Sequence[int], search: JointSearch) -> GridRow:
     """The row with what else than bytes ends a run; rows are chosen by their bytes alone."""
-    runtime_model, workload = search.sized.runtime_model, search.workload
-    limits = [
-        run_limits(runtime_model, search.workload_with(search.requested, tokens))
-        for tokens in prompts
-    ]
+    settings = _settings(search, row.settings)
+    model = search.model(settings.weight_bits)
+
+    def stated(cell: Cell, tokens: int) -> Cell:
+        chosen = replace(settings, prefill_step=cell.prefill_step)
+        limits = run_limits(model, search.workload_with(chosen, tokens))
+        return replace(cell, verdict=tightened(cell.verdict, limits))
+
     cells = (
-        replace(cell, verdict=tightened(cell.verdict, of_prompt))
-        for cell, of_prompt in zip(row.cells, limits, strict=True)
+        stated(cell, tokens) if cell.verdict == "fits" else cell
+        for cell, tokens in zip(row.cells, prompts, strict=True)
     )
-    longest = prompt_verdict(runtime_model, workload, row.context_tokens)
+    longest = prompt_verdict(model, search.workload_with(settings), row.context_tokens)
     return replace(row, cells=tuple(cells), context_verdict=longest)
+
+
+def _settings(search: JointSearch, changes: Settings) -> RequestSettings:
+    """The request's settings with the changes of a row; the prefill step is each cell's own."""
+    requested = search.requested
+    kv_bits = changes.get("kv_bits", requested.kv_bits)
+    return RequestSettings(requested.prefill_step, kv_bits, changes.get("weight_bits"))
 
 
 def with_server(grid: Grid, search: JointSearch, action: Action | None) -> Grid:
@@ -66,12 +76,7 @@ def with_server(grid: Grid, search: JointSearch, action: Action | None) -> Grid:
     if place is None:
         return grid
     row, served, serving = grid.rows[place], action.server, Serving(search)
-    requested = search.requested
-    settings = RequestSettings(
-        requested.prefill_step,
-        changes.get("kv_bits", requested.kv_bits),
-        changes.get("weight_bits"),
-    )
+    settings = _settings(search, changes)
     cells = tuple(
         serving.cell(settings, tokens, cell)
         for tokens, cell in zip(grid.columns, row.cells, strict=True)
@@ -83,9 +88,7 @@ def with_server(grid: Grid, search: JointSearch, action: Action | None) -> Grid:
         cells=cells,
         context_tokens=served.context_tokens or 0,
         context_step=served.settings.prefill_step,
-        context_verdict=prompt_verdict(
-            search.sized.runtime_model, search.workload, served.context_tokens or 0
-        ),
+        context_verdict=prompt_verdict(search.sized, search.workload, served.context_tokens or 0),
     )
     rows = (*grid.rows[: place + 1], server, *grid.rows[place + 1 :])
     return replace(grid, rows=rows)
@@ -106,7 +109,7 @@ def with_traces(grid: Grid, search: JointSearch, longest: int) -> Grid:
             first,
             context_tokens=longest,
             context_step=requested.prefill_step,
-            context_verdict=prompt_verdict(search.sized.runtime_model, search.workload, longest),
+            context_verdict=prompt_verdict(search.sized, search.workload, longest),
         )
     return replace(grid, rows=(replace(first, cells=tuple(cells)), *others))
 

@@ -18,10 +18,10 @@ from memfit.estimators.machine.devices import memory_device
 from memfit.estimators.results.advice import ConversionMemory
 from memfit.estimators.results.terms import Cost, Verdict
 from memfit.estimators.runtimes.facets import NvidiaOnly, least_bytes, runs_kv_bits
-from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.runtimes.source import Interpolated, Recorded
 from memfit.estimators.sizing.opening import with_weight_bits
+from memfit.estimators.sizing.run_limits import run_limits, tightened
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
     KV_BITS,
@@ -212,7 +212,7 @@ class JointSearch(Struct, eq=False):
             UnsupportedError: when the runtime cannot run it.
         """
         workload = self.workload_with(settings, prompt_tokens)
-        limits = run_limits(self.sized.runtime_model, workload)
+        limits = run_limits(self.model(settings.weight_bits), workload)
         return tightened(self.verdict(settings, prompt_tokens), limits)
 
     def converts(self, settings: RequestSettings) -> bool:

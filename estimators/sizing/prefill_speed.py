@@ -5,11 +5,11 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.devices import Chip, chip_of
+from memfit.estimators.machine.chips import Chip, chip_of
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.results.advice import FirstToken
 from memfit.estimators.runtimes.facets import MlxLmPrograms
@@ -65,37 +65,42 @@ class _Prompt(Struct, frozen=True):
     def first_token(self, tokens: int) -> FirstToken:
         """Return the seconds of a prompt of so many tokens, the cached ones included."""
         workload = replace(self.workload, prompt_tokens=tokens)
-        seconds = [self._seconds(workload, each.gpu) for each in self.gpus]
-        own, usual_step = seconds[0], self.sized.runtime_model.runtime.prefill_step
-        low_percent, high_percent = self._range_percent(workload)
-        low, high = own * low_percent / 100, max(seconds) * high_percent / 100
+        parts = [self._seconds(workload, each.gpu) for each in self.gpus]
+        own, usual_step = sum(parts[0]), self.sized.runtime_model.runtime.prefill_step
+        percents = self._range_percent(workload)
         usual = own
         if workload.prefill_step != usual_step:
-            usual = self._seconds(replace(workload, prefill_step=usual_step), self.gpus[0].gpu)
-        is_requested = tokens == self.workload.prompt_tokens
+            usual = sum(self._seconds(replace(workload, prefill_step=usual_step), self.gpus[0].gpu))
+        whole = _range(map(sum, parts), percents)
+        reply = self._reply() if tokens == self.workload.prompt_tokens else None
         return FirstToken(
             prompt_tokens=tokens,
             seconds=_rounded(own),
-            range_seconds=(_rounded(low), _rounded(high)),
-            turn_range_seconds=self._turn(low, high) if is_requested else UNSET,
+            range_seconds=_both(whole),
+            prefill_seconds=_rounded(parts[0][0]),
+            prefill_range_seconds=_both(_range((prefill for prefill, _ in parts), percents)),
+            decode_range_seconds=_both(reply) if reply else UNSET,
+            turn_range_seconds=_both((whole[0] + reply[0], whole[1] + reply[1]))
+            if reply
+            else UNSET,
             at_usual_step_seconds=_rounded(usual) if own > usual * _STEP_COSTS else UNSET,
         )
 
-    def _turn(self, low: float, high: float) -> tuple[float, float] | UnsetType:
-        """Return the least and the most seconds with the reply."""
+    def _reply(self) -> tuple[float, float] | None:
+        """Return the least and the most seconds of the reply, None without a speed or a reply."""
         generated = self.workload.max_tokens
         speed = decode_speed(self.sized, self.workload) if generated else None
         if speed is None or speed.range_tokens_per_second is None:
-            return UNSET
+            return None
         slowest, fastest = speed.range_tokens_per_second
-        return _rounded(low + generated / fastest), _rounded(high + generated / slowest)
+        return generated / fastest, generated / slowest
 
     def _range_percent(self, workload: Workload) -> tuple[int, int]:
         new = workload.prompt_tokens - workload.cached_tokens
         return _SHORT if new < SHORT_TOKENS else self.gpus[0].range_percent
 
-    def _seconds(self, workload: Workload, gpu: Gpu) -> float:
-        """Return the seconds of the chunks, of the last token, and of the start of a run."""
+    def _seconds(self, workload: Workload, gpu: Gpu) -> tuple[float, float]:
+        """Return the seconds of a run's start and chunks, and of the prompt's last token."""
         cached, step = workload.cached_tokens, workload.prefill_step
         whole, rest = divmod(workload.prompt_tokens - 1 - cached, step)
         chunk = partial(chunk_seconds, self.subject, gpu)
@@ -104,7 +109,7 @@ class _Prompt(Struct, frozen=True):
             total += chunk(rest, cached + whole * step)
         last = weight_bytes_read(self.sized.footprint, self.sized.model) / gpu.bytes
         start = gpu.rates.start_seconds_per_gb * self.sized.resident_bytes / 1e9
-        return total + last + start
+        return total + start, last
 
 
 def first_tokens(
@@ -133,6 +138,17 @@ def first_tokens(
     prompt = _Prompt(sized, workload, subject, gpus)
     tokens = dict.fromkeys((workload.prompt_tokens, *prompts))
     return tuple(prompt.first_token(each) for each in tokens if each > workload.cached_tokens)
+
+
+def _range(seconds: Iterable[float], percents: tuple[int, int]) -> tuple[float, float]:
+    """Return the least and the most to expect, by the fastest GPU and by the slowest."""
+    low, high = percents
+    most = list(seconds)
+    return min(most) * low / 100, max(most) * high / 100
+
+
+def _both(seconds: tuple[float, float]) -> tuple[float, float]:
+    return _rounded(seconds[0]), _rounded(seconds[1])
 
 
 def _rounded(seconds: float) -> float:

@@ -28,9 +28,9 @@ from memfit.estimators.runtimes.facets import (
     load_bytes,
     loaded_weights,
 )
-from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.runtimes.source import Formula
+from memfit.estimators.sizing.run_limits import run_limits, tightened
 from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel, for_rank, verdict_of
 
@@ -342,6 +342,6 @@ def _figures(sized: SizedModel, workload: Workload) -> RankFigures:
         decode_bytes=moment.decode_bytes,
         peak_bytes=moment.nbytes,
         needed_bytes=need.peak_bytes,
-        verdict=tightened(verdict, run_limits(runtime_model, workload)),
+        verdict=tightened(verdict, run_limits(sized, workload)),
         exceeded=exceeded,
     )

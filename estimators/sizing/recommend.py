@@ -25,10 +25,10 @@ from memfit.estimators.results.advice import (
 )
 from memfit.estimators.results.result import both_units
 from memfit.estimators.runtimes.facets import OnMlx, SplitMemory, runs_kv_bits
-from memfit.estimators.runtimes.run_limits import run_limits
 from memfit.estimators.runtimes.runtime import OF_RUNTIME, Need, comfortable_bytes, judge
 from memfit.estimators.sizing.joint import JointSearch, RequestSettings
 from memfit.estimators.sizing.opening import weight_bits_of
+from memfit.estimators.sizing.run_limits import run_limits
 from memfit.estimators.sizing.search import CONTEXT_STEP, longest_context, longest_prompt
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -175,7 +175,7 @@ class _Recommender:
         return Advice("keep" if is_enough else "change", context, reason)
 
     def _tight_limits(self, context: int) -> tuple[str, ...]:
-        limits = run_limits(self._sized.runtime_model, self._workload.prompt_only(context))
+        limits = run_limits(self._sized, self._workload.prompt_only(context))
         return tuple(each.reason for each in limits if each.verdict == "tight")
 
     def _within_limits(self, context: int | None, most: int) -> str:

@@ -18,19 +18,32 @@ from memfit.estimators.base.units import ceil_div, round_down, round_up
 from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.mlx.call_plan import CHUNKS, buffer_bytes, prefilled_alone
 from memfit.estimators.mlx.kv_cache import BatchBuffer
+from memfit.estimators.results.estimate import Limit
 from memfit.estimators.results.server import ServerMoment
+from memfit.estimators.runtimes.held import held_limit, most_held_bytes
 from memfit.estimators.runtimes.runtime import Need
 from memfit.estimators.sizing.sized_model import (
     SizedModel,
     draft_bytes_of,
     error_bytes_of,
     for_phases,
+    kept_of,
 )
 
 
 def need_of(moment: ServerMoment) -> Need:
     """Return what a moment needs, with its error."""
     return Need(moment.peak_bytes, 0, error_bytes=moment.prefill_error_bytes)
+
+
+def held_limits(bound: "ServerBound", settings: ServerSettings) -> tuple[Limit, ...]:
+    """Return what a server holds over its life, on a machine that it shares."""
+    sized = bound.memory.sized
+    if sized.device is None or sized.device.backend != "metal":
+        return ()
+    peak_bytes = bound.moment(settings).peak_bytes - sized.margin_bytes
+    remedy = "fewer requests that decode together (--decode-concurrency) leave less"
+    return tuple(held_limit(peak_bytes, bound.held_bytes(settings), sized.device, remedy=remedy))
 
 
 def one_at_a_time(sized: SizedModel, workload: Workload) -> str | None:
@@ -183,6 +196,25 @@ class ServerBound:
         limits = _Limits(self.memory, settings, self.clients, prompt, reply)
         return max(limits.moments(), key=lambda moment: moment.peak_bytes)
 
+    def kept_bytes(self, settings: ServerSettings) -> int | None:
+        """Return the most freed bytes that MLX keeps beside a moment, None where not known."""
+        prompt, reply = self._workload.prompt_tokens, max(1, self._workload.max_tokens)
+        if self.is_sequential:
+            alone = replace(self._workload, max_tokens=reply, prefill_step=settings.prefill_step)
+            return kept_of(self.memory.sized, alone)
+        return _Limits(self.memory, settings, self.clients, prompt, reply).kept_bytes()
+
+    def held_bytes(self, settings: ServerSettings) -> int | None:
+        """Return the most bytes in use and kept, whatever the order of requests; None: not known.
+
+        Without the margin.
+        """
+        sized, kept = self.memory.sized, self.kept_bytes(settings)
+        peak_bytes = self.moment(settings).peak_bytes - sized.margin_bytes
+        return most_held_bytes(
+            peak_bytes, None if kept is None else peak_bytes + kept, sized.device
+        )
+
 
 class _Limits:
     """The largest buffers of a server, and the moments in which the most of them exist."""
@@ -272,6 +304,19 @@ class _Limits:
         """Bytes of a chunk; with states, whose convolutions rise and fall with its length."""
         nbytes, error = self.memory.chunk(batch, step, end)
         return (nbytes + error, 0) if self.memory.has_states else (nbytes, error)
+
+    def kept_bytes(self) -> int:
+        """Return the most that is freed before it is given back.
+
+        BatchGenerator clears after a chunk of prompts, else every 512 decode steps (generate.py,
+        _next). What is in use at that time and all that is allocated until the next is the most
+        that is held then: caches of prompts, merged and split; a decoding batch that has grown
+        twice, one that others join, and one for each row that leaves it.
+        """
+        rows, decoded = self._together, self._decoded(self._together)
+        # The batches that rows leave have one row less each.
+        shared = decoded + ceil_div(decoded * (rows - 1), 2) if rows > 1 else 0
+        return 2 * self._prefilled(self._prompts) + 2 * decoded + shared
 
     @cached_property
     def _kept(self) -> int:

@@ -11,10 +11,10 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.results.advice import Cell, ServerRun
 from memfit.estimators.runtimes.facets import MlxLmPrograms
 from memfit.estimators.runtimes.mlx_lm_commands import SERVER_KEEPS, together
-from memfit.estimators.runtimes.run_limits import run_limits, server_generates, tightened
 from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.runtimes.source import Interpolated, Recorded
 from memfit.estimators.sizing.joint import JointSearch, RequestSettings
+from memfit.estimators.sizing.run_limits import run_limits, server_generates, tightened
 from memfit.estimators.sizing.search import (
     CONTEXT_STEP,
     PREFILL_STEPS,
@@ -24,7 +24,7 @@ from memfit.estimators.sizing.search import (
     longest_context,
     longest_prompt,
 )
-from memfit.estimators.sizing.server_bound import ServerBound, need_of
+from memfit.estimators.sizing.server_bound import ServerBound, held_limits, need_of
 from memfit.estimators.sizing.sized_model import SizedModel
 
 REPLY_TOKENS = 512
@@ -105,7 +105,8 @@ class Serving(Struct, frozen=True):
             return Cell("exceeds", None, settings.prefill_step, "no flags of the server fit")
         need = self._need(settings, flags, prompt_tokens)
         served = self._workload(settings, prompt_tokens)
-        limits = run_limits(sized.runtime_model, served, serving=True)
+        bound = self._bound(fastest, prompt_tokens)
+        limits = (*held_limits(bound, flags), *run_limits(sized, served, serving=True))
         return Cell(
             tightened(judge(need, sized.device)[0], limits),
             need.peak_bytes,
@@ -135,6 +136,9 @@ class Serving(Struct, frozen=True):
         self, settings: RequestSettings, flags: ServerSettings, prompt_tokens: int | None = None
     ) -> Need:
         """The most that the server takes; its prefill step is that of the flags."""
+        return need_of(self._bound(settings, prompt_tokens).moment(flags))
+
+    def _bound(self, settings: RequestSettings, prompt_tokens: int | None) -> ServerBound:
         usual = replace(settings, prefill_step=self.search.workload.prefill_step)
         workload = self._workload(usual, prompt_tokens)
         formats, bounds = (settings.weight_bits, workload.kv_bits), self.search.bounds
@@ -143,7 +147,7 @@ class Serving(Struct, frozen=True):
             # The memory of another length has its chunks already.
             memory = next((bound.memory for bound in same.values()), None)
             same[workload] = ServerBound(self._view(settings), workload, workload.batch, memory)
-        return need_of(same[workload].moment(flags))
+        return same[workload]
 
     def _view(self, settings: RequestSettings) -> SizedModel:
         """The model by formula: the bound compares several lengths, each a trace of its own."""

@@ -30,6 +30,7 @@ from memfit.estimators.runtimes.facets import (
     context_limit,
     formula_of,
 )
+from memfit.estimators.runtimes.held import most_held_bytes
 from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.registry import bind, get_runtime, runtime_names
 from memfit.estimators.runtimes.runtime import Need, Runtime, judge
@@ -229,6 +230,28 @@ def peak_of(sized: SizedModel, workload: Workload) -> int:
         UnsupportedError: when the runtime cannot run the workload.
     """
     return sized.figures_for(workload).moment.nbytes + draft_bytes_of(sized, workload)
+
+
+def held_of(sized: SizedModel, workload: Workload) -> int | None:
+    """Return the most bytes that MLX holds, with a draft model's; None where they are not known.
+
+    Raises:
+        UnsupportedError: when the runtime cannot run the workload.
+    """
+    peak_bytes, kept = peak_of(sized, workload), kept_of(sized, workload)
+    return most_held_bytes(peak_bytes, None if kept is None else peak_bytes + kept, sized.device)
+
+
+def kept_of(sized: SizedModel, workload: Workload) -> int | None:
+    """Return the freed bytes that MLX keeps beside the peak, without a limit; None: not known."""
+    moment, drafted = sized.figures_for(workload).moment, draft_figures(sized, workload)
+    if workload.max_tokens and sized.device and sized.device.backend == "cuda":
+        # A step's inputs are referred to until a thread of the CPU sees that its graph has run
+        # (mlx backend/cuda/eval.cpp, eval; worker.cpp): caches are copied whenever that is late.
+        return None
+    if drafted:
+        return drafted.kept_bytes
+    return None if moment.held_bytes is None else max(0, moment.held_bytes - moment.nbytes)
 
 
 def draft_bytes_of(sized: SizedModel, workload: Workload) -> int:

@@ -25,6 +25,9 @@ _GROWTH = {
     "BatchRotatingKVCache": Growth.ROTATING,
 }
 
+# Recurrent states; the second until mlx-lm 0.30.
+STATE_CACHES = ("ArraysCache", "MambaCache")
+
 
 def leaves(caches: list[Any]) -> Iterator[Any]:
     """Yield the caches, those inside a CacheList one by one."""
@@ -84,8 +87,8 @@ class Stepper(Struct):
     def learn(self) -> None:
         """Keep the caches, filled by any call, as what every later state is made from."""
         self._originals = list(self.caches)
-        # An ArraysCache has one size for any number of tokens.
-        known = (*_GROWTH, "ArraysCache", "LayerCache")
+        # States have one size for any number of tokens.
+        known = (*_GROWTH, *STATE_CACHES, "LayerCache")
         for cache in leaves(self._originals):
             if type(cache).__name__ not in known:
                 name = public_names(f"{type(cache).__module__}.{type(cache).__name__}")

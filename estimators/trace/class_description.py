@@ -24,7 +24,7 @@ from memfit.estimators.arch.specs import (
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.dtypes import DEFAULTS, Quantization
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.trace.cache_stepper import buffer_of, leaves
+from memfit.estimators.trace.cache_stepper import STATE_CACHES, buffer_of, leaves
 from memfit.estimators.trace.kernel_stubs import attention_widths
 from memfit.estimators.trace.leaves import caches_of
 from memfit.estimators.trace.libraries import changed, public_names
@@ -308,7 +308,7 @@ def _mixers(cache: Any, dtype: str, *, in_cache_list: bool = False) -> Iterator[
     if (nested := getattr(cache, "caches", None)) is not None:
         for each in nested:
             yield from _mixers(each, dtype, in_cache_list=True)
-    elif kind == "ArraysCache":
+    elif kind in STATE_CACHES:
         yield TracedMixer(state=tuple(_states(cache, dtype)))
     elif kind == "LayerCache":
         yield from (TracedMixer(buffer=buffer) for buffer in _compressed(cache, dtype))

@@ -121,7 +121,9 @@ class PrivateLibrary:
         # of; it lowers the process's limit of open files at import; it imports classes by name.
         self._modules |= {
             "huggingface_hub": SimpleNamespace(snapshot_download=None),
-            "mlx_lm.tokenizer_utils": SimpleNamespace(TokenizerWrapper=None, load=None),
+            "mlx_lm.tokenizer_utils": SimpleNamespace(
+                TokenizerWrapper=None, load=None, load_tokenizer=None
+            ),
             "resource": SimpleNamespace(setrlimit=lambda *_: None, RLIMIT_NOFILE=None),
             "importlib": SimpleNamespace(import_module=self._public),
             "importlib.util": SimpleNamespace(),

@@ -21,7 +21,7 @@ from memfit.estimators.checkpoint.adapters import Adapter
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.call_plan import PlannedCall, planned_calls
-from memfit.estimators.trace.cache_stepper import leaves, length_of
+from memfit.estimators.trace.cache_stepper import STATE_CACHES, leaves, length_of
 from memfit.estimators.trace.call_recorder import KeptCalls, Running, Sample
 from memfit.estimators.trace.class_description import (
     FirstCall,
@@ -378,16 +378,16 @@ class TracedModel(BuiltClass):
         kv = held = states = longest = needed = 0
         for cache in leaves(caches):
             # Recurrent states, which do not grow with the tokens.
-            if type(cache).__name__ == "ArraysCache":
-                states += cache.nbytes
-                continue
-            if cache.empty():
+            if type(cache).__name__ in STATE_CACHES:
+                states += _bytes_of(cache)
                 continue
             allocated = length_of(cache)
+            if not allocated:
+                continue
             # A window or chunk limits the tokens that are still needed.
             limit = getattr(cache, "max_size", getattr(cache, "chunk_size", total))
-            kv += cache.nbytes
-            held += cache.nbytes // allocated * min(total, limit)
+            kv += (nbytes := _bytes_of(cache))
+            held += nbytes // allocated * min(total, limit)
             longest, needed = max(longest, allocated), max(needed, min(total, limit))
         return TracedShapes(
             weights=self.weights,
@@ -399,3 +399,9 @@ class TracedModel(BuiltClass):
             largest_bytes=max((leaf.array.nbytes for leaf in caches_of(caches)), default=0),
             unread_format=self.unread_format,
         )
+
+
+def _bytes_of(cache: Any) -> int:
+    # The caches of mlx-lm before 0.31.0 do not count themselves.
+    own = getattr(cache, "nbytes", None)
+    return sum(leaf.array.nbytes for leaf in caches_of([cache])) if own is None else int(own)

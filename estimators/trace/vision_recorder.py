@@ -1,45 +1,39 @@
 """A run of mlx-vlm with images: its own generate_step inside one export, cut where it evaluates.
 
-Ids, grids and masks are real arrays, because classes compute shapes from them; weights are
-placeholders. Pixels are real too, all equal, so that they take no memory.
+What it is given are real arrays (vision_inputs.py); weights are placeholders.
 """
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import copy
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType
 from typing import Any, Literal, NamedTuple
-
-from msgspec.structs import replace
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.images.plan import ImagePlan, InputArray
+from memfit.estimators.images.plan import ImagePlan
 from memfit.estimators.trace.cache_stepper import Stepper
 from memfit.estimators.trace.graph_format import Array, Call
 from memfit.estimators.trace.isolation import ANSWERS, array_stubs, original
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
 from memfit.estimators.trace.leaves import Leaf, Modules
-from memfit.estimators.trace.libraries import Absent, Silent, changed
+from memfit.estimators.trace.libraries import changed
 from memfit.estimators.trace.loop_guard import LoopError, few_slices
 from memfit.estimators.trace.recording import GraphError, record_call
 from memfit.estimators.trace.schedule import unmerged
+from memfit.estimators.trace.vision_inputs import inputs
+from memfit.estimators.trace.vision_loops import (
+    BY_POSITION,
+    OWN,
+    TOKENS,
+    batch_generating,
+    denoising,
+    few_places,
+)
 
-# The first token and the one after it: all others are equal.
-_TOKENS = 2
-# Of a canvas: one from noise alone, one with the logits before it, and the last one.
-_DENOISING_STEPS = 3
-_TEXT_TOKEN = 1
-# Of the embeddings of all tokens; a list of tokens is shorter.
-_LARGE_MASK = 2**20
 # At each end of a prompt: a first chunk and one after others, a whole last one and what is left.
 _RECORDED_CHUNKS = 2
-# Placeholders of classes that look for other ids than their config names.
-_PLACEHOLDERS = {"phi3_v": -1}
-# Of generate_step by position; stream_generate passes the rest on to the class.
-_BY_POSITION = ("input_ids", "pixel_values", "attention_mask")
 _NO_ARRAYS = (str, bytes, int, float, type, FunctionType, ModuleType)
 
 # What classes compute again in each layer from the same array. Export would merge it into one node.
@@ -48,9 +42,6 @@ _AGAIN = (
     *("repeat", "sin", "take", "tile", "where"),
 )
 _AGAIN_BY_METHOD = ("astype",)
-
-# A loop looks for functions and classes in the process, which may have imported mlx-vlm too.
-_OWN = {"_generate_module_override": lambda _, own: own}
 
 Kind = Literal["eval", "async_eval", "clear_cache"]
 
@@ -72,15 +63,6 @@ class VisionRun(NamedTuple):
     cuts: tuple[RunStep, ...]
     decodes: int
     """The position of the first cut that belongs to decoding."""
-
-
-class _NoDraft(Silent):
-    """mlx-vlm's SpeculativePrefill without a draft model, which keeps nothing."""
-
-    kwargs: Mapping[str, Any] = {}
-
-    def finish(self, output: Any) -> Any:
-        return output
 
 
 class _OpenStep(NamedTuple):
@@ -200,7 +182,7 @@ class _RunRecorder:
             changed(core, hooks | {name: self._apart(getattr(core, name)) for name in _AGAIN}),
             changed(owner, {embed: self._embed(getattr(owner, embed))}),
             changed(kind, made),
-            changed(self._loop, _OWN),
+            changed(self._loop, OWN),
             few_places(sys.modules[kind.__module__], self.given["input_ids"].size, self._features),
             changed(type(language), {"__call__": self._few_chunks(type(language).__call__)}),
         ):
@@ -219,14 +201,14 @@ class _RunRecorder:
             return denoising(self._step, self._model, self.given, workload.prefill_step)
         if workload.batch > 1:
             return batch_generating(self._loop, self._model, self.given, workload)
-        rest = {name: array for name, array in self.given.items() if name not in _BY_POSITION}
-        ids, pixels, mask = map(self.given.get, _BY_POSITION)
+        rest = {name: array for name, array in self.given.items() if name not in BY_POSITION}
+        ids, pixels, mask = map(self.given.get, BY_POSITION)
         steps: Iterator[Any] = self._step(
             ids,
             self._model,
             pixels,
             mask,
-            max_tokens=_TOKENS,
+            max_tokens=TOKENS,
             temperature=0.0,
             prompt_cache=self._caches,
             prefill_step_size=workload.prefill_step,
@@ -287,7 +269,7 @@ class _RunRecorder:
                 return call(language, *args, **named)
             if "n_to_process" not in named:
                 self._tokens += 1
-                if self._tokens == _TOKENS and not self._denoises:
+                if self._tokens == TOKENS and not self._denoises:
                     self.decodes = len(self.cuts)
                 return call(language, *args, **named)
             self._chunks += 1
@@ -326,148 +308,6 @@ class _RunRecorder:
                 raise GraphError(text) from None
 
         return answer
-
-
-@contextmanager
-def few_places(module: ModuleType, tokens: int, features: int) -> Iterator[None]:
-    """Give a class a NumPy that does not list which embeddings features replace: any will do.
-
-    ``features`` of the ``tokens`` are replaced. The list, and the mask that it is made of, take
-    gigabytes for a long prompt.
-    """
-    import mlx.core as mx
-
-    numpy: Any = getattr(module, "np", None)
-
-    def where(mask: Any, *rest: Any) -> Any:
-        if rest or not isinstance(mask, mx.array) or mask.size < _LARGE_MASK or mask.size % tokens:
-            return numpy.where(mask, *rest)
-        places = mx.broadcast_to(mx.array(0, mx.uint32), (mask.size // tokens * features,))
-        mx.eval(places)
-        return (places,)
-
-    replaced = {"np": SimpleNamespace(**{**vars(numpy), "where": where})} if numpy else {}
-    with changed(module, replaced):
-        yield
-
-
-def denoising(
-    step: Callable[..., Iterator[Any]], model: Any, given: Mapping[str, Any], prefill_step: int
-) -> Iterator[Any]:
-    """Return a run of mlx-vlm's stream_diffusion_generate, which ends after a whole canvas."""
-    rest = {name: array for name, array in given.items() if name not in _BY_POSITION}
-    no_words = SimpleNamespace(reset=bool, finalize=bool, last_segment="")
-    return step(
-        model,
-        SimpleNamespace(detokenizer=no_words),
-        SimpleNamespace(stopping_criteria=lambda _: True),
-        *map(given.get, _BY_POSITION),
-        max_tokens=_TOKENS,
-        skip_special_token_ids=(),
-        temperature=0.0,
-        max_denoising_steps=_DENOISING_STEPS,
-        diffusion_full_canvas=True,
-        prefill_step_size=prefill_step,
-        **rest,
-    )
-
-
-def batch_generating(
-    loop: Any, model: Any, given: Mapping[str, Any], workload: Workload
-) -> Iterator[Any]:
-    """Run mlx-vlm's batch_generate until its second token, on what its processor would give."""
-    replaced = _OWN | {
-        "prepare_inputs": lambda *_, **__: given,
-        "apply_chat_template": lambda *_, **__: "",
-        "should_add_special_tokens": lambda *_: False,
-        "SpeculativePrefill": _NoDraft,
-        "wired_limit": Silent,
-    }
-    with changed(loop, replaced):
-        texts, _ = loop._generate_batch(
-            model,
-            Absent,  # it stops at the first token, when the second is computed
-            [""] * workload.batch,
-            max_tokens=_TOKENS,
-            prefill_step_size=workload.prefill_step,
-            kv_bits=workload.kv_bits,
-            kv_group_size=workload.kv_group_size,
-            quantized_kv_start=workload.quantized_kv_start,
-        )
-    return iter(texts)
-
-
-def inputs(model: Any, plan: ImagePlan, workload: Workload) -> dict[str, Any]:
-    """Return the arrays of a prompt that begins with its images."""
-    import mlx.core as mx
-
-    ids: list[int] = []
-    rows, plan = workload.batch, replace(plan, arrays=tuple(_of_rows(plan, workload.batch)))
-    for image in plan.images:
-        for run in image.tokens:
-            ids += [_token(model, run.kind)] * run.count
-    ids += [_TEXT_TOKEN] * max(1, workload.prompt_tokens - plan.added - len(ids))
-    given: dict[str, Any] = {
-        "input_ids": mx.array([ids] * rows),
-        "attention_mask": mx.ones((rows, len(ids)), mx.int32),
-    }
-    for name in dict.fromkeys(array.name for array in plan.arrays):
-        result = [_input(array, plan) for array in plan.arrays if array.name == name]
-        given[name] = result[0] if len(result) == 1 else result
-    if model.config.model_type == "diffusion_gemma":
-        # By it an image attends to all of itself.
-        given["mm_token_type_ids"] = (given["input_ids"] == _token(model, "image")).astype(mx.int32)
-    if "images_spatial_crop" in given:
-        # deepseek_vl_v2.py and those of DeepSeek-OCR put features where it is true.
-        given["images_seq_mask"] = given["input_ids"] == _token(model, "image")
-        crops = given["images_spatial_crop"]
-        if crops.ndim > 2:
-            # It reads a row for each tile, also beyond the end; a row of zeros ends its loop.
-            rest = given["pixel_values"].shape[1] - crops.shape[1]
-            given["images_spatial_crop"] = mx.pad(crops, [(0, 0), (0, rest), (0, 0)])
-    mx.eval(given)
-    return given
-
-
-def _of_rows(plan: ImagePlan, rows: int) -> Iterator[InputArray]:
-    """Yield the arrays of prompts with the same images: longer ones, or a longer list of them."""
-    names = [array.name for array in plan.arrays]
-    if len(set(names)) < len(names):
-        yield from plan.arrays * rows
-        return
-    for array in plan.arrays:
-        first, *others = array.shape
-        yield replace(array, shape=(first * rows, *others), values=array.values * rows)
-
-
-def _input(array: InputArray, plan: ImagePlan) -> Any:
-    import mlx.core as mx
-
-    dtype = getattr(mx, array.dtype)
-    shapes = next((each.values for each in plan.arrays if each.name == "spatial_shapes"), ())
-    if array.name == "pixel_attention_mask" and shapes:
-        # Of each image the patches that it has; the others fill the row.
-        patches = mx.array([[height * width] for height, width in shapes])
-        return (mx.arange(array.shape[1]) < patches).astype(dtype)
-    if array.values:
-        return mx.array(array.values, dtype)
-    # One element in memory, whatever the shape.
-    return mx.broadcast_to(mx.array(1, dtype), array.shape)
-
-
-def _token(model: Any, kind: str) -> int:
-    """Return the id of a placeholder, and set every name of it in the class's config to that."""
-    if kind == "text":
-        return _TEXT_TOKEN
-    if own := _PLACEHOLDERS.get(model.config.model_type):
-        return own
-    names = (f"{kind}_token_index", f"{kind}_token_id", f"{kind}_patch_id")
-    tokens = {name: getattr(model.config, name, None) for name in names}
-    given = {name: token for name, token in tokens.items() if isinstance(token, int)}
-    token = next(iter(given.values()), _TEXT_TOKEN)
-    for name in given:  # Where a config has two of them, the class reads either.
-        setattr(model.config, name, token)
-    return token
 
 
 def _is_token(array: Any) -> bool:

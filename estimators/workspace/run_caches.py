@@ -160,6 +160,21 @@ class RunCaches:
             if (held := occupancy[buffer]).after > held.before and not held.is_stored
         )
 
+    def replaced_in_decode(self, more: int) -> int:
+        """Return all caches that larger ones have replaced since the prompt.
+
+        ``more`` are tokens that a step writes beyond those of the workload.
+        """
+        workload = self._workload
+        prefilled, end = workload.prompt_tokens - 1, workload.total_tokens + more
+        places = (*range(prefilled, end, STEP), end)
+        total = 0
+        for buffer, layers in self._layers.items():
+            rooms = {capacity_at(buffer, workload, place) for place in places}
+            token = self._format(buffer, end).nbytes(buffer.elements_per_token * workload.batch)
+            total += layers * token * (sum(rooms) - max(rooms))
+        return total
+
     def packed_bytes(self, call: CallShape, simulated: Counter[int], *, decoding: bool) -> int:
         """Return what values that view one packed product keep alive in addition to their own.
 

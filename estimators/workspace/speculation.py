@@ -8,8 +8,11 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from memfit.estimators.arch.specs import Attention
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.mlx.kernels import KEPT_BYTES
+from memfit.estimators.workspace.call import CallShape
 from memfit.estimators.workspace.moments import CallMoment, RunMoments
 from memfit.estimators.workspace.prepared import PreparedModel
 from memfit.estimators.workspace.run_caches import RunCaches
@@ -22,6 +25,32 @@ class LoadedModel(Struct, frozen=True):
     def caches(self, workload: Workload) -> int:
         """Return the bytes of its caches when a workload ends."""
         return RunCaches(self.prepared, workload).kept_bytes()
+
+    def kept(self, workload: Workload, drafted: int) -> int | None:
+        """Return the freed bytes that MLX keeps of decoding: all caches that larger ones replace.
+
+        speculative_generate_step clears after the chunks of the prompt alone. None: scores that no
+        kernel fuses are kept too, in each size that they have had.
+        """
+        traits, keys = self.prepared.traits, workload.total_tokens
+        if (most := KEPT_BYTES[traits.backend]) is not None:
+            return most
+        call = CallShape(drafted + 1, 1, 0, traits, {}, 0)
+        for mixer in self.prepared.model.mixers():
+            if not isinstance(mixer, Attention) or not (
+                mixer.fused
+                and call.fused(
+                    keys=keys,
+                    key_dim=mixer.key_dim,
+                    value_dim=mixer.value_dim,
+                    heads=mixer.heads,
+                    kv_heads=mixer.kv_heads,
+                    array_mask=bool(mixer.window),
+                    quantised=workload.kv_bits is not None,
+                )
+            ):
+                return None
+        return RunCaches(self.prepared, workload).replaced_in_decode(drafted + 1)
 
     def sample(self) -> int:
         """Return the bytes of the log-probabilities of a token."""

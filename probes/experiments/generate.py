@@ -5,6 +5,7 @@
 Nothing is loaded before the estimate says that it fits.
 """
 
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -25,8 +26,10 @@ from memfit.estimators.runtimes.registry import as_installed
 from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.sizing.advise import recommended_here
 from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.decode_speed import decode_speed
 from memfit.estimators.sizing.estimate import model_summary, workload_notes
 from memfit.estimators.sizing.peak_fit import ShortPrompt, calibration
+from memfit.estimators.sizing.prefill_speed import first_tokens
 from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.difference_report import difference_report
 from memfit.probes.experiments.base import RunRequest, Start, measuring_device, sized_here
@@ -72,6 +75,8 @@ class TuneRequest(RunRequest, frozen=True, kw_only=True):
     """Tokens of a batch's shortest prompt; such a run is compared, but not saved."""
     tries_wired: bool = False
     """Run once more with the recommended wired limit, where there is one."""
+    footprint: bool = False
+    """Read what macOS charges the process for."""
     axes: tuple[SweepAxis, ...] = ()
     """The settings to sweep."""
     sweep_kv_start: int = 0
@@ -257,6 +262,8 @@ def _result(request: TuneRequest, session: Points, found: _Findings) -> TuneResu
         file_bytes=sized.checkpoint.file_bytes,
         points=points,
         margin_bytes=sized.margin_bytes,
+        first_token=next(iter(first_tokens(sized, points[0].workload)), None),
+        decode_speed=decode_speed(sized, points[0].workload),
         verdict=verdict,
         exceeded=exceeded,
         line=line,
@@ -309,6 +316,9 @@ def _notes(
         limit = format_limit(sized.device.working_set_bytes, request.units)
         text = f"the verdict uses the memory limit of {limit}, not the working set"
         yield Note("info", "memory-limit", text)
+    if request.footprint and sys.platform != "darwin":
+        text = "--footprint: only macOS says what it charges a process for; see the resident size"
+        yield Note("warning", "footprint", text)
     for text in found.prompt.notes:
         yield Note("info", "prompt", f"{text}; mlx-lm's programs cannot run the model without one")
     if has_flags and not (request.command_prompt or request.prompt_file):

@@ -1,6 +1,8 @@
 """Multimodal configs: the text model is found, the towers are counted on disk and never loaded."""
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from memfit.estimators.arch.specs import Attention, Growth
 from memfit.estimators.base.errors import ConfigError, UnsupportedError
 from memfit.estimators.weights.derived import derive
 
+CASES = Path(__file__).parent / "cases"
 SIGLIP = {
     "model_type": "siglip_vision_model",
     "hidden_size": 1152,
@@ -309,3 +312,16 @@ def test_llama4_uses_one_expert_per_token() -> None:
     }
     with pytest.raises(ConfigError, match=r"text_config\.num_experts_per_tok: 2"):
         build_model({"model_type": "llama4", "text_config": text}, "config.json")
+
+
+def test_kimi_k2_5_is_kimi_k2_inside_a_wrapper_with_a_head_of_its_own() -> None:
+    inner = {
+        **json.loads((CASES / "kimi_k2.json").read_text()),
+        "model_type": "kimi_k2",
+        "num_hidden_layers": 61,
+    }
+    wrapped = {"model_type": "kimi_k25", "text_config": inner, "vision_config": {}}
+    a, b = build_model(inner, "config.json"), build_model(wrapped, "config.json")
+    assert a.layers == b.layers
+    assert derive(a, None).nbytes == derive(b, None).nbytes
+    assert b.layers_path == "language_model.model.layers"

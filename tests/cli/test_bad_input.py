@@ -13,8 +13,10 @@ from tests.models import QWEN3_4B, QWEN3_NEXT_80B, write_config
 def assert_one_line(run: Run, code: int, *words: str) -> None:
     assert run.code == code, run.err
     assert run.out == "" or run.json["exit_code"] == code
-    assert run.err.startswith("memfit: ")
-    assert run.err.count("\n") == 1
+    # A slow machine also reports what it is doing.
+    lines = [line for line in run.err.splitlines() if not line.endswith(" s so far")]
+    assert lines[0].startswith("memfit: ")
+    assert len(lines) == 1
     assert "Traceback" not in run.err
     for word in words:
         assert word in run.err
@@ -189,7 +191,7 @@ def test_errors_are_json_where_an_option_asks_for_it(
 
 @pytest.mark.parametrize("bits", ["4", "4bit", "mxfp4"])
 def test_q_takes_bits_as_quantize_does(memfit: Memfit, bits: str) -> None:
-    short = memfit("estimate", "llama-3.1-8b", "-q", bits, "--json").json
-    assert short == memfit("estimate", "llama-3.1-8b", "--quantize", bits, "--json").json
-    default = memfit("estimate", "-q", "llama-3.1-8b", "--json").json
-    assert default["components"]["weights"]["resident_bytes"] < 5 * 10**9
+    short = memfit("estimate", "qwen3-0.6b", "-q", bits, "--json").json
+    assert short == memfit("estimate", "qwen3-0.6b", "--quantize", bits, "--json").json
+    default = memfit("estimate", "-q", "qwen3-0.6b", "--json").json
+    assert default["components"]["weights"]["resident_bytes"] < 4 * 10**8

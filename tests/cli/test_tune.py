@@ -11,14 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from memfit.cli.prompts import prompt_text
 from memfit.cli.render.output import Format, rendered
+from memfit.cli.render.views import tune_text
 from memfit.cli.render.views.tune import TuneView
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.estimators.machine.devices import find_device
+from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.decode_speed import decode_speed
+from memfit.estimators.sizing.prefill_speed import first_tokens
 from memfit.probes.experiments.generate import TuneRequest, tune
 from memfit.probes.experiments.sweep import Sweeps
 from memfit.probes.process import ModelProcess
@@ -78,6 +84,34 @@ def test_weights_caches_and_states_are_estimated_to_the_byte(
         figure = figures[peak]
         off = abs(figure["difference_bytes"])
         assert 100 * off <= PEAK_ERROR_PERCENT * figure["measured_bytes"], figure
+
+
+def test_what_mlx_holds_is_measured_and_compared(memfit: Memfit, dense: Path) -> None:
+    run = memfit("tune", dense, *SHORT, "--footprint", "--json")
+    assert run.code == 0, run.err
+    figures = figures_of(run)
+    held = figures["held"]
+    assert held["measured_bytes"] > figures["peak"]["measured_bytes"]
+    # The CPU keeps 32 MiB at most, and so does the estimate.
+    assert 0 <= held["estimated_bytes"] - figures["peak"]["estimated_bytes"] <= 32 * 2**20
+    # No chip of Apple: there are no seconds to compare.
+    assert (run.json["first_token"], run.json["decode_speed"]) == (None, None)
+    notes = {note["code"] for note in run.json["notes"]}
+    is_mac = sys.platform == "darwin"
+    assert ("footprint" in figures, "footprint" in notes) == (is_mac, not is_mac)
+
+
+def test_measured_seconds_stand_beside_the_estimate(result: TuneResult) -> None:
+    sized = Catalog().sized("qwen3-8b-4bit", device=find_device("m4-max-64"))
+    work = Workload(prompt_tokens=2048, max_tokens=100)
+    estimated = replace(
+        result, first_token=first_tokens(sized, work)[0], decode_speed=decode_speed(sized, work)
+    )
+    text = " ".join(shown(estimated, "table").out.split())
+    assert "(estimated 2." in text
+    low, high = estimated.decode_speed.range_tokens_per_second  # type: ignore[union-attr, misc]
+    assert f"(estimated {tune_text.rate(low)} to {tune_text.rate(high)})" in text
+    assert "(estimated" not in shown(result, "table").out
 
 
 @pytest.mark.exhaustive
@@ -238,7 +272,7 @@ def test_a_run_beyond_free_memory_is_rejected_before_loading(
     memfit: Memfit, dense: Path, home: Path
 ) -> None:
     run = memfit("tune", dense, *SHORT, "--margin", "100TB")
-    assert_one_line(run, 5, "estimated to need 100.000 TB", "are free", "--force")
+    assert_one_line(run, 5, "estimated to need 100.1 TB", "are free", "--force")
     assert not home.exists()
 
 

@@ -13,8 +13,8 @@ from memfit.estimators.questions.target import RuntimeQuestion
 from memfit.estimators.results.advice import Action
 from memfit.estimators.results.server import ServerPlan
 from memfit.estimators.results.terms import Verdict
-from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.runtimes.runtime import judge
+from memfit.estimators.sizing.run_limits import run_limits, tightened
 from memfit.estimators.sizing.server_bound import ServerBound, need_of
 from memfit.estimators.sizing.sized_model import SizedModel, verdict_of, with_runtime
 from tests.generated.questions import Models, Question
@@ -107,7 +107,7 @@ def _served(
             if with_mixes
             else server_verdict(sized, request, settings, workload.batch)
         )
-        expected = tightened("fits", run_limits(sized.runtime_model, request, serving=True))
+        expected = tightened("fits", run_limits(sized, request, serving=True))
         yield _other(verdict, expected) and f"{tokens} tokens: {_other(verdict, expected)}"
 
 
@@ -116,7 +116,7 @@ def server_verdict(
 ) -> Verdict:
     """Return the verdict of `memfit plan server` where its bound decides, without its mixes."""
     need = need_of(ServerBound(sized, request, clients).moment(settings))
-    limits = run_limits(sized.runtime_model, request, serving=True)
+    limits = run_limits(sized, request, serving=True)
     return tightened(judge(need, sized.device)[0], limits)
 
 
@@ -131,7 +131,7 @@ def of_plan(sized: SizedModel, question: Question, plan: ServerPlan) -> Iterator
         request = replace(request, max_tokens=plan.longest_generation_tokens)
         settings = server_settings(options)
         verdict = server_verdict(sized, request, settings, question.clients)
-        expected = tightened("fits", run_limits(sized.runtime_model, request, serving=True))
+        expected = tightened("fits", run_limits(sized, request, serving=True))
         yield program, _other(verdict, expected)
 
 
@@ -141,7 +141,7 @@ def _run_verdict(
     """Return the verdict on one run of mlx_lm.generate or mlx_vlm.generate."""
     prompt = _prompt(question, action)
     printed = replace(read_back(question.workload, options), prompt_tokens=prompt)
-    limits = run_limits(sized.runtime_model, printed)
+    limits = run_limits(sized, printed)
     return tightened(verdict_of(sized, printed)[0], limits)
 
 
@@ -159,4 +159,4 @@ def _llama_verdict(
         prefill_step=options["prefill_step"],
     )
     sized = with_runtime(sized, runtime)
-    return tightened(verdict_of(sized, run)[0], run_limits(sized.runtime_model, run))
+    return tightened(verdict_of(sized, run)[0], run_limits(sized, run))

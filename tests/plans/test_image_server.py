@@ -98,7 +98,7 @@ def _served(config: dict[str, Any], images: Images, text_tokens: int, count: int
     from mlx_vlm.vision_cache import VisionFeatureCache
 
     from memfit.estimators.trace.vision_builder import made
-    from memfit.estimators.trace.vision_recorder import inputs
+    from memfit.estimators.trace.vision_inputs import inputs
 
     plan = image_plan(Checkpoint("m", "local", config, "config.json"), images)
     model = made(utils, nn, config, "BF16")

@@ -29,7 +29,7 @@ pytest.importorskip("mlx_lm")
 if find_spec("mlx_vlm") is None:  # its import takes seconds
     pytest.skip("mlx-vlm is not installed", allow_module_level=True)
 from memfit.estimators.trace.vision_builder import made
-from memfit.estimators.trace.vision_recorder import inputs
+from memfit.estimators.trace.vision_inputs import inputs
 from tests.arch.test_wrappers import LLAVA_1_5_7B
 from tests.trace.vision_cases import CASES, GEMMA3N, QWEN3_VL, WIDE, Case
 from tests.trace.vision_runs import library

@@ -1,25 +1,19 @@
 """The bound of decode speed: above every published run, and never above the bytes a step reads."""
 
-from math import floor
 from pathlib import Path
-from statistics import quantiles
+from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.decode_speed import Run, runs
+from benchmarks.decode_speed import runs
 from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.devices import find_device, list_devices, memory_device
 from memfit.estimators.runtimes.registry import get_runtime
 from memfit.estimators.sizing.catalog import Catalog
-from memfit.estimators.sizing.decode_speed import (
-    REACHED_PERCENT,
-    decode_speed,
-    kind,
-    weight_bytes_read,
-)
+from memfit.estimators.sizing.decode_speed import decode_speed, weight_bytes_read
 from memfit.estimators.sizing.sized_model import SizedModel, with_runtime
 
 ROOT = Path(__file__).parents[2]
@@ -54,48 +48,61 @@ def test_published_runs_stay_below_the_bound(
     assert measured < speed.most_tokens_per_second < 4 * measured
 
 
-# Of mlx_lm on other chips: mlx-lm's BENCHMARKS.md and pull request 1569, 2,048 tokens.
-@pytest.mark.parametrize(
-    ("device", "sample", "bits", "measured"),
-    [
-        ("m4-max-64", "qwen3-4b-4bit", 8, 86.907),
-        ("m4-max-64", "qwen3-4b-4bit", 4, 134.52),
-        ("m4-max-64", "qwen3-30b-a3b-4bit", 8, 83.16),
-        ("m4-max-64", "qwen3-30b-a3b-4bit", 4, 113.33),
-        ("m3-pro-18", "qwen3-4b-4bit", 4, 44.62),
-    ],
-)
-def test_a_chip_without_measured_runs_gets_a_range_and_no_single_figure(
-    device: str, sample: str, bits: int, measured: float
+# mlx-lm's BENCHMARKS.md, 2,048 tokens on an M4 Max: from these the constants were read.
+FITTED = [
+    ("m4-max-64", "qwen3-4b-4bit", 8, 86.907),
+    ("m4-max-64", "qwen3-4b-4bit", 4, 134.52),
+    *(
+        ("m4-max-64", "qwen3-30b-a3b-4bit", bits, speed)
+        for bits, speed in ((8, 83.16), (4, 113.33))
+    ),
+]
+# Not from these: mlx-lm pull request 1569, and Rapid-MLX's submissions of an M3 Ultra with 60 cores
+# of June 2026, a server on mlx-lm's classes: prompts of 512 tokens.
+OTHERS = [
+    ("m3-pro-18", "qwen3-4b-4bit", 4, 44.62),
+    ("m3-ultra-256", "qwen3-0.6b", 4, 387.64),
+    ("m3-ultra-256", "qwen3-8b-4bit", None, 112.89),
+    ("m3-ultra-256", "llama-3.1-8b", 4, 119.39),
+    ("m3-ultra-256", "phi-4-mini", 4, 167.38),
+    ("m3-ultra-256", "gemma-3-27b", 4, 35.19),
+]
+
+
+@pytest.mark.parametrize(("device", "sample", "bits", "measured"), FITTED + OTHERS)
+def test_what_to_expect_is_near_published_runs(
+    device: str, sample: str, bits: int | None, measured: float
 ) -> None:
-    speed = decode_speed(sized(sample, bits, device), Workload(prompt_tokens=2048))
+    prompt = 512 if "ultra" in device else 2048
+    speed = decode_speed(sized(sample, bits, device), Workload(prompt_tokens=prompt))
     assert speed
-    assert speed.expected_tokens_per_second is None
-    assert speed.range_tokens_per_second
-    least, most = speed.range_tokens_per_second
-    assert least <= measured <= most < speed.most_tokens_per_second
+    assert speed.expected_tokens_per_second
+    least, expected, most = speed.expected_tokens_per_second
+    assert speed.range_tokens_per_second == (least, most)
+    assert least <= measured <= most <= speed.most_tokens_per_second
+    close = 0.03 if (device, sample, bits, measured) in FITTED else 0.15
+    assert abs(expected / measured - 1) <= close, expected / measured
 
 
-def test_runs_on_an_m5_max_say_what_to_expect_of_it_alone() -> None:
+def test_every_mac_of_the_tables_says_what_to_expect() -> None:
     for device in list_devices():
         speed = decode_speed(sized("qwen3-4b-4bit", device=device.name), Workload(prompt_tokens=64))
-        is_measured = bool(speed and speed.expected_tokens_per_second)
-        assert is_measured == device.name.startswith("m5-max")
-        assert bool(speed and speed.range_tokens_per_second) == (device.backend == "metal")
+        assert bool(speed and speed.expected_tokens_per_second) == (device.backend == "metal")
+    batch = decode_speed(sized("qwen3-4b-4bit"), Workload(prompt_tokens=64, batch=4))
+    assert batch
+    # How many experts and kernels a batch takes is not described.
+    assert (batch.expected_tokens_per_second, batch.range_tokens_per_second) == (None, None)
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published measurements are not here")
-def test_no_published_run_exceeds_the_bound_and_the_shares_are_theirs() -> None:
+def test_no_published_run_exceeds_the_bound_and_most_are_near_what_to_expect() -> None:
+    """Of an M5 Max: no constant is from these."""
     found = list(runs(PUBLISHED))
     assert len(found) == 72
     assert all(run.share < 1 for run in found)
-    for group, shares in REACHED_PERCENT.items():
-        assert shares == tuple(map(floor, _tenths([r for r in found if r.kind == group])))
-
-
-def _tenths(found: list[Run]) -> list[float]:
-    tenths = quantiles((100 * run.share for run in found), n=10, method="inclusive")
-    return [tenths[0], tenths[4], tenths[8]]
+    errors = sorted(abs(run.error) for run in found)
+    assert median(errors) <= 0.10
+    assert errors[len(errors) * 9 // 10] <= 0.20
 
 
 def test_a_dense_model_reads_all_but_its_embedding() -> None:
@@ -165,8 +172,3 @@ def test_every_machine_of_the_tables_has_a_bandwidth() -> None:
     rounded = {"m1-8": 68, "m3-ultra-512": 819, "m4-max-128": 546, "rtx-4090": 1008}
     for name, gigabytes in rounded.items():
         assert (find_device(name).bandwidth_bytes or 0) // 10**9 == gigabytes
-
-
-def test_every_kind_has_its_share() -> None:
-    kinds = {kind(sized(path.stem).model) for path in SAMPLES.glob("*.yaml")}
-    assert kinds == set(REACHED_PERCENT)

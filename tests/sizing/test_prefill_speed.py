@@ -7,11 +7,13 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec import UNSET
 
 import memfit
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.dtypes import converted
-from memfit.estimators.machine.devices import chips, find_device
+from memfit.estimators.machine.chips import chips
+from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.versions import Version
 from memfit.estimators.sizing.prefill_speed import gpu_of
 from memfit.estimators.sizing.prefill_time import chunk_seconds, subject_of
@@ -238,3 +240,10 @@ def test_a_turn_is_the_prompt_and_the_reply() -> None:
     low, high = first.turn_range_seconds  # type: ignore[misc]
     assert low == pytest.approx(first.range_seconds[0] + 800 / fastest, abs=0.2)
     assert high == pytest.approx(first.range_seconds[1] + 800 / slowest, abs=0.2)
+    prefill, reply = first.prefill_range_seconds, first.decode_range_seconds
+    assert first.prefill_seconds <= first.seconds
+    assert all(a <= b for a, b in zip(prefill, first.range_seconds, strict=True))
+    assert reply == pytest.approx((800 / fastest, 800 / slowest), abs=0.6)
+    # Without a reply there is no turn.
+    alone = model.at(prompt_tokens="20k").first_tokens[0]  # type: ignore[index]
+    assert (alone.decode_range_seconds, alone.turn_range_seconds) == (UNSET, UNSET)

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.devices import chips, find_device, memory_device
+from memfit.estimators.machine.chips import chips
+from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.mlx.data.run_limits import BUFFER_COUNT
 from memfit.estimators.results.estimate import Estimate, Limit
 from memfit.estimators.runtimes.mlx_lm import MLX_LM
-from memfit.estimators.runtimes.run_limits import run_limits
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.estimate import estimate
+from memfit.estimators.sizing.run_limits import run_limits
 from memfit.estimators.sizing.sized_model import SizedModel
 
 CASES = Path(__file__).parents[1] / "arch" / "cases"
@@ -27,7 +28,7 @@ def sized(model: str, device: str) -> SizedModel:
 
 
 def limits(model: str, device: str, **workload: Any) -> dict[str, Limit]:
-    found = run_limits(sized(model, device).runtime_model, Workload(**workload))
+    found = run_limits(sized(model, device), Workload(**workload))
     return {limit.name: limit for limit in found}
 
 
@@ -83,7 +84,7 @@ def test_leaked_buffers_end_the_server_after_so_many_tokens(model: str, most: in
         # One run is not in a batch: mlx_lm.generate leaks none.
         assert found.verdict == ("unknown" if found.limit < 10618 else "fits")
         workload = Workload(prompt_tokens=64, max_tokens=10618)
-        served = run_limits(sized(model, "m4-max-64").runtime_model, workload, serving=True)
+        served = run_limits(sized(model, "m4-max-64"), workload, serving=True)
         assert [limit.verdict for limit in served if limit.name == "buffer_count"] == [
             "tight" if found.limit < 10618 else "fits"
         ]
@@ -179,7 +180,7 @@ def test_the_rows_have_the_buffers_that_the_batch_generator_leaks(name: str) -> 
         return round((held[1] - held[0]) / 4 / 120)
 
     found = CATALOG.sized(str(CASES / f"{name}.json"), device=find_device("m4-max-64"))
-    row = run_limits(found.runtime_model, Workload(prompt_tokens=5))
+    row = run_limits(found, Workload(prompt_tokens=5))
     most = next((limit.limit for limit in row if limit.name == "buffer_count"), None)
     expected = round(BUFFER_COUNT["buffers"] / most) if most else 0
     # What other tests of the process leave can end up between two readings, now and then.

@@ -6,7 +6,8 @@ from typing import Any
 
 from memfit.estimators.trace.libraries import PrivateLibrary
 from memfit.estimators.trace.vision_builder import made
-from memfit.estimators.trace.vision_recorder import batch_generating, denoising, inputs
+from memfit.estimators.trace.vision_inputs import inputs
+from memfit.estimators.trace.vision_loops import batch_generating, denoising
 from tests.mlx_memory import settled_bytes
 from tests.trace.vision_cases import Case
 

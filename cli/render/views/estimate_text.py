@@ -220,7 +220,8 @@ def recommended(values: Recommended, units: Units, *, clients: int = 0) -> str:
     if values.wired_limit_bytes:
         parts.append(f"wired limit {size(values.wired_limit_bytes, units)}")
     if values.expert_capacity and parts:
-        parts.append(f"all {values.expert_capacity} experts")
+        kept, every = values.expert_capacity, values.experts
+        parts.append(f"{kept} of {every} experts" if every else f"all {kept} experts")
     return ", ".join(parts)
 
 
@@ -257,6 +258,33 @@ def held(result: Estimate, units: Units) -> Iterator[str]:
         yield f"holds up to {size(result.held_bytes, units)}, {size(returnable, units)} returnable"
 
 
+LIMIT_NAMES = {
+    "largest_buffer": "Largest buffer",
+    "held_memory": "Held at most",
+    "gpu_watchdog": "Keys of a prefill call",
+    "buffer_count": "Tokens until buffers run out",
+}
+
+
+def limit(of: Limit, units: Units) -> tuple[str, str]:
+    """The figure of a run, and the largest that is known to pass."""
+    if of.unit == "bytes":
+        return size(of.figure, units), size(of.limit, units, down=True)
+    return str(of.figure), str(of.limit)
+
+
+def seconds(result: Estimate) -> Iterator[tuple[str, str]]:
+    """The seconds of the request, each with its range."""
+    first = next(iter(result.first_tokens or ()), None)
+    if first is None:
+        return
+    yield "First token", f"{_time(first.seconds)} ({_between(first.range_seconds)})"
+    if first.decode_range_seconds and first.turn_range_seconds:
+        yield "Prefill", _between(first.prefill_range_seconds)
+        yield "Reply", _between(first.decode_range_seconds)
+        yield "Whole turn", _between(first.turn_range_seconds)
+
+
 def speed(result: Estimate) -> Iterator[str]:
     """The bound of the decode speed, and what to expect of it."""
     expected = result.decode_speed
@@ -269,9 +297,6 @@ def speed(result: Estimate) -> Iterator[str]:
     if expected.expected_tokens_per_second:
         least, median, most = expected.expected_tokens_per_second
         text += f", expect about {median:.0f} ({least:.0f} to {most:.0f})"
-    elif expected.range_tokens_per_second:
-        least, most = expected.range_tokens_per_second
-        text += f", expect {least:.0f} to {most:.0f} (not measured on this chip)"
     if expected.host_bytes_per_step and expected.host_bandwidth_bytes_per_second:
         rate = size(expected.host_bandwidth_bytes_per_second, Units.GB, down=True)
         text += f" with a host of {rate}/s"
@@ -292,10 +317,14 @@ def first_token(result: Estimate) -> Iterator[str]:
     if longer and not (chosen and chosen.settings):
         text += f", {_time(longer[-1].seconds)} at {tokens(longer[-1].prompt_tokens)}"
     if first.at_usual_step_seconds:
-        text += f" ({_time(first.at_usual_step_seconds)} by the usual prefill step)"
-    if first.turn_range_seconds:
-        text += f", the whole reply {_between(first.turn_range_seconds)}"
+        more = _time(first.seconds - first.at_usual_step_seconds)
+        text += f", {more} of it for the smaller prefill step"
     yield text
+    if first.decode_range_seconds and first.turn_range_seconds:
+        prefill, reply = map(_between, (first.prefill_range_seconds, first.decode_range_seconds))
+        yield (
+            f"the turn takes {_between(first.turn_range_seconds)}: prefill {prefill}, reply {reply}"
+        )
 
 
 def _between(seconds: tuple[float, ...]) -> str:

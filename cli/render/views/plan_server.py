@@ -73,6 +73,12 @@ def _facts(result: ServerPlan, units: Units) -> Iterator[str]:
     if result.device:
         yield budget_of(result.device, units)
     yield f"{format_bytes(result.idle_bytes, units)} stay in memory when all requests have ended"
+    if result.held_bytes and result.verdict in ("fits", "tight"):
+        returnable = result.held_bytes - result.bound.peak_bytes
+        yield (
+            f"the process may hold {format_bytes(result.held_bytes, units)}:"
+            f" {format_bytes(max(0, returnable), units)} are freed buffers, which MLX gives back"
+        )
 
 
 def _rows(moment: ServerMoment, units: Units) -> Iterator[tuple[str, str]]:

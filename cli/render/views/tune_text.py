@@ -7,6 +7,8 @@ from memfit.cli.render.views.text import percent as share_percent
 from memfit.cli.render.views.text import verdict_sentence
 from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.results.advice import FirstToken
+from memfit.estimators.results.estimate import DecodeSpeed
 from memfit.probes.figures import FIGURES, TuneFigure
 from memfit.probes.result import Point, TuneResult
 from memfit.probes.speed_tradeoff import rounded_rate
@@ -116,16 +118,33 @@ def speeds(result: TuneResult) -> Iterator[str]:
     if not (speed := point.speed):
         return
     first, spread = seconds(speed.first_token_ns), seconds(speed.first_token_spread_ns)
-    yield f"{first_token(point.workload)} {first}{_spread(point, spread)}; {_runs(point)}"
+    first += _spread(point, spread) + _expected_seconds(result.first_token)
+    yield f"{first_token(point.workload)} {first}; {_runs(point)}"
     prefill, decode = speed.prefill_tokens_per_second, speed.decode_tokens_per_second
     yield f"prefill {rate(prefill)} tokens/s{_spread(point, rate(speed.prefill_spread))}"
     if decode is not None:
-        yield f"decode {rate(decode)} tokens/s{_spread(point, rate(speed.decode_spread))}"
+        text = f"decode {rate(decode)} tokens/s{_spread(point, rate(speed.decode_spread))}"
+        yield text + _expected_rate(result.decode_speed)
     if (batch := point.workload.batch) > 1:
         each = f"prefill {rate(prefill / batch)}"
         if decode is not None:
             each += f", decode {rate(decode / batch)}"
         yield f"for each request {each} tokens/s"
+
+
+def _expected_seconds(expected: FirstToken | None) -> str:
+    """The estimate beside a measured time, nothing without one."""
+    if expected is None:
+        return ""
+    low, high = expected.range_seconds
+    return f" (estimated {expected.seconds} s, {low} to {high})"
+
+
+def _expected_rate(expected: DecodeSpeed | None) -> str:
+    if expected is None or expected.range_tokens_per_second is None:
+        return ""
+    low, high = expected.range_tokens_per_second
+    return f" (estimated {rate(low)} to {rate(high)})"
 
 
 def first_token(work: Workload) -> str:

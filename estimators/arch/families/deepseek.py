@@ -227,7 +227,7 @@ _V2 = DeepSeek(
     tensor={**_CUTS, "self_attn.kv_b_proj": Cut.OUTPUTS},
     pipeline=True,
 )
-_V3 = DeepSeek(
+V3 = DeepSeek(
     defaults={**_SIZES, "num_experts_per_tok": 1},
     # By number, as the class does: layer 61 is the prediction layer of DeepSeek-V3.
     drops=r"^model\.layers\.61|rotary_emb\.inv_freq",
@@ -248,7 +248,7 @@ _GLM5 = DeepSeek(
 )
 CLASSES: dict[str, ClassRow] = {
     "deepseek_v2": _V2,
-    "deepseek_v3": _V3,
+    "deepseek_v3": V3,
     "deepseek_v32": replace(
         _GLM5,
         defaults={
@@ -261,7 +261,7 @@ CLASSES: dict[str, ClassRow] = {
         since=(0, 28, 4),
     ),
     "glm_moe_dsa": _GLM5,
-    "joyai_llm_flash": replace(_V3, since=(0, 31, 1)),
-    "kimi_k2": replace(_V3, since=(0, 26, 1)),
+    "joyai_llm_flash": replace(V3, since=(0, 31, 1)),
+    "kimi_k2": replace(V3, since=(0, 26, 1)),
     "minicpm3": Irregular(builder=_build_minicpm3),
 }

@@ -10,7 +10,14 @@ from typing import Any
 from msgspec import field
 from msgspec.structs import replace
 
-from memfit.estimators.arch.families import gemma4, llama4, towers_gemma, towers_llama, towers_qwen
+from memfit.estimators.arch.families import (
+    deepseek,
+    gemma4,
+    llama4,
+    towers_gemma,
+    towers_llama,
+    towers_qwen,
+)
 from memfit.estimators.arch.families.towers import Towers, with_towers
 from memfit.estimators.arch.fields import Fields
 from memfit.estimators.arch.model import Layer, Model, under
@@ -195,6 +202,19 @@ CLASSES: dict[str, ClassRow] = {
         audio_towers={"gemma4_unified": towers_gemma.gemma4_unified_audio},
         since=(0, 32, 0),
         vision=None,
+    ),
+    "kimi_k25": Wrapper(
+        text_type="deepseek_v3",
+        # Its own head, never the embedding (kimi_k25.py, LanguageModel).
+        text_defaults={"tie_word_embeddings": False},
+        drops=r"^(vision_tower|vision_model|multi_modal_projector|mm_projector)(\.|$)"
+        r"|^language_model\.model\.layers\.61|rotary_emb\.inv_freq",
+        fp8=deepseek.V3.fp8,
+        unpacks_integers=True,
+        tensor=deepseek.V3.tensor,
+        pipeline=True,
+        rewritten=deepseek.V3.rewritten,
+        since=(0, 30, 6),
     ),
     "llama4": Wrapper(
         text_type="llama4",

@@ -82,7 +82,7 @@ _ADDED: dict[tuple[int, ...], str] = {
     (0, 28, 4): "afmoe bailing_moe_linear",
     (0, 30, 2): "exaone_moe youtu_llm",
     (0, 30, 4): "glm4_moe_lite iquestloopcoder",
-    (0, 30, 6): "kimi_k25 longcat_flash_ngram",
+    (0, 30, 6): "longcat_flash_ngram",
     (0, 32, 0): (
         "bailing_hybrid bailing_moe_v3 deepseek_v41 deepseek_v41_text gear gptj kimi_k3 laguna mellum"
         " minimax_m3_vl mistral4 muse_glimmer nanbeige olmo_hybrid plamo3 spark2_5 talkie"
@@ -96,7 +96,6 @@ ADDED: dict[str, tuple[int, ...]] = {
 # Of these, the classes that kept keys and values of every head, where newer ones keep a latent: the
 # first package as its trace is, and its commit.
 REWRITTEN: dict[str, tuple[tuple[int, ...], str]] = {
-    "kimi_k25": ((0, 30, 6), "f18526f8"),
     "glm4_moe_lite": ((0, 30, 5), "14237020"),
     "longcat_flash": ((0, 30, 7), "ca0d1c96"),
     "longcat_flash_ngram": ((0, 30, 7), "ca0d1c96"),

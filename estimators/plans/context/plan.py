@@ -10,7 +10,6 @@ from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.units import ceil_div, format_bytes, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.plans.context.schedule import step_schedule
 from memfit.estimators.results.context import (
     AutoContext,
     Ceilings,
@@ -27,13 +26,6 @@ from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.auto_context import RuntimeMemoryProfile, plain_profile
 from memfit.estimators.runtimes.facets import MlxLmPrograms, OwnContext
 from memfit.estimators.runtimes.registry import runtime_summary
-from memfit.estimators.runtimes.run_limits import (
-    ending_notes,
-    notes_beyond,
-    prompt_verdict,
-    run_limits,
-    tightened,
-)
 from memfit.estimators.runtimes.runtime import Budget, judge, recommended_bytes
 from memfit.estimators.sizing.estimate import (
     assumption_notes,
@@ -42,6 +34,13 @@ from memfit.estimators.sizing.estimate import (
     workload_notes,
 )
 from memfit.estimators.sizing.image_advice import image_advice
+from memfit.estimators.sizing.run_limits import (
+    ending_notes,
+    notes_beyond,
+    prompt_verdict,
+    run_limits,
+    tightened,
+)
 from memfit.estimators.sizing.search import (
     UNBOUNDED_CONTEXT,
     context_lengths,
@@ -50,6 +49,7 @@ from memfit.estimators.sizing.search import (
     longest_context,
 )
 from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.step_schedule import step_schedule
 
 CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072)
 REQUESTS = (1, 2, 4, 8, 16)
@@ -118,7 +118,7 @@ class _ContextPlan(Struct, frozen=True):
         profile = (own.memory_profile if own else plain_profile)(workload, figures)
         allocation = runtime_model.statements(workload, figures).allocation
         ceilings = self._ceilings()
-        limits, lengths = run_limits(runtime_model, workload), self._lengths(ceilings)
+        limits, lengths = run_limits(sized, workload), self._lengths(ceilings)
         longest = longest_context(sized, workload, ceilings.effective) if device else None
         return ContextPlan(
             model=model_summary(sized),
@@ -144,11 +144,11 @@ class _ContextPlan(Struct, frozen=True):
             notes=(
                 *both_units(tuple(self._notes())),
                 *ending_notes(limits),
-                *notes_beyond(runtime_model, workload, max(longest or 0, *lengths, 0)),
+                *notes_beyond(sized, workload, max(longest or 0, *lengths, 0)),
                 *self._notes_on_matrix(ceilings),
             ),
             limits=limits,
-            longest_verdict=prompt_verdict(runtime_model, workload, longest or 0),
+            longest_verdict=prompt_verdict(sized, workload, longest or 0),
             images=image_advice(sized, workload) or UNSET,
         )
 
@@ -220,7 +220,7 @@ class _ContextPlan(Struct, frozen=True):
 
     def _verdict(self, workload: Workload) -> Verdict:
         verdict, _ = judge(self.sized.requirement(workload), self.sized.device)
-        return tightened(verdict, run_limits(self.sized.runtime_model, workload))
+        return tightened(verdict, run_limits(self.sized, workload))
 
     def _notes_on_matrix(self, ceilings: Ceilings) -> Iterator[Note]:
         for tokens in self.question.contexts:

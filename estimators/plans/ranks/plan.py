@@ -12,12 +12,12 @@ from memfit.estimators.questions.target import Ranks
 from memfit.estimators.results.ranks import Impossible, RankChoice, RanksPlan
 from memfit.estimators.runtimes.facets import Commands
 from memfit.estimators.runtimes.registry import runtime_summary
-from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.sizing.advise import converting
 from memfit.estimators.sizing.estimate import device_summary, model_summary, notes_on_versions
 from memfit.estimators.sizing.ranks import RankedModel, ranked
 from memfit.estimators.sizing.recommend import recommended_context
+from memfit.estimators.sizing.run_limits import run_limits, tightened
 from memfit.estimators.sizing.serving import server_flags
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -94,7 +94,7 @@ def _choice(shared: RankedModel, ranks: Ranks | None, workload: Workload) -> Ran
         machines=ranks.size if ranks else 1,
         parallel=shared.parallel,
         on=tuple(device.name for device in ranks.devices if device) if ranks else (),
-        verdict=tightened(judge(need, tightest.device)[0], run_limits(runtime_model, workload)),
+        verdict=tightened(judge(need, tightest.device)[0], run_limits(tightest, workload)),
         needed_bytes=need.peak_bytes,
         weights_bytes=tightest.resident_bytes,
         longest_context=min(fitting) if len(fitting) == len(contexts) else None,

@@ -20,12 +20,13 @@ from memfit.estimators.mlx.arrivals import ServedRequest
 from memfit.estimators.plans.server.plan import check_lengths, settings_to_run
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.server import ServerMoment, ServerPlan
+from memfit.estimators.runtimes.held import held_limit
 from memfit.estimators.runtimes.mlx_lm_commands import image_server_command
 from memfit.estimators.runtimes.registry import runtime_summary
-from memfit.estimators.runtimes.run_limits import ending_notes, run_limits, tightened
 from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.sizing.advise import converting
 from memfit.estimators.sizing.estimate import ALONE, assumption_notes, device_summary
+from memfit.estimators.sizing.run_limits import ending_notes, run_limits, tightened
 from memfit.estimators.sizing.search import PREFILL_STEPS, first_fitting, halves
 from memfit.estimators.sizing.server_bound import need_of, server_moment
 from memfit.estimators.sizing.sized_model import SizedModel, error_bytes_of
@@ -60,7 +61,9 @@ def plan_image_server(
     settings = replace(settings, max_num_seqs=most, prompt_cache_size=0)
     largest = server.largest(settings)
     verdict, _ = judge(need_of(largest), sized.device)
-    limits = run_limits(sized.runtime_model, workload, serving=True)
+    limits = run_limits(sized, workload, serving=True)
+    if sized.device:  # when mlx_vlm.server clears is not described
+        limits = (*held_limit(largest.peak_bytes, None, sized.device), *limits)
     better, chosen = settings_to_run(
         sized,
         verdict,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from memfit.estimators.base.errors import InputError
@@ -18,7 +19,6 @@ from memfit.estimators.results.server import ServerMix, ServerMoment, ServerPlan
 from memfit.estimators.results.terms import Verdict
 from memfit.estimators.runtimes.mlx_lm_commands import launched, server_command
 from memfit.estimators.runtimes.registry import runtime_summary
-from memfit.estimators.runtimes.run_limits import run_limits, tightened
 from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.sizing.advise import converting
 from memfit.estimators.sizing.estimate import (
@@ -27,7 +27,8 @@ from memfit.estimators.sizing.estimate import (
     device_summary,
     notes_on_versions,
 )
-from memfit.estimators.sizing.server_bound import ServerBound, need_of, one_at_a_time
+from memfit.estimators.sizing.run_limits import run_limits, tightened
+from memfit.estimators.sizing.server_bound import ServerBound, held_limits, need_of, one_at_a_time
 from memfit.estimators.sizing.serving import fitting_flags
 from memfit.estimators.sizing.sized_model import SizedModel
 
@@ -71,7 +72,8 @@ def plan_server(
     with_better = mixes.with_flags(better) if better else ()
     sequential = one_at_a_time(sized, workload)
     most = max(usual, key=lambda mix: mix[0].peak_bytes, default=None)
-    limits = run_limits(sized.runtime_model, longest, serving=True)
+    held = bound.held_bytes(settings)
+    limits = (*held_limits(bound, settings), *run_limits(sized, longest, serving=True))
     return ServerPlan(
         model=sized.checkpoint.id,
         runtime=runtime_summary(sized.runtime_model.runtime),
@@ -84,6 +86,7 @@ def plan_server(
         longest_generation_tokens=reply,
         sequential=sequential,
         bound=largest,
+        held_bytes=UNSET if held is None else held,
         usual=most[1].largest if most else None,
         mixes=tuple(mix for mix, _ in usual),
         idle_bytes=max(

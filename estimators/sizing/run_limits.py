@@ -5,8 +5,8 @@ from typing import Any
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.chips import chips
 from memfit.estimators.machine.device import GIB, Device
-from memfit.estimators.machine.devices import chips
 from memfit.estimators.mlx.data.run_limits import BUFFER_COUNT, GPU_WATCHDOG
 from memfit.estimators.mlx.kv_cache import buffer_counts
 from memfit.estimators.mlx.versions import format_version
@@ -16,26 +16,30 @@ from memfit.estimators.runtimes.facets import MlxLmPrograms, OnMlx
 from memfit.estimators.runtimes.held import held_limit, is_shared
 from memfit.estimators.runtimes.interface import MemoryFigures, RuntimeModel
 from memfit.estimators.runtimes.source import Measured
+from memfit.estimators.sizing.sized_model import SizedModel, held_of, peak_of
 
 
 def run_limits(
-    runtime_model: RuntimeModel, workload: Workload, *, serving: bool = False
+    sized: SizedModel, workload: Workload, *, serving: bool = False
 ) -> tuple[Limit, ...]:
     """Return the limits of a run that are not of bytes, where they apply, each with its figure.
 
     One run does not meet what ends only a batch, as mlx_lm.server makes of every request: it is
-    ``serving`` then. None applies to a run that was measured: it went through.
+    ``serving`` then, and what is held is the server's (`ServerBound.held_bytes`). None but that
+    applies to a run that was measured: it went through.
     """
-    is_on_metal = runtime_model.facet(OnMlx) and runtime_model.subject.backend == "metal"
-    if not is_on_metal or isinstance(runtime_model.source, Measured):
+    runtime_model, device = sized.runtime_model, sized.device
+    if not (runtime_model.facet(OnMlx) and runtime_model.subject.backend == "metal"):
         return ()
-    in_batches = serving or workload.batch > 1
-    device = runtime_model.subject.device
-    is_divided = device is not None and is_shared(device)
+    held: Iterator[Limit] = iter(())
+    if device and is_shared(device) and not serving:
+        held = held_limit(peak_of(sized, workload), held_of(sized, workload), device)
+    if isinstance(runtime_model.source, Measured):
+        return tuple(held)
     return (
-        *(held_limit(runtime_model.figures(workload).moment, device) if is_divided else ()),
+        *held,
         *_gpu_watchdog(runtime_model, workload),
-        *_buffer_count(runtime_model, workload, in_batches=in_batches),
+        *_buffer_count(runtime_model, workload, in_batches=serving or workload.batch > 1),
     )
 
 
@@ -62,9 +66,9 @@ def tightened(verdict: Verdict, limits: Iterable[Limit]) -> Verdict:
     return "tight" if verdict == "fits" and may_end else verdict
 
 
-def prompt_verdict(runtime_model: RuntimeModel, workload: Workload, tokens: int) -> Verdict:
+def prompt_verdict(sized: SizedModel, workload: Workload, tokens: int) -> Verdict:
     """Return ``tight`` for a prompt that fits by its bytes and that something else may end."""
-    return tightened("fits", run_limits(runtime_model, workload.prompt_only(tokens)))
+    return tightened("fits", run_limits(sized, workload.prompt_only(tokens)))
 
 
 def ending_notes(limits: Iterable[Limit], *, of: str = "") -> Iterator[Note]:
@@ -75,10 +79,10 @@ def ending_notes(limits: Iterable[Limit], *, of: str = "") -> Iterator[Note]:
             yield Note("warning", limit.name.replace("_", "-"), text)
 
 
-def notes_beyond(runtime_model: RuntimeModel, workload: Workload, tokens: int) -> Iterator[Note]:
+def notes_beyond(sized: SizedModel, workload: Workload, tokens: int) -> Iterator[Note]:
     """Yield the warnings of a longer prompt that the workload's own limits do not say."""
-    said = {limit.name for limit in run_limits(runtime_model, workload) if limit.verdict != "fits"}
-    longer = run_limits(runtime_model, workload.prompt_only(tokens))
+    said = {limit.name for limit in run_limits(sized, workload) if limit.verdict != "fits"}
+    longer = run_limits(sized, workload.prompt_only(tokens))
     yield from ending_notes(
         limit for limit in longer if limit.beyond == "tight" and limit.name not in said
     )
@@ -141,6 +145,29 @@ def _buffer_count(
             remedy="mlx_lm.generate leaks none; in the server requests add up until none is open",
             source=BUFFER_COUNT["source"],
         )
+
+
+def training_buffers(parameters: int, lengths: int, constants: int) -> Limit:
+    """Return the limit of a training that keeps ``constants`` buffers for each of its lengths.
+
+    mx.compile keeps the constants of a step's graph for each shape that it was called with.
+    """
+    most = int(BUFFER_COUNT["buffers"])
+    figure = parameters + int(BUFFER_COUNT["of_a_run"]) + lengths * constants
+    return Limit(
+        name="buffer_count",
+        unit="buffers",
+        figure=figure,
+        limit=most,
+        verdict="tight" if figure > BUFFER_COUNT["warned"] else "fits",
+        beyond="tight",
+        reason=(
+            f"compiled steps keep {constants} buffers for each of {lengths} lengths of batches, and"
+            f" Metal gives no more than {most}"
+        ),
+        remedy="a shorter --max-seq-length has fewer lengths",
+        source=BUFFER_COUNT["training_source"],
+    )
 
 
 def server_generates(runtime_model: RuntimeModel, workload: Workload) -> int | None:
