@@ -13,9 +13,8 @@ from memfit.estimators.runtimes.facets import (
     ProgramContext,
     SplitMemory,
 )
-from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.llama_cpp.statements import Stated
-from memfit.estimators.runtimes.runtime import HostNeed, Runtime
+from memfit.estimators.runtimes.runtime import Runtime
 
 _LEFT_FREE = 2**30  # common/common.h, fit_params_target
 _FIT_CONTEXT = 4096  # common/common.h, fit_params_min_ctx
@@ -23,18 +22,6 @@ _FIT_CONTEXT = 4096  # common/common.h, fit_params_min_ctx
 
 class Fitted(Stated, SplitMemory, ProgramContext, frozen=True):
     """llama.cpp with as much on the GPU as fits."""
-
-    def shared_bytes(self, figures: MemoryFigures) -> int:
-        device = self.subject.device
-        if not self.is_split or device is None or device.has_host:
-            return 0
-        return figures.moment.nbytes + figures.host_bytes
-
-    def host_need(self, nbytes: int) -> HostNeed | None:
-        host = self.host
-        if host is None or not self.is_split:
-            return None
-        return HostNeed(nbytes, host.memory_bytes, self.is_divided)
 
     def divisions(self) -> Iterator[Sequence[tuple[dict[str, int], Runtime]]]:
         """Yield experts of ever more layers on the host, then ever fewer layers on the GPU."""

@@ -10,6 +10,7 @@ from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import ceil_div, round_up
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.runtimes.interface import MemoryFigures
 from memfit.estimators.runtimes.llama_cpp.builder import Context
 from memfit.estimators.runtimes.llama_cpp.caches import (
     cache_types,
@@ -37,6 +38,7 @@ from memfit.estimators.runtimes.llama_cpp.reserved import (
     Compute,
 )
 from memfit.estimators.runtimes.llama_cpp.settings import LLAMA_CPP, LlamaCppRuntime, cells
+from memfit.estimators.runtimes.runtime import HostNeed
 from memfit.estimators.runtimes.token_cache import TokenCacheModel
 from memfit.estimators.runtimes.token_cost import TokenCost
 
@@ -221,3 +223,15 @@ class LlamaCppLayout(TokenCacheModel, frozen=True):
     def runs_kv_bits(self, workload: Workload) -> bool:
         """Whether the types of its cache were left open."""
         return self.settings.types is None
+
+    def shared_bytes(self, figures: MemoryFigures) -> int:
+        device = self.subject.device
+        if not self.is_split or device is None or device.has_host:
+            return 0
+        return figures.moment.nbytes + figures.host_bytes
+
+    def host_need(self, nbytes: int) -> HostNeed | None:
+        host = self.host
+        if host is None or not self.is_split:
+            return None
+        return HostNeed(nbytes, host.memory_bytes, self.is_divided)
