@@ -104,6 +104,11 @@ class Llama:
         if (default.n_ctx, default.type_k, default.offload_kqv) != (512, TYPES["f16"], True):
             raise SystemExit("this library's structures are not those of build b11549")
 
+    @property
+    def log(self) -> str:
+        """What it logged since the last call."""
+        return "".join(self._lines)
+
     def runs(self, path: Path, wanted: tuple[Allocation, ...]) -> list[Allocation]:
         return [self._run(str(path), run) for run in wanted]
 

@@ -9,7 +9,11 @@ pytest.importorskip(
     "xllamacpp", reason="llama.cpp is not installed: pip install xllamacpp==2026.10.11549"
 )
 
+from benchmarks.llama_allocations import Llama
+from benchmarks.llama_architectures import IncompleteError, compared
 from benchmarks.llama_differential import outcomes
+from memfit.estimators.arch.gguf.rules import RULES
+from tests.gguf.writing import recorded
 
 DRAWS, SEED = 300, 38
 
@@ -25,3 +29,14 @@ def test_caches_are_equal_and_compute_buffers_near_in_random_contexts() -> None:
     # What is divided is a bound where small operations decide (compute.py, has_gap).
     divided = [each.percent for each in found if not each.is_whole and each.run.microbatch >= 256]
     assert all(percent is None or percent > -10 for percent in divided)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [name for name in RULES if name not in recorded()])
+def test_every_architecture_has_llama_cpps_caches_and_buffers(name: str) -> None:
+    try:
+        found = list(compared(Llama(), name))
+    except IncompleteError as error:
+        pytest.skip(f"no file was completed: {str(error)[-80:]}")
+    assert [each for each in found if not each.is_equal] == []
+    assert all(each.percent is not None and -10 < each.percent < 20 for each in found)

@@ -74,7 +74,7 @@ class Rule(Struct, frozen=True):
 _PLAIN = """
     apertus arcee arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm codeshell
     cogvlm command-r dbrx deci deepseek deepseek2-ocr dots1 ernie4_5 ernie4_5-moe exaone falcon
-    gemma glm4 glm4moe gpt2 gptj gptneox granite granitemoe grovemoe hunyuan-dense hunyuan-moe
+    gemma glm4 glm4moe gpt2 gptneox granite granitemoe grovemoe hunyuan-dense hunyuan-moe
     hunyuan_vl hy_v3 internlm2 jais jais2 llama maincoder minicpm minicpm3 minimax-m2
     mistral3 mpt nemotron olmo olmoe openelm orion paddleocr pangu-embedded phi2 phi3 phimoe plamo
     plm qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe refact seed_oss smollm3
@@ -182,6 +182,7 @@ NOT_DESCRIBED: dict[str, str] = {
     "graniteswitch": "its layers switch between adapters in ways that were not read",
     "hrm_text": "its layers run several times for a token, each time with caches of their own",
     **dict.fromkeys(("k2-horizon", "nanbeige"), "its graph was not read"),
+    "gptj": "build b11549 has its name, and loads none of its files",
     "clip": "a vision projector: give the language model's file, and this one with --mmproj",
 }
 """Why the other architectures of build b11549 (src/llama-arch.cpp) are not sized."""

@@ -23,6 +23,8 @@ from memfit.estimators.runtimes.llama_cpp.placement import Placement, Weights
 
 # Equal layers reach a fixed point: the second lies as all that follow.
 _REPEATED = 2
+# llama-arch.cpp, llm_arch_supports_mixed_batch.
+_UNMIXED = ("cogvlm",)
 # They add a block to the hidden state, whose room the sum takes over; others add it to the block.
 # After attention, and after the feed-forward block.
 _RESIDUAL_FIRST = (("jamba", "lfm2", "lfm2moe", "openelm"), ("jamba", "lfm2", "lfm2moe", "phi3"))
@@ -44,6 +46,11 @@ def compute_buffers(
     """Return the bytes of the compute buffers that llama.cpp reserves."""
     to = Builder(context, weights, model, placement)
     inputs = _inputs(to, placement, mixed=context.mixed)
+    if "ffn_norm_exps.weight" in weights.largest:
+        # A bound: Arctic's two blocks keep the hidden state before and after attention.
+        spare = to.graph.leaf(4 * to.nbytes(to.hidden))
+        spare.kept = True
+        to.graph.write(placement.of(placement.blocks), spare)
     hidden, laid_out = inputs.hidden, set(_representatives(model, placement))
     for index, layer in enumerate(model.layers):
         to.layer, to.place = index, placement.of(index)
@@ -55,7 +62,11 @@ def compute_buffers(
     to.layer, to.place = -1, placement.of(placement.blocks)
     normed = to.norm(merged(to, hidden) if _has_streams(model) else hidden)
     normed.kept = True
+    if model.model_type == "bitnet":  # its head is the embedding, where that is (bitnet.cpp)
+        to.place = Place.HOST
     logits = to.product("output", normed, model.vocab_size)
+    if model.model_type == "chameleon":  # a copy without the logits of images (chameleon.cpp)
+        logits = to.op(model.vocab_size, logits)
     logits.kept = True
     to.graph.expand(logits)
     return to.graph.reserve(placement.backend, with_gap=has_gap(model, placement))
@@ -67,6 +78,7 @@ def _inputs(to: Builder, placement: Placement, *, mixed: bool) -> _Inputs:
     to.place = placement.of(0)
     if has_own and not streams:
         rows = selected(to)
+    mixed = mixed and model.model_type not in _UNMIXED
     wide, hidden = _embedded(to, model.deepstack_layers, mixed=mixed)
     if has_own:
         hidden = to.over(hidden, to.graph.input(FLOAT * to.rows))
@@ -84,7 +96,8 @@ def _inputs(to: Builder, placement: Placement, *, mixed: bool) -> _Inputs:
 
 
 def _any_layer(to: Builder, layer: Layer, hidden: Tensor, inputs: _Inputs) -> Tensor:
-    is_last = to.layer == len(to.model.layers) - 1
+    # CogVLM goes on with all rows (cogvlm.cpp).
+    is_last = to.layer == len(to.model.layers) - 1 and to.model.model_type not in _UNMIXED
     if inputs.per_layer and _has_streams(to.model):
         return stream_layer(to, layer, hidden, inputs.per_layer)
     if _is_rwkv(to.model):
@@ -101,6 +114,11 @@ def _has_streams(model: Model) -> bool:
 
 def _is_rwkv(model: Model) -> bool:
     return any(mixer.kind == "rwkv" for mixer in model.mixers())
+
+
+def is_bound(model: Model, placement: Placement) -> bool:
+    """Whether the buffers are an upper bound."""
+    return has_gap(model, placement) or model.model_type == "arctic"
 
 
 def has_gap(model: Model, placement: Placement) -> bool:
@@ -162,11 +180,13 @@ def _padded(to: Builder, rows: Tensor, width: int) -> Tensor:
 
 def _layer(to: Builder, layer: Layer, residual: Tensor, *, is_last: bool) -> Tensor:
     """Add a layer; the last one goes on with the rows of the outputs only."""
+    names = to.weights.largest
+    if _is_parallel(to, layer):
+        return _parallel(to, layer, residual, is_last=is_last)
     mixed: Tensor | None = None
     for mixer in layer.mixers:
         result = mix(to, mixer, to.norm(residual))
         mixed = to.over(mixed, result) if mixed else result
-    names = to.weights.largest
     if mixed:
         if {"post_attention_norm.weight", "ffn_norm.weight"} <= names.keys():
             mixed = to.norm(mixed)
@@ -178,6 +198,34 @@ def _layer(to: Builder, layer: Layer, residual: Tensor, *, is_last: bool) -> Ten
             fed = to.norm(fed)
         residual = _added(to, 1, fed, residual, is_last=is_last)
     return residual
+
+
+def _is_parallel(to: Builder, layer: Layer) -> bool:
+    """Whether attention and the feed-forward block read the same norm, as one norm tells."""
+    norms = {"ffn_norm.weight", "post_attention_norm.weight", "ffn_norm_exps.weight"}
+    names = to.weights.largest.keys()
+    has_one = "attn_norm.weight" in names and not norms & names
+    is_parallel = has_one or to.model.model_type == "gptneox"
+    return is_parallel and bool(layer.feed_forward) and len(layer.mixers) == 1
+
+
+def _parallel(to: Builder, layer: Layer, residual: Tensor, *, is_last: bool) -> Tensor:
+    """Source: command-r.cpp, falcon.cpp and phi2.cpp."""
+    assert layer.feed_forward
+    is_falcon = to.model.model_type == "falcon"
+    normed = to.norm(residual)
+    mixed = mix(to, layer.mixers[0], normed)
+    if is_last:
+        to.rows = to.outputs
+        mixed, residual, normed = (
+            to.op(to.hidden, rows, to.output_rows) for rows in (mixed, residual, normed)
+        )
+    if "ffn_norm.weight" in to.weights.largest:
+        normed = to.norm(residual)
+    fed = feed(to, layer.feed_forward, normed)
+    if to.model.model_type.startswith(("command-r", "cohere2", "gptneox")):
+        return to.over(to.over(fed, residual), mixed)
+    return to.over(to.over(*(fed, mixed) if is_falcon else (mixed, fed)), residual)
 
 
 def _added(to: Builder, part: int, block: Tensor, residual: Tensor, *, is_last: bool) -> Tensor:

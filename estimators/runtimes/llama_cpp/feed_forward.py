@@ -16,7 +16,11 @@ def feed(to: Builder, spec: FeedForward, normed: Tensor) -> Tensor:
     """Add a feed-forward block."""
     match spec:
         case MixtureOfExperts():
-            return _experts(to, spec, normed)
+            total = _experts(to, spec, normed)
+            # GroveMoE has a second mixture, of no larger experts (grovemoe.cpp).
+            if "ffn_up_chexps.weight" in to.weights.largest:
+                total = to.over(total, _experts(to, spec, normed))
+            return total
         case DenseMLP():
             return _dense(to, "", spec.intermediate, normed, gated=spec.gated)
         case _:

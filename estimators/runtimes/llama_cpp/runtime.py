@@ -17,7 +17,7 @@ from memfit.estimators.runtimes.llama_cpp.caches import (
     caches,
     require_possible,
 )
-from memfit.estimators.runtimes.llama_cpp.compute import has_gap
+from memfit.estimators.runtimes.llama_cpp.compute import is_bound
 from memfit.estimators.runtimes.llama_cpp.fitting import Fitted
 from memfit.estimators.runtimes.llama_cpp.ggml import Place
 from memfit.estimators.runtimes.llama_cpp.host import host_of, weights_read
@@ -143,7 +143,7 @@ class LlamaCpp(Fitted, Drafting, frozen=True):
         """Return what a figure rests on; a vision projector's buffer is a bound."""
         if figure != "workspace":
             return TokenCacheModel.basis(self, figure, workload)
-        is_bound = self._projector_bytes != 0 or bool(self.settings.drafted)
-        if is_bound or has_gap(self.subject.model, self.placement):
+        has_more = self._projector_bytes != 0 or bool(self.settings.drafted)
+        if has_more or is_bound(self.subject.model, self.placement):
             return "bound", 0
         return "derived", _ERROR if self.is_gguf else _CONVERTED_ERROR
