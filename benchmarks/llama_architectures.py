@@ -58,6 +58,8 @@ KEYS: dict[str, Any] = {
     "embedding_scale": 1.0,
     "use_parallel_residual": True,
 }
+ABORTING = ("deepseek2-ocr",)
+"""llama.cpp ends the process while it makes their graph of such sizes."""
 BASE = Allocation(
     context=4096,
     sequences=1,
@@ -92,6 +94,8 @@ def completed(llama: Llama, name: str) -> Recorded:
     Raises:
         IncompleteError: when it refuses the file for another reason than a tensor.
     """
+    if name in ABORTING:
+        raise IncompleteError("llama.cpp aborts")
     metadata = {f"{name}.{key}": value for key, value in KEYS.items()}
     metadata["general.architecture"] = name
     tensors: dict[str, Tensor] = {}

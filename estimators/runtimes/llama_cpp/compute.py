@@ -202,7 +202,10 @@ def _layer(to: Builder, layer: Layer, residual: Tensor, *, is_last: bool) -> Ten
 
 def _is_parallel(to: Builder, layer: Layer) -> bool:
     """Whether attention and the feed-forward block read the same norm, as one norm tells."""
-    norms = {"ffn_norm.weight", "post_attention_norm.weight", "ffn_norm_exps.weight"}
+    norms = {
+        f"{name}.weight"
+        for name in ("ffn_norm", "post_attention_norm", "ffn_norm_exps", "attn_output_norm")
+    }
     names = to.weights.largest.keys()
     has_one = "attn_norm.weight" in names and not norms & names
     is_parallel = has_one or to.model.model_type == "gptneox"
