@@ -2,7 +2,8 @@
 
 A file of usual sizes is completed until llama.cpp's loader takes it: the error of the loader names
 each tensor that is missing or has another shape. Then six contexts are made without allocating, as
-in benchmarks/llama_differential.py. In an environment with memfit and xllamacpp:
+in benchmarks/llama_differential.py; some sizes make llama.cpp end the process. In an environment
+with memfit and xllamacpp:
 
     python -m benchmarks.llama_architectures                 # all that are not recorded
     python -m benchmarks.llama_architectures phi2 cogvlm
@@ -58,8 +59,6 @@ KEYS: dict[str, Any] = {
     "embedding_scale": 1.0,
     "use_parallel_residual": True,
 }
-ABORTING = ("deepseek2-ocr",)
-"""llama.cpp ends the process while it makes their graph of such sizes."""
 BASE = Allocation(
     context=4096,
     sequences=1,
@@ -94,8 +93,6 @@ def completed(llama: Llama, name: str) -> Recorded:
     Raises:
         IncompleteError: when it refuses the file for another reason than a tensor.
     """
-    if name in ABORTING:
-        raise IncompleteError("llama.cpp aborts")
     metadata = {f"{name}.{key}": value for key, value in KEYS.items()}
     metadata["general.architecture"] = name
     tensors: dict[str, Tensor] = {}
@@ -149,7 +146,7 @@ def compared(llama: Llama, name: str) -> Iterator[Outcome]:
 
 
 def main(names: list[str]) -> int:
-    """Print the errors of the compute buffers in percent; 1 where a cache differs."""
+    """Print the errors of the compute buffers in percent; 1 where one or a cache differs."""
     llama, different = Llama(), 0
     for name in names or [each for each in RULES if each not in recorded()]:
         try:
@@ -157,8 +154,10 @@ def main(names: list[str]) -> int:
         except IncompleteError as error:
             print(f"{name}: not loaded: {' '.join(str(error).split())[-100:]}")
             continue
-        different += sum(not each.is_equal for each in found)
-        print(name, [round(each.percent or 0.0, 1) for each in found], flush=True)
+        percents = [round(each.percent or 0.0, 1) for each in found]
+        different += not all(each.is_equal for each in found)
+        different += not -10 < min(percents) <= max(percents) < 20
+        print(name, percents, flush=True)
     return int(different > 0)
 
 

@@ -3,19 +3,22 @@
 `python -m benchmarks.llama_differential` compares 5,000 draws.
 """
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip(
     "xllamacpp", reason="llama.cpp is not installed: pip install xllamacpp==2026.10.11549"
 )
 
-from benchmarks.llama_allocations import Llama
-from benchmarks.llama_architectures import IncompleteError, compared
 from benchmarks.llama_differential import outcomes
 from memfit.estimators.arch.gguf.rules import RULES
 from tests.gguf.writing import recorded
 
 DRAWS, SEED = 300, 38
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.exhaustive
@@ -34,9 +37,8 @@ def test_caches_are_equal_and_compute_buffers_near_in_random_contexts() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [name for name in RULES if name not in recorded()])
 def test_every_architecture_has_llama_cpps_caches_and_buffers(name: str) -> None:
-    try:
-        found = list(compared(Llama(), name))
-    except IncompleteError as error:
-        pytest.skip(f"no file was completed: {str(error)[-80:]}")
-    assert [each for each in found if not each.is_equal] == []
-    assert all(each.percent is not None and -10 < each.percent < 20 for each in found)
+    command = [sys.executable, "-m", "benchmarks.llama_architectures", name]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if run.returncode < 0 or "not loaded" in run.stdout:
+        pytest.skip("llama.cpp makes no context of a file of usual sizes")
+    assert run.returncode == 0, run.stdout + run.stderr
