@@ -21,7 +21,12 @@ from benchmarks.llama_allocations import Llama
 from memfit.estimators.arch.gguf.model import build_gguf_model
 from memfit.estimators.arch.model import Model
 from memfit.estimators.runtimes.llama_cpp.builder import Context
-from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes, buffers, recurrent_bytes
+from memfit.estimators.runtimes.llama_cpp.caches import (
+    CacheTypes,
+    buffers,
+    can_be_fused,
+    recurrent_bytes,
+)
 from memfit.estimators.runtimes.llama_cpp.compute import compute_buffers
 from memfit.estimators.runtimes.llama_cpp.placement import file_weights
 from memfit.estimators.runtimes.llama_cpp.settings import cells
@@ -119,7 +124,8 @@ def outcome(entry: Recorded, run: Allocation) -> Outcome:
     weights = file_weights(entry.tensors, len(model.layers))
     placement = placement_of(run, weights.blocks)
     types = CacheTypes(run.cache, run.cache)
-    context = Context(room, types, run.flash, run.outputs or room.microbatch)
+    flash = run.flash and all(map(can_be_fused, model.mixers()))
+    context = Context(room, types, flash, run.outputs or room.microbatch)
     sizes = compute_buffers(model, context, weights, placement)
     used, theirs = (sizes.gpu, run.gpu) if run.gpu else (sizes.host, run.compute)
     return Outcome(

@@ -23,6 +23,10 @@ from memfit.estimators.runtimes.llama_cpp.placement import Placement, Weights
 
 # Equal layers reach a fixed point: the second lies as all that follow.
 _REPEATED = 2
+# Hidden states that are kept beside those described, as a bound: of Arctic's two blocks, of what
+# lightning attention of MiniMax-01 computes, and of the
+# router of SmallThinker, which reads what is before attention.
+_SPARE = {"arctic": 4, "smallthinker": 1, "minimax-01": 8}
 # llama-arch.cpp, llm_arch_supports_mixed_batch.
 _UNMIXED = ("cogvlm",)
 # They add a block to the hidden state, whose room the sum takes over; others add it to the block.
@@ -46,9 +50,13 @@ def compute_buffers(
     """Return the bytes of the compute buffers that llama.cpp reserves."""
     to = Builder(context, weights, model, placement)
     inputs = _inputs(to, placement, mixed=context.mixed)
-    if "ffn_norm_exps.weight" in weights.largest:
-        # A bound: Arctic's two blocks keep the hidden state before and after attention.
-        spare = to.graph.leaf(4 * to.nbytes(to.hidden))
+    if count := _SPARE.get(model.model_type):
+        # The decays of lightning attention, between all tokens of a micro-batch (minimax-01.cpp).
+        decays = sum(mixer.kind == "linear_attention" for mixer in model.mixers()) > 0
+        heads = max((getattr(mixer, "heads", 0) for mixer in model.mixers()), default=0)
+        spare = to.graph.leaf(
+            count * to.nbytes(to.hidden) + decays * 3 * heads * to.rows * to.nbytes(1)
+        )
         spare.kept = True
         to.graph.write(placement.of(placement.blocks), spare)
     hidden, laid_out = inputs.hidden, set(_representatives(model, placement))
@@ -118,7 +126,7 @@ def _is_rwkv(model: Model) -> bool:
 
 def is_bound(model: Model, placement: Placement) -> bool:
     """Whether the buffers are an upper bound."""
-    return has_gap(model, placement) or model.model_type == "arctic"
+    return has_gap(model, placement) or model.model_type in _SPARE
 
 
 def has_gap(model: Model, placement: Placement) -> bool:
