@@ -3,19 +3,16 @@
 from memfit.estimators.programs.graph import RecordedAttention
 from memfit.estimators.recording.classes import ClassPlan
 from memfit.estimators.recording.plan_sizes import (
-    EXPERTS,
     FULL,
     GROUPED,
     HEAD_DIMS,
     HEADS,
-    PACKED_EXPERTS,
     PACKED_WIDTHS,
     SEVERAL_EXPERTS,
     SLIDING,
     SORTED,
     SPLIT_WIDTHS,
     WIDTHS,
-    WINDOWED,
     same_names,
 )
 
@@ -47,61 +44,6 @@ MORE = (
         draws={**WIDTHS, **HEADS, **HEAD_DIMS},
         packed_draws={**PACKED_WIDTHS},
         attention=(GROUPED,),
-    ),
-    ClassPlan(
-        base={
-            "model_type": "spark2_5",
-            "num_hidden_layers": 12,
-            "layer_types": _LLLF,
-            "rope_parameters": _ROPES,
-            "max_position_embeddings": 4096,
-        },
-        dims=same_names(WIDTHS, HEADS, HEAD_DIMS, W="sliding_window"),
-        draws={**WIDTHS, **HEADS, **HEAD_DIMS, "sliding_window": _WINDOWS},
-        packed_draws={**PACKED_WIDTHS},
-        kinds=("layer_types[i]",),
-        attention=(GROUPED, WINDOWED),
-    ),
-    ClassPlan(
-        base={
-            "model_type": "plamo3",
-            "num_hidden_layers": 12,
-            "sliding_window_pattern": 4,
-        },
-        dims=same_names(WIDTHS, HEADS, HEAD_DIMS, W="sliding_window or window_size"),
-        draws={**WIDTHS, **HEADS, **HEAD_DIMS, "window_size": _WINDOWS},
-        packed_draws={**PACKED_WIDTHS},
-        kinds=("(i + 1) % sliding_window_pattern == 0",),
-        features=("M1 + L > W + 1",),
-        attention=(GROUPED, WINDOWED),
-    ),
-    ClassPlan(
-        base={
-            "model_type": "mellum",
-            "num_hidden_layers": 12,
-            "layer_types": _LLLF,
-            "rope_parameters": _ROPES,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False,
-            "max_position_embeddings": 4096,
-            "norm_topk_prob": True,
-        },
-        dims=same_names(
-            WIDTHS, HEADS, HEAD_DIMS, EXPERTS, num_experts="num_experts", W="sliding_window"
-        ),
-        draws={
-            **WIDTHS,
-            **HEADS,
-            **HEAD_DIMS,
-            **EXPERTS,
-            "num_experts": range(8, 40, 2),
-            "sliding_window": _WINDOWS,
-        },
-        packed_draws={**PACKED_WIDTHS, **PACKED_EXPERTS},
-        kinds=("layer_types[i]",),
-        features=(SORTED,),
-        guards=(SEVERAL_EXPERTS,),
-        attention=(GROUPED, WINDOWED),
     ),
     ClassPlan(
         base={
@@ -154,22 +96,6 @@ MORE = (
     ),
     ClassPlan(
         base={
-            "model_type": "muse_glimmer",
-            "num_hidden_layers": 12,
-        },
-        dims=same_names(WIDTHS, HEADS, HEAD_DIMS, W="sliding_window"),
-        draws={**WIDTHS, **HEADS, **HEAD_DIMS, "sliding_window": _WINDOWS},
-        packed_draws={**PACKED_WIDTHS},
-        kinds=(
-            f"layer_types[i] if layer_types else ('{FULL}' if i % 4 == 3 else '{SLIDING}')",
-            "layer_rope_theta[i] > 0 if layer_rope_theta else"
-            f" (layer_types[i] if layer_types else ('{FULL}' if i % 4 == 3 else '{SLIDING}'))"
-            f" != '{FULL}'",
-        ),
-        attention=(GROUPED, WINDOWED),
-    ),
-    ClassPlan(
-        base={
             "model_type": "phixtral",
             "num_layers": 5,
         },
@@ -197,43 +123,5 @@ MORE = (
             "rotary_dim < head_dim",
         ),
         attention=(RecordedAttention("num_heads", "num_heads", "head_dim", "head_dim"),),
-    ),
-    ClassPlan(
-        base={
-            "model_type": "laguna",
-            "num_hidden_layers": 12,
-            "layer_types": [FULL, SLIDING, SLIDING, SLIDING] * 3,
-            "rope_parameters": _ROPES,
-        },
-        dims=same_names(
-            WIDTHS,
-            HEADS,
-            HEAD_DIMS,
-            EXPERTS,
-            num_experts="num_experts",
-            shared_expert_intermediate_size="shared_expert_intermediate_size",
-            W="sliding_window",
-        ),
-        draws={
-            **WIDTHS,
-            **HEADS,
-            **HEAD_DIMS,
-            **EXPERTS,
-            "num_experts": range(8, 40, 2),
-            "shared_expert_intermediate_size": range(112, 480, 16),
-            "sliding_window": _WINDOWS,
-        },
-        packed_draws={
-            **PACKED_WIDTHS,
-            **PACKED_EXPERTS,
-            "shared_expert_intermediate_size": range(192, 640, 64),
-        },
-        kinds=(
-            "layer_types[i]",
-            "mlp_layer_types[i] == 'sparse' if mlp_layer_types else i > 0",
-        ),
-        features=(SORTED,),
-        guards=(SEVERAL_EXPERTS,),
-        attention=(GROUPED, WINDOWED),
     ),
 )
