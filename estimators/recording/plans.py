@@ -24,7 +24,7 @@ from memfit.estimators.recording.plan_sizes import (
     WINDOWED_MIXTURE,
     same_names,
 )
-from memfit.estimators.recording.plans_more import MORE
+from memfit.estimators.recording.plans_dense import DENSE
 
 PLANS = (
     ClassPlan(
@@ -244,7 +244,6 @@ PLANS = (
         },
         packed_draws={"intermediate_size": range(128, 960, 64)},
         guards=("hidden_size % num_attention_heads == 0",),
-        backends=("metal",),
         attention=(GROUPED,),
     ),
     ClassPlan(
@@ -252,7 +251,6 @@ PLANS = (
         dims=same_names(WIDTHS, HEAD_DIMS, num_attention_heads="num_attention_heads"),
         draws={**WIDTHS, **HEAD_DIMS, "num_attention_heads": (2, 4, 6, 8, 12)},
         packed_draws={**PACKED_WIDTHS},
-        backends=("metal",),
         attention=(GROUPED._replace(kv_heads="num_attention_heads"),),
     ),
     ClassPlan(
@@ -314,7 +312,7 @@ PLANS = (
     ),
 )
 
-CLASSES = {plan.base["model_type"]: plan for plan in (*PLANS, *MORE)}
+CLASSES = {plan.base["model_type"]: plan for plan in (*PLANS, *DENSE)}
 
 # By reason: the other classes of mlx-lm 0.32.2 that no formula describes. They are traced.
 _UNRECORDED = {
@@ -329,7 +327,7 @@ _UNRECORDED = {
     "is a wrapper around a described class": "kimi_vl lfm2-vl pixtral",
     "has no plan yet": (
         "afm7 baichuan_m1 bitnet deepseek_v41 gear laguna longcat_flash_ngram mellum minimax_m3_vl"
-        " mistral4 muse_glimmer muse_spark plamo3 prism_hadamard_qwen35 spark2_5"
+        " mistral4 muse_glimmer muse_spark phixtral plamo3 prism_hadamard_qwen35 spark2_5"
     ),
 }
 UNRECORDED = {name: why for why, names in _UNRECORDED.items() for name in names.split()}

@@ -5,7 +5,7 @@ authors took from them: zai-org/GLM-4.7-Flash, karpathy/nanochat-d32, arcee-ai/T
 Trinity-Nano, LGAI-EXAONE/K-EXAONE-236B-A23B, tencent/Youtu-LLM-2B,
 meituan-longcat/LongCat-Flash-Chat, pfnet/plamo-13b,
 deepseek-ai/deepseek-moe-16b-base, EleutherAI/gpt-j-6b, bigcode/starcoder and bigcode/santacoder,
-Nikity/lille-130m-instruct, Nanbeige/Nanbeige4.1-3B, mlabonne/phixtral-2x2_8.
+Nikity/lille-130m-instruct, Nanbeige/Nanbeige4.1-3B.
 """
 
 from typing import Any
@@ -175,7 +175,6 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
             "max_position_embeddings": 65536,
         }
     ],
-    "phixtral": [{"num_local_experts": 2}],
 }
 CONFIGS = {
     f"{model_type}-{number}": {"model_type": model_type, **config}

@@ -1,33 +1,27 @@
-"""Further plans, as those of plans.py."""
+"""Plans of classes of dense layers without a window."""
 
 from memfit.estimators.programs.graph import RecordedAttention
 from memfit.estimators.recording.classes import ClassPlan
 from memfit.estimators.recording.plan_sizes import (
-    FULL,
     GROUPED,
     HEAD_DIMS,
     HEADS,
     PACKED_WIDTHS,
-    SEVERAL_EXPERTS,
-    SLIDING,
-    SORTED,
     SPLIT_WIDTHS,
     WIDTHS,
     same_names,
 )
 
-_LLLF = [SLIDING, SLIDING, SLIDING, FULL] * 3
-_ROPES = {kind: {"rope_theta": 10000.0, "rope_type": "default"} for kind in (FULL, SLIDING)}
-_WINDOWS = (128, 256, 512, 768, 1024)
 # n_embd and n_head, where nothing else has the config's own widths.
 _SPLIT_EMBEDDING = {
     "n_embd n_head": SPLIT_WIDTHS,
     "vocab_size": range(300, 900, 7),
 }
 _SPLIT_DIMS = same_names({"n_embd": 1, "n_head": 1, "vocab_size": 1}, head_dim="n_embd//n_head")
+_DIVIDES = "n_embd % n_head == 0"
 _ALONE = RecordedAttention("n_head", "n_head", "head_dim", "head_dim")
 
-MORE = (
+DENSE = (
     ClassPlan(
         base={
             "model_type": "nanbeige",
@@ -56,11 +50,12 @@ MORE = (
         dims={
             **_SPLIT_DIMS,
             "n_kv_heads": "n_kv_heads",
-            # 256 * round(int(8*n_embd/3) / 256): halves come from no such width.
+            # 256 * round(int(8*n_embd/3) / 256), where it is no half.
             "intermediate_size": "((8*n_embd//3 + 128)//256)*256",
         },
         draws={**_SPLIT_EMBEDDING, "n_kv_heads": (2, 4)},
         layer_count="n_layer",
+        guards=(_DIVIDES, "8*n_embd//3 % 256 != 128"),
         attention=(_ALONE._replace(kv_heads="n_kv_heads"),),
     ),
     ClassPlan(
@@ -73,7 +68,7 @@ MORE = (
             "rotary_dim": (16, 24, 32, 48),
         },
         layer_count="n_layer",
-        guards=("rotary_dim < head_dim",),
+        guards=(_DIVIDES, "rotary_dim < head_dim"),
         attention=(_ALONE,),
     ),
     ClassPlan(
@@ -85,43 +80,14 @@ MORE = (
         dims={**_SPLIT_DIMS, "n_inner": "n_inner", "n_positions": "n_positions"},
         draws={
             # StarCoder's 48 heads share one, too many for the kernel of a token.
-            "n_embd n_head": (*SPLIT_WIDTHS, (2304, 36), (2560, 40), (3072, 48)),
+            "n_embd n_head": (*SPLIT_WIDTHS, (2304, 36), (3072, 48), (4608, 36), (6144, 48)),
             "vocab_size": range(300, 900, 7),
             "n_inner": range(128, 960, 16),
             "n_positions": range(512, 9000, 64),
         },
         packed_draws={"n_inner": range(128, 960, 64)},
         layer_count="n_layer",
+        guards=(_DIVIDES,),
         attention=(_ALONE._replace(kv_heads="1"),),
-    ),
-    ClassPlan(
-        base={
-            "model_type": "phixtral",
-            "num_layers": 5,
-        },
-        dims={
-            **{n: n for n in ("num_vocab", "model_dim", "num_heads", "rotary_dim")},
-            "num_experts_per_tok": "num_experts_per_tok",
-            "num_local_experts": "num_local_experts",
-            "head_dim": "model_dim//num_heads",
-        },
-        draws={
-            # Phi-2's heads are of 80.
-            "model_dim num_heads": (*SPLIT_WIDTHS, (320, 4), (640, 8), (960, 12), (1280, 16)),
-            "num_vocab": range(300, 900, 7),
-            "rotary_dim": (16, 32, 48),
-            "num_experts_per_tok num_local_experts": tuple(
-                (k, count) for k in (2, 3, 4) for count in (k, 5, 6, 8, 9)
-            ),
-        },
-        layer_count="num_layers",
-        # All experts are not cut out of all.
-        features=(SORTED, "num_experts_per_tok == num_local_experts"),
-        guards=(
-            SEVERAL_EXPERTS,
-            "num_experts_per_tok <= num_local_experts",
-            "rotary_dim < head_dim",
-        ),
-        attention=(RecordedAttention("num_heads", "num_heads", "head_dim", "head_dim"),),
     ),
 )
