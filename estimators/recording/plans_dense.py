@@ -50,6 +50,7 @@ DENSE = (
         dims={
             **_SPLIT_DIMS,
             "n_kv_heads": "n_kv_heads",
+            "kv_width": "n_embd//n_head*n_kv_heads",
             # 256 * round(int(8*n_embd/3) / 256), where it is no half.
             "intermediate_size": "((8*n_embd//3 + 128)//256)*256",
         },
