@@ -251,7 +251,10 @@ class Recommended(Struct, frozen=True, kw_only=True):
     wired_limit_bytes: Bytes | None
     """MLX's wired limit that keeps all of that prompt resident, at most what MLX accepts."""
     expert_capacity: Count | None
-    """Experts of each layer to keep: all where they fit, else those of ``partial_experts``."""
+    """Experts of each layer to keep: all where they fit, those that the runtime keeps, else those
+    of ``partial_experts``."""
+    experts: Count | UnsetType = UNSET
+    """Experts that a layer has, where the runtime keeps fewer."""
 
 
 class Cell(Struct, frozen=True):

@@ -70,7 +70,7 @@ def test_the_data_of_all_classes_is_small() -> None:
     assert sum(len(zlib.compress(path.read_bytes())) for path in DATA.glob("*.json")) < 3 << 20
 
 
-@pytest.mark.parametrize("bits", [None, 4, 8])
+@pytest.mark.parametrize("bits", quick([None, 4, 8], (4,)))
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in CONFIGS],

@@ -214,13 +214,14 @@ def recommended(values: Recommended, units: Units, *, clients: int = 0) -> str:
     parts = []
     if values.context_tokens:
         count = values.context_tokens
-        users = f" for {clients} client{'s' * (clients > 1)}" if clients else ""
+        users = f" for {clients} clients" if clients else ""
         mark = " !" if values.context_verdict == "tight" else ""
         parts.append(f"context {tokens(count) if count >= 10240 else count}{mark}{users}")
     if values.wired_limit_bytes:
         parts.append(f"wired limit {size(values.wired_limit_bytes, units)}")
     if values.expert_capacity and parts:
-        parts.append(f"all {values.expert_capacity} experts")
+        kept, every = values.expert_capacity, values.experts
+        parts.append(f"{kept} of {every} experts" if every else f"all {kept} experts")
     return ", ".join(parts)
 
 

@@ -16,13 +16,17 @@ from memfit.probes.prompt_caches.result import (
 )
 
 _STORED = (
-    *("Tokens", "Bits", "Cache", "Stored", "Planned", "File", "Written in", "Prefill"),
+    *("Tokens", "Bits", "Cache", "Stored", "Planned", "File", "Written in", "quantising"),
+    "Prefill",
     *("Quantised", "Exact"),
 )
 _RESTORED = (
     *("Tokens", "Bits", "Way", "Peak", "Planned", "Held", "Read", "Restored in", "First token"),
     *("Cold", "Equal", "Divergence", "Perplexity"),
 )
+
+_MANY = 1000
+"""No server has more conversations; short ones on a large machine count to millions."""
 
 
 @view(CacheTuneResult)
@@ -37,10 +41,11 @@ def to_document(result: CacheTuneResult, units: Units) -> Document:
         title=result.model,
         facts=tuple(_facts(result, units)),
         tables=(
-            Table(_STORED, stored, "Stored", keys=2),
+            Table(_STORED, stored, "Stored", keys=2, droppable=(4, 2)),
             Table(
                 *(_RESTORED, restored, "Restored; peaks are without weights"),
-                droppable=(6, 5),
+                # Where there is less room, what the others say too goes first.
+                droppable=(6, 5, 8, 11),
                 keys=3,
             ),
             *_served(result.replay, units),
@@ -76,6 +81,7 @@ def _stored(each: Conversation, file: StoredCache, units: Units) -> tuple[str, .
         size(file.planned_held_bytes, units),
         size(file.file_bytes, units),
         seconds(file.write_ns),
+        seconds(file.quantise_ns) if file.quantise_ns else NOTHING,
         seconds(each.prefill_ns),
         str(file.quantised_layers),
         str(file.exact_layers),
@@ -120,10 +126,14 @@ def _tiers(result: CacheTuneResult, units: Units) -> Iterator[str]:
     answer, tokens = result.answer, result.conversations[-1].tokens
     if answer.hot_conversations is None or answer.hot_threshold_tokens is None:
         return
+    hot, warm = (
+        str(count) if count < _MANY else f"more than {_MANY}"
+        for count in (answer.hot_conversations, answer.warm_conversations or 0)
+    )
     yield (
-        f"conversations of {tokens} tokens: {answer.hot_conversations} hot in"
-        f" {format_bytes(answer.hot_bytes, units)} of memory, {answer.warm_conversations} warm on"
-        " the disk, the others cold"
+        f"conversations of {tokens} tokens: {hot} hot in"
+        f" {format_bytes(answer.hot_bytes, units)} of memory, {warm} warm on the disk, the others"
+        " cold"
     )
     many, shortest = answer.conversations, result.conversations[0].tokens
     if answer.hot_threshold_tokens:
@@ -156,6 +166,9 @@ def _replay_lines(replay: Replay | None, units: Units) -> Iterator[str]:
         return
     memory, disk = (format_bytes(each, units) for each in (replay.hot_bytes, replay.disk_bytes))
     yield f"stored in {replay.bits} bits, restored {replay.way}; {memory} of memory, {disk} of disk"
+    if replay.policy != "reactive":
+        above = f" above {replay.threshold_tokens} tokens" if replay.threshold_tokens else ""
+        yield f"{replay.policy}: a conversation{above} is written as soon as its request ends"
     for each in replay.served:
         yield (
             f"first token, {_PLACES[each.found]}: {seconds(each.first_token_ns)} in the mean of"
