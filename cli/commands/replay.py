@@ -56,8 +56,9 @@ def replay(
 ) -> None:
     """Show which requests a guard starts, lets wait or refuses.
 
-    The traffic is recorded or generated, and no model is loaded. MODEL is a model or its memory card, a .json file that memfit card wrote. A row of the traffic
-    may have max_tokens and session beside prompt_tokens and completion_tokens.
+    The traffic is recorded or generated, and no model is loaded. MODEL is a model or its memory
+    card, a .json file that memfit card wrote. A row of the traffic may have max_tokens and session
+    beside prompt_tokens and completion_tokens.
     """
     from memfit.estimators.base.reading.request_trace import read_timed_trace
     from memfit.estimators.guard.guard import Guard

@@ -283,6 +283,8 @@ class RunCall(Struct, frozen=True):
     operations: Positive
     bytes: NonEmpty[Bytes]
     """The most in use during each of equal spans of its operations, in their order."""
+    held_bytes: Bytes | UnsetType = UNSET
+    """The most in use and kept for reuse together during the call."""
 
 
 class RankFigures(Struct, frozen=True, kw_only=True):
@@ -376,6 +378,8 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     """The peak with the margin."""
     held_bytes: Bytes | UnsetType = UNSET
     """The most that MLX holds: in use, or freed and kept for reuse, where that is known."""
+    held_phase: Phase | UnsetType = UNSET
+    """The phase in which it does."""
     verdict: Verdict
     exceeded: tuple[LimitName, ...]
     recommendation: Recommendation

@@ -29,7 +29,7 @@ from memfit.estimators.results.estimate import (
     Workspace,
 )
 from memfit.estimators.results.result import both_units
-from memfit.estimators.results.terms import Basis
+from memfit.estimators.results.terms import Basis, Phase
 from memfit.estimators.runtimes.facets import (
     SplitMemory,
     Views,
@@ -98,6 +98,7 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
         peak_phase=(drafted.phase if drafted else None) or figures.moment.phase,
         needed_bytes=need.peak_bytes,
         held_bytes=UNSET if held is None else held,
+        held_phase=UNSET if held is None else _held_phase(sized, figures),
         verdict=tightened(verdict, limits),
         exceeded=exceeded,
         assumptions=both_units(tuple(_assumptions(sized, workload))),
@@ -116,6 +117,11 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
         images=(_image_advice(sized, workload) if advises else None) or UNSET,
         **asdict(advice),
     )
+
+
+def _held_phase(sized: SizedModel, figures: MemoryFigures) -> Phase | UnsetType:
+    # A draft's loop clears after the prompt alone.
+    return "decode" if sized.draft else figures.moment.held_phase or UNSET
 
 
 def _schedule(sized: SizedModel, workload: Workload, grid: Grid) -> StepSchedule | UnsetType:

@@ -5,7 +5,7 @@ from msgspec import Struct
 from memfit.estimators.base.units import Bytes, Count, Number, Positive, Sha256
 from memfit.estimators.plans.offload.cache_tiers import Found
 from memfit.estimators.results.estimate import DeviceSummary, Note
-from memfit.estimators.results.offload import Simulation
+from memfit.estimators.results.offload import Policy, Simulation
 from memfit.estimators.results.result import Result
 from memfit.estimators.runtimes.measurement import Way
 from memfit.probes.agreement import Agreement
@@ -50,13 +50,15 @@ class StoredCache(Struct, frozen=True, kw_only=True):
     file_bytes: Bytes
     sha256: Sha256
     write_ns: Count | None
-    """Until file and checksum are on the disk; None for a file that was there."""
+    """Of quantising, and until file and checksum are on the disk; None: it was there before."""
     exact_layers: Count
     """Layers that are stored as they are."""
     quantised_layers: Count
     restores: tuple[CacheRestore, ...]
     group_size: Positive | None = None
     """Values that are quantised together; None: none are, or not the same in all layers."""
+    quantise_ns: Count = 0
+    """Of ``write_ns``, and also measured where the file was there."""
 
 
 class Conversation(Struct, frozen=True, kw_only=True):
@@ -117,6 +119,10 @@ class Replay(Struct, frozen=True, kw_only=True):
     The least recently used conversation leaves memory for the disk, and the disk, first.
     """
 
+    policy: Policy
+    """How conversations leave memory, as those of ``memfit plan offload``."""
+    threshold_tokens: Positive | None
+    """Of ``hybrid``: the hot threshold of the answer."""
     bits: Positive
     way: Way
     hot_bytes: Bytes

@@ -45,6 +45,9 @@ class WrittenCache(Struct, frozen=True, kw_only=True):
     nbytes: Bytes | None
     """Of the file; None: no layer can be quantised, so that nothing was written."""
     write_ns: Positive | None
+    """With the time of quantising."""
+    quantise_ns: Count
+    """Of that; 0 with all bits."""
     group_size: Positive | None
     """Of all quantised layers; None: there is none, or they differ."""
     layers: Count
@@ -192,8 +195,11 @@ class CacheRunner(ModelRunner):
         room: Tiers,
         form: StoredForm,
         directory: Path,
+        most_kept: int | None,
     ) -> ServedRequests:
         """Serve the requests of conversations that are kept within a budget, in a directory.
+
+        One of more than ``most_kept`` tokens is written as soon as its request ends.
 
         Raises:
             InputError: when a file cannot be written.
@@ -207,7 +213,7 @@ class CacheRunner(ModelRunner):
             self._warm_up(mx.array(text[: _WARM_UP_TOKENS + 1]))
             live = LiveConversations(self, ConversationFiles(directory), form, text)
             before = _reset_peak()
-            run = replay(requests, live, room)
+            run = replay(requests, live, room, most_kept=most_kept)
             peak = mx.get_peak_memory() - before
         times = {
             "read_ms": ceil_div(live.reload_ns, 10**6),
@@ -220,16 +226,21 @@ class CacheRunner(ModelRunner):
 
     def _write(self, caches: list[Any], file: CacheFile, metadata: dict[str, str]) -> WrittenCache:
         """Write one file, unless it is there or no layer can be quantised."""
-        bits, exact = file.bits, list[str | None]()
+        import mlx.core as mx
+
+        bits, exact, start = file.bits, list[str | None](), perf_counter_ns()
         if bits != stored.FULL_BITS:
             pairs = [stored.quantised(cache, bits) for cache in caches]
             caches, exact = [cache for cache, _ in pairs], [reason for _, reason in pairs]
+            mx.eval([cache.state for cache in caches])
+        quantise_ns = perf_counter_ns() - start if exact else 0
         groups = {getattr(cache, "group_size", None) for cache in caches} - {None}
         written = WrittenCache(
             bits=bits,
             held_bytes=sum(cache.nbytes for cache in caches),
             nbytes=None,
             write_ns=None,
+            quantise_ns=quantise_ns,
             group_size=groups.pop() if len(groups) == 1 else None,
             layers=len(caches),
             exact=tuple(exact),
@@ -237,12 +248,10 @@ class CacheRunner(ModelRunner):
         if exact and all(exact):
             return written
         if file.write:
-            import mlx.core as mx
-
             mx.eval([cache.state for cache in caches])
             start = perf_counter_ns()
             stored.save(file.path, caches, metadata)
-            written = replace(written, write_ns=perf_counter_ns() - start)
+            written = replace(written, write_ns=quantise_ns + perf_counter_ns() - start)
         self.report({})
         return replace(written, nbytes=file.path.stat().st_size)
 

@@ -44,6 +44,8 @@ def test_caches_are_stored_restored_and_restored_again(
     [restore] = full["restores"]
     assert restore["agreement"]["identical"]
     assert (full["quantised_layers"], eight["exact_layers"]) == (0, 0)
+    # Quantising is inside the clock of a store.
+    assert full["quantise_ns"] == 0 < eight["quantise_ns"] < eight["write_ns"]
     status = {each["way"]: each["status"] for each in eight["restores"]}
     assert status.pop("as-stored") == "failed"
     assert status == dict.fromkeys(("bulk", "freeing", "lazy"), "measured")
@@ -95,6 +97,24 @@ def table(text: str, title: str) -> list[str]:
     rows = text[text.index(f"\n{title}\n") :].split("\n\n")[0].splitlines()
     untimed = (re.sub(r"\d[\d.]* m?s\b", "time", row) for row in rows if "─" not in row)
     return [" ".join(row.split()) for row in untimed if not row.startswith("Peak ")]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("eviction", ["proactive", "hybrid"])
+def test_every_policy_of_eviction_is_served_as_planned(
+    memfit: Memfit, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, eviction: str
+) -> None:
+    monkeypatch.chdir(ROOT)
+    words, _ = example()
+    changed = {MODEL: str(checkpoints("sliding")), "256,1024": "256"}
+    command = [changed.get(word, word) for word in words]
+    result = memfit(*command, "--eviction", eviction, "--json").json
+    served, planned = result["replay"], result["replay"]["planned"]
+    assert (served["policy"], served["differences"]) == (eviction, [])
+    assert served["measured"]["hot"] == planned["hot"]
+    assert (served["threshold_tokens"] is None) == (eviction == "proactive")
+    if eviction == "proactive":
+        assert served["measured"]["hot"] == 0 < served["measured"]["warm"]
 
 
 @pytest.mark.exhaustive

@@ -18,7 +18,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_sample
 from memfit.estimators.guard.card import LANGUAGES, evaluator, read_card
 from memfit.estimators.guard.evaluators.memory_card import Prompt, peak
-from memfit.estimators.guard.tabulate import make_card, random_questions
+from memfit.estimators.guard.tabulate import _samples, make_card, random_questions
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.kv_cache import capacity_at
 from memfit.estimators.results.card import MemoryCard
@@ -77,6 +77,13 @@ def test_a_card_is_hardly_ever_below_and_never_far_above(made: Made, name: str) 
     assert min(excess) > -0.01
     assert sorted(excess)[50] < 0.05
     assert max(excess) < 0.15
+
+
+def test_every_sample_of_a_table_is_within_the_context() -> None:
+    for most in (128000, 131072, 40960):
+        for tokens in (1, 2047, 2048, 4096):
+            for sample in _samples(most, tokens, Random(most)):
+                assert sample.cached + sample.done + tokens + 1 <= most
 
 
 def test_caches_of_the_evaluator_are_those_of_the_engine(made: Made) -> None:
@@ -139,14 +146,20 @@ def _program(language: str, source: Path) -> list[str]:
         (lambda card: card.update(max_tokens=-5), "max_tokens"),
         (lambda card: card.update(steps=["a"]), "steps"),
         (lambda card: card["rows"][0].append(1), "at most length 4"),
+        # What no vector meets.
+        (lambda card: card["rows"][-2][3].pop(-2), "sha256: the card was altered"),
+        (lambda card: card["check"].update(below=9), "sha256: the card was altered"),
+        (lambda card: card.update(model="another"), "sha256: the card was altered"),
     ],
 )
 def test_an_altered_card_is_refused(
     made: Made, tmp_path: Path, change: Callable[[dict[str, Any]], Any], reason: str
 ) -> None:
-    card = json.loads(made("qwen3-0.6b")[1].to_json())
-    change(card)
     file = tmp_path / "card.json"
+    file.write_text(text := made("qwen3-0.6b")[1].to_json())
+    assert read_card(file).to_json() == text
+    card = json.loads(text)
+    change(card)
     file.write_text(json.dumps(card))
     with pytest.raises(InputError, match=reason):
         read_card(file)

@@ -238,7 +238,7 @@ def _bytes(result: Estimate, units: Units) -> Table:
 
 def _process(result: Estimate, units: Units) -> Iterator[Table]:
     """Yield what the process holds, its seconds, and each limit that is not of its peak."""
-    rows = [
+    rows: list[tuple[str, str, str, str]] = [
         (estimate_text.LIMIT_NAMES[each.name], *estimate_text.limit(each, units), each.verdict)
         for each in result.limits
     ]

@@ -16,7 +16,8 @@ from memfit.probes.prompt_caches.result import (
 )
 
 _STORED = (
-    *("Tokens", "Bits", "Cache", "Stored", "Planned", "File", "Written in", "Prefill"),
+    *("Tokens", "Bits", "Cache", "Stored", "Planned", "File", "Written in", "quantising"),
+    "Prefill",
     *("Quantised", "Exact"),
 )
 _RESTORED = (
@@ -40,7 +41,7 @@ def to_document(result: CacheTuneResult, units: Units) -> Document:
         title=result.model,
         facts=tuple(_facts(result, units)),
         tables=(
-            Table(_STORED, stored, "Stored", keys=2),
+            Table(_STORED, stored, "Stored", keys=2, droppable=(4, 2)),
             Table(
                 *(_RESTORED, restored, "Restored; peaks are without weights"),
                 # Where there is less room, what the others say too goes first.
@@ -80,6 +81,7 @@ def _stored(each: Conversation, file: StoredCache, units: Units) -> tuple[str, .
         size(file.planned_held_bytes, units),
         size(file.file_bytes, units),
         seconds(file.write_ns),
+        seconds(file.quantise_ns) if file.quantise_ns else NOTHING,
         seconds(each.prefill_ns),
         str(file.quantised_layers),
         str(file.exact_layers),
@@ -164,6 +166,9 @@ def _replay_lines(replay: Replay | None, units: Units) -> Iterator[str]:
         return
     memory, disk = (format_bytes(each, units) for each in (replay.hot_bytes, replay.disk_bytes))
     yield f"stored in {replay.bits} bits, restored {replay.way}; {memory} of memory, {disk} of disk"
+    if replay.policy != "reactive":
+        above = f" above {replay.threshold_tokens} tokens" if replay.threshold_tokens else ""
+        yield f"{replay.policy}: a conversation{above} is written as soon as its request ends"
     for each in replay.served:
         yield (
             f"first token, {_PLACES[each.found]}: {seconds(each.first_token_ns)} in the mean of"
