@@ -2,14 +2,21 @@
 
 from collections.abc import Iterator
 from math import ceil
+from pathlib import Path
 
 from msgspec import UNSET, Struct, UnsetType
 
-from memfit.estimators.base.units import Bytes, Count, Positive, Tokens
+from memfit.estimators.base.errors import InputError
+from memfit.estimators.base.files import printable
+from memfit.estimators.base.units import Bytes, Count, Positive, Tokens, ceil_div
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.gate.limit_values import MISSES
+from memfit.estimators.machine.device import ANY_MAC
+from memfit.estimators.plans.offload.session_cache import PLAIN_BITS, storage_of
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.runtimes.expert_capacity import capacity_of
-from memfit.estimators.runtimes.facets import load_bytes, loaded_weights
+from memfit.estimators.runtimes.facets import MlxLmPrograms, load_bytes, loaded_weights
+from memfit.estimators.sizing.partial_experts import experts_of
 from memfit.estimators.sizing.prefill_speed import first_tokens
 from memfit.estimators.sizing.run_limits import server_buffers
 from memfit.estimators.sizing.search import largest_workload, longest_context, longest_prompt
@@ -21,6 +28,20 @@ class SmallerRun(Struct, frozen=True, forbid_unknown_fields=True):
 
     batch: Positive
     prompt_tokens: Positive
+
+
+class OtherRuns(Struct, frozen=True):
+    """What figures beside the run are of; they are computed only where a limit needs them."""
+
+    routing: Path | None = None
+    """Recorded choices of experts, for `GateFigures.misses_per_1000_tokens`."""
+    restores: bool = False
+    """Whether a stored cache is restored, for `GateFigures.restore_peak_bytes`."""
+    stored_bits: int | None = None
+    """Its bits; None: as the workload keeps it in memory."""
+
+
+RUN_ALONE = OtherRuns()
 
 
 class GateFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,6 +78,12 @@ class GateFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     workload is not one sequence by formula."""
     training_peak_bytes: Bytes | None = None
     """Most bytes while mlx_lm.lora runs the target's recipe, None without one."""
+    misses_per_1000_tokens: Count | None = None
+    """Chosen experts that mlx-moe has not in memory for 1000 generated tokens, rounded up, by a
+    replay of recorded routing; None without one, or where too few experts fit for a token."""
+    restore_peak_bytes: Bytes | None = None
+    """Weights and the most that restoring the workload's stored cache takes; None where no limit
+    needs it, or the runtime has no caches of mlx-lm."""
     workspace_basis: Basis | None = None
     """Basis of the figure of the workspace; None in the baseline of an older memfit."""
     peak_of: SmallerRun | UnsetType = UNSET
@@ -87,13 +114,19 @@ COMPARED = {
 
 
 def figures_of(
-    sized: SizedModel, workload: Workload, *, with_context: bool = True, with_smaller: bool = True
+    sized: SizedModel,
+    workload: Workload,
+    others: OtherRuns = RUN_ALONE,
+    *,
+    with_context: bool = True,
+    with_smaller: bool = True,
 ) -> GateFigures:
     """Return the figures of a model on a device; the context costs a search.
 
     The peak is the largest of the workload and, unless ``with_smaller`` is false, of smaller ones.
 
     Raises:
+        InputError: when recorded routing cannot be read, or is of another model.
         UnsupportedError: when the runtime cannot run the workload.
     """
     at = sized.figures_for(workload)
@@ -118,6 +151,8 @@ def figures_of(
         else None,
         expert_capacity=capacity.experts if capacity else None,
         experts=capacity.of if capacity else None,
+        misses_per_1000_tokens=_misses(sized, others.routing) if others.routing else None,
+        restore_peak_bytes=_restore_peak(sized, workload, others) if others.restores else None,
         basis=sized.footprint.basis,
         workspace_basis=sized.runtime_model.basis("workspace", largest)[0],
         peak_of=UNSET if largest == workload else SmallerRun(largest.batch, largest.prompt_tokens),
@@ -128,6 +163,42 @@ def _first_token_ms(sized: SizedModel, workload: Workload) -> int | None:
     """Return the upper end of the seconds that an estimate shows, rounded up."""
     expected = first_tokens(sized, workload, ())
     return ceil(1000 * expected[0].range_seconds[1]) if expected else None
+
+
+def _misses(sized: SizedModel, routing: Path) -> int | None:
+    """Replay what mlx-moe does, as memfit plan experts --routing."""
+    # Only targets with recorded routing need these.
+    from memfit.estimators.plans.experts.recording import read_recording
+    from memfit.estimators.plans.experts.replay import Replay
+
+    layers, capacity = experts_of(sized).layers, capacity_of(sized.runtime_model)
+    replay = Replay(*read_recording(routing, layers, sized.model.model_type), layers)
+    if capacity is None or capacity.experts < layers[0].top_k:
+        return None
+    found = replay.at("swap", capacity.experts)
+    if not found.tokens:
+        raise InputError(f"{printable(routing)}: no generated token that counts")
+    return ceil_div(MISSES * found.misses, found.tokens)
+
+
+def _restore_peak(sized: SizedModel, workload: Workload, others: OtherRuns) -> int | None:
+    """Return the peak of a restore that dequantises all layers together, as in plan offload.
+
+    A cache that the workload keeps in the bits of the file is read as it is.
+    """
+    if not sized.runtime_model.facet(MlxLmPrograms):
+        return None
+    kept = workload.kv_bits or PLAIN_BITS
+    storage = storage_of(
+        sized.model,
+        bits=others.stored_bits or kept,
+        group_size=workload.kv_group_size,
+        prefill_step=workload.prefill_step,
+    )
+    tokens = workload.cached_tokens or workload.prompt_tokens
+    as_stored = storage.stored_bytes(tokens)
+    bulk, _ = storage.restore(tokens, sized.device or ANY_MAC)
+    return sized.resident_bytes + (as_stored if storage.bits == kept else bulk)
 
 
 def changes(before: GateFigures, now: GateFigures) -> Iterator[FigureChange]:

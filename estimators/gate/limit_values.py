@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 from math import ceil, floor
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -19,13 +19,22 @@ from memfit.estimators.base.units import (
 )
 from memfit.estimators.machine.device import Device
 
-Unit = Literal["bytes", "tokens", "experts", "buffers", "milliseconds", "basis"]
+MISSES = 1000
+"""Tokens that misses are counted of, so that they are whole numbers."""
+MISS_UNIT: Final = "misses per 1000 tokens"
+Unit = (
+    Literal["bytes", "tokens", "experts", "buffers", "milliseconds", "basis"]
+    | Literal["misses per 1000 tokens"]
+)
 
 
 NUMBER = r"^[0-9]+(\.[0-9]+)?"
 
 
 _DURATION = re.compile(r"([0-9]{1,7}(?:\.[0-9]{1,3})?)\s*(ms|s|min)")
+
+
+_MISSES = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 _MILLISECONDS = {"ms": 1, "s": 1000, "min": 60_000}
@@ -133,6 +142,20 @@ def parse_duration(value: Any) -> LimitValue:
     if duration is None or not Fraction(duration[1]):
         raise InputError(f"expected a time such as 20s, 800ms or 2min, got {short(value)}")
     return LimitValue(value.strip(), Fraction(duration[1]) * _MILLISECONDS[duration[2]])
+
+
+def parse_misses(value: Any) -> LimitValue:
+    """Return the misses of `MISSES` tokens, of misses per token such as ``2.5``.
+
+    Raises:
+        InputError: for anything else.
+
+    >>> parse_misses(2.5).most(0)
+    2500
+    """
+    if type(value) in (int, float) and _MISSES.fullmatch(text := str(value)):
+        return LimitValue(text, MISSES * Fraction(text))
+    raise InputError(f"expected misses per token such as 2.5, got {short(value)}")
 
 
 def parse_tokens(value: Any) -> int:

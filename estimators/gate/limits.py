@@ -17,6 +17,7 @@ from memfit.estimators.base.units import (
 )
 from memfit.estimators.gate.figures import GateFigures, SmallerRun
 from memfit.estimators.gate.limit_values import (
+    MISS_UNIT,
     MOST_GROWTH,
     NUMBER,
     Amount,
@@ -28,6 +29,7 @@ from memfit.estimators.gate.limit_values import (
     parse_context,
     parse_duration,
     parse_experts,
+    parse_misses,
     parse_up_to,
 )
 from memfit.estimators.gate.remedies import Remedy
@@ -74,8 +76,8 @@ class LimitRule(Struct, frozen=True):
     label: str
     """Its name in reports."""
     kind: LimitKind
-    of: Literal["weights", "run", "context", "training"]
-    """What the figure is of: the weights alone have no workspace, the largest run has its own."""
+    of: Literal["weights", "run", "context", "training", "routing", "restore"]
+    """What the figure is of: weights, routing and a restore have no workspace."""
     figure: str
     """The figure, a field of `GateFigures`."""
     settings: tuple[str, ...]
@@ -145,6 +147,13 @@ _DURATIONS = LimitKind(
     relative_to="",
     unit="milliseconds",
 )
+_MISSES = LimitKind(
+    parse=lambda _, value: parse_misses(value),
+    schema=Annotated[float, Meta(ge=0)],
+    allowed=lambda limit, *_: limit.amount.most(0),
+    relative_to="",
+    unit=MISS_UNIT,
+)
 _GROWTH = LimitKind(
     parse=parse_up_to(MOST_GROWTH, "baseline"),
     schema=Amount,
@@ -169,6 +178,17 @@ _RULES = (
     LimitRule("context", "context", _CONTEXT, "context", "context_tokens", _RUN[1:]),
     LimitRule(
         "expert_capacity", "expert capacity", _EXPERTS, "weights", "expert_capacity", _WEIGHTS
+    ),
+    LimitRule(
+        "misses_per_token", "missed experts", _MISSES, "routing", "misses_per_1000_tokens", ()
+    ),
+    LimitRule(
+        "restore_peak",
+        "peak of a restore",
+        _MEMORY,
+        "restore",
+        "restore_peak_bytes",
+        ("context", "quantize"),
     ),
     LimitRule(
         "training_peak", "training peak", _MEMORY, "training", "training_peak_bytes", _TRAINING
@@ -279,7 +299,8 @@ def _undecided_by(
 
     Growth from a bound allows no less than growth from the true figure, so it can be broken too.
     """
-    rule, has_workspace = limit.rule, limit.rule.of != "weights"
+    rule = limit.rule
+    has_workspace = rule.of in ("run", "context", "training")
     unknown = tuple(bounds(figures, with_workspace=has_workspace))
     certain = None if "weights" in unknown else rule.figure_of(figures)
     if certain is not None and "workspace" in unknown:

@@ -19,6 +19,7 @@ from memfit.estimators.base.reading.section import Reading, Section, one_of, rea
 from memfit.estimators.base.units import parse_share, parse_size
 from memfit.estimators.base.workload import MAX_TOKENS, Recipe, Workload
 from memfit.estimators.checkpoint.opening import HUB
+from memfit.estimators.gate.figures import RUN_ALONE, OtherRuns
 from memfit.estimators.gate.limit_values import parse_tokens
 from memfit.estimators.gate.limits import LIMITS, BasisLimit, PolicyLimit, RequiredBasis
 from memfit.estimators.gate.policy_file import (
@@ -34,6 +35,7 @@ from memfit.estimators.images.sizes import read_image, read_video
 from memfit.estimators.machine.device import DEFAULT_REGIME, Device, OsRegime
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.mlx.versions import Version, parse_version
+from memfit.estimators.plans.offload.session_cache import STORED_BITS
 from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.questions.target import (
     MARGIN_BYTES,
@@ -50,6 +52,12 @@ RUNTIME_KEYS = tuple(key for key in OWN_SETTINGS if key != "gpu_memory_utilizati
 Item = TypeVar("Item")
 MAX_POLICY_BYTES = 1_000_000
 _MACHINE_KEYS = ("device", "memory", "working_set")
+_LIMITED = (
+    ("training", "training", "a recipe of mlx_lm.lora"),
+    ("routing", "routing", "a file of memfit tune experts --record"),
+    ("stored_bits", "restore", None),
+)
+"""Keys of a target that only limits read: the limits by what they are of, and what the key is."""
 _IMAGE_KEYS = ("image", "video")
 
 
@@ -69,6 +77,7 @@ class PolicyTarget(Struct, frozen=True, kw_only=True):
     allow_beyond_context: bool = False
     training: Recipe | None = None
     """None where it is not fine-tuned."""
+    others: OtherRuns = RUN_ALONE
 
 
 class Policy(Struct, frozen=True):
@@ -120,7 +129,10 @@ def _target(section: Section, name: str, directory: Path) -> PolicyTarget | None
     quantize = section.take("quantize", _quantization)
     margin_bytes = section.take("margin", _size)
     ranks = _ranks(section)
-    training = _training(section, limits)
+    training = section.take("training", _recipe)
+    others = _other_runs(section, limits, directory)
+    for key, of, what in _LIMITED:
+        _check_limited(section, limits, key, of, what)
     mlx, mlx_lm = (section.take(key, _version) for key in ("mlx_version", "mlx_lm_version"))
     if device is None or workload is None:
         return None
@@ -147,18 +159,28 @@ def _target(section: Section, name: str, directory: Path) -> PolicyTarget | None
         allow_stale=stale,
         allow_beyond_context=beyond,
         training=training,
+        others=others,
     )
 
 
-def _training(section: Section, limits: tuple[PolicyLimit, ...]) -> Recipe | None:
-    limited = next((limit.rule.key for limit in limits if limit.rule.of == "training"), None)
-    if "training" not in section:
-        if limited:
-            section.add_error(f"limits.{limited} needs training, a recipe of mlx_lm.lora")
-        return None
-    if not limited:
-        section.add_error("nothing limits it: add limits.training_peak", "training")
-    return section.take("training", _recipe)
+def _check_limited(
+    section: Section, limits: tuple[PolicyLimit, ...], key: str, of: str, what: str | None
+) -> None:
+    """Require a limit for a key, and the key for a limit that needs it: ``what`` it is."""
+    limited = next((limit.rule.key for limit in limits if limit.rule.of == of), None)
+    if key in section and not limited:
+        first = next(rule.key for rule in LIMITS.values() if rule.of == of)
+        section.add_error(f"nothing limits it: add limits.{first}", key)
+    elif limited and what and key not in section:
+        section.add_error(f"limits.{limited} needs {key}, {what}")
+
+
+def _other_runs(section: Section, limits: tuple[PolicyLimit, ...], directory: Path) -> OtherRuns:
+    return OtherRuns(
+        routing=section.take("routing", lambda value: Path(path_near(directory, _text(value)))),
+        restores=any(limit.rule.of == "restore" for limit in limits),
+        stored_bits=section.take("stored_bits", one_of(STORED_BITS)),
+    )
 
 
 def _ranks(section: Section) -> Ranks | None:

@@ -3,7 +3,7 @@
 `read_policy` checks more: names of machines, sizes that exist, keys that exclude each other.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
@@ -130,6 +130,10 @@ class TargetKeys(Struct, frozen=True, kw_only=True):
     """Accept a cached answer when the Hub was not queried, or did not answer."""
     allow_beyond_context: bool | UnsetType = UNSET
     """Accept a workload that is longer than the model's context."""
+    routing: str | UnsetType = UNSET
+    """A file of memfit tune experts --record; ``misses_per_token`` limits what mlx-moe misses."""
+    stored_bits: Literal[4, 8, 16] | UnsetType = UNSET
+    """Bits of a stored cache, by default those of the workload; ``restore_peak`` limits it."""
     training: Recipe | UnsetType = UNSET
     """How mlx_lm.lora fine-tunes the model, by its own names; ``training_peak`` limits it."""
     workload: Annotated[WorkloadKeys, _exactly_one("context", "prompt_tokens")]

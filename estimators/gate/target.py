@@ -18,7 +18,7 @@ from memfit.estimators.gate.baseline import (
     replaced,
     require_baseline,
 )
-from memfit.estimators.gate.figures import changes, figures_of
+from memfit.estimators.gate.figures import RUN_ALONE, changes, figures_of
 from memfit.estimators.gate.limits import (
     BoundName,
     LimitCheck,
@@ -71,7 +71,7 @@ def size_target(catalog: Catalog, target: PolicyTarget) -> SizedTarget:
     resolved = catalog.resolve(question)
     # A policy may accept the bound of a model that is converted first, and no other files.
     sized = resolved.sized if is_foreign(resolved.sized) else require_loaded(resolved.sized)
-    figures, steps = figures_of(sized, resolved.workload), None
+    figures, steps = figures_of(sized, resolved.workload, target.others), None
     if target.training is not None:
         steps = _training_steps(catalog, target)
         nbytes = steps.run_bytes(target.training, question.quantize)
@@ -343,6 +343,8 @@ class _Evaluation(Struct, frozen=True, kw_only=True):
         if limit.rule.of == "training":
             return self._trains(limit, candidate)
         sized, workload = self._sized(candidate), candidate.workload
+        is_other = limit.rule.of in ("routing", "restore")
+        others = self.present.target.others if is_other else RUN_ALONE
         is_context = limit.rule.of == "context"
         if is_context:
             prompt = workload.prompt_only(limit.amount.least(0))
@@ -351,7 +353,7 @@ class _Evaluation(Struct, frozen=True, kw_only=True):
 
         def judged(*, with_smaller: bool) -> bool:
             figures = figures_of(
-                sized, workload, with_context=is_context, with_smaller=with_smaller
+                *(sized, workload, others), with_context=is_context, with_smaller=with_smaller
             )
             return judge_limit(limit, figures, self.totals).is_passed
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from memfit.estimators.plans.experts.recording import RecordedRun, Recording, with_recording
+from memfit.estimators.plans.experts.routing import RoutingProfile, profile_text
+from memfit.estimators.weights.expert_slots import ExpertLayer
 from tests.cli.gating import SAMPLES, target, write_plain_config, write_policy, write_quantised
 from tests.cli.running import Memfit
 from tests.models import QWEN3_4B, QWEN3_NEXT_80B, sample_config, write_config
@@ -19,6 +22,7 @@ AT_MOST = {
     "load_peak": "load_peak_bytes",
     "wired_limit": "wired_limit_bytes",
     "held": "held_bytes",
+    "restore_peak": "restore_peak_bytes",
 }
 GROWN = {"weights": "weights_bytes", "kv_per_token": "kv_bytes_per_token", "peak": "peak_bytes"}
 CASE = SAMPLES.parent / "tests" / "arch" / "cases" / "qwen3.json"
@@ -42,7 +46,7 @@ def ask(memfit: Memfit, folder: Path, limits: Mapping[str, Any], **keys: Any) ->
 
 
 def figures(memfit: Memfit, folder: Path, **keys: Any) -> Any:
-    return ask(memfit, folder, {"peak": "100%"}, **keys)[1]["figures"]
+    return ask(memfit, folder, {"peak": "100%", "restore_peak": "100%"}, **keys)[1]["figures"]
 
 
 @pytest.mark.parametrize("limit", quick(AT_MOST, ("peak", "load_peak")))
@@ -372,3 +376,102 @@ def test_a_first_token_passes_at_its_limit_and_not_a_millisecond_below(
 def test_a_first_token_of_an_unknown_chip_does_not_pass(memfit: Memfit, folder: Path) -> None:
     code, report = ask(memfit, folder, {"first_token": "60min"}, memory="16GB")
     assert (code, report["checks"][0]["figure"]) == (1, None)
+
+
+@pytest.mark.parametrize("bits", [4, 16])
+def test_the_peak_of_a_restore_is_that_of_plan_offload_beside_the_weights(
+    memfit: Memfit, folder: Path, bits: int
+) -> None:
+    device = ("--device", "m4-pro-24")
+    lengths = ("--tokens", "4096", "--conversations", "1", "--stored-bits", str(bits))
+    plan = memfit("plan", "offload", "model", *device, *lengths, "--json").json
+    nbytes = plan["restore"]["bulk_total_bytes"]
+    limits = {"restore_peak": f"{nbytes - 1}B"}
+    code, report = ask(memfit, folder, limits, stored_bits=bits)
+    (check,) = report["checks"]
+    assert (code, check["figure"], check["excess"]) == (1, nbytes, 1)
+    remedies = {each["setting"]: each["value"] for each in check["remedies"]}
+    assert 0 < remedies["context"] < 4096
+    work = {"prompt_tokens": remedies["context"], "max_tokens": 256}
+    assert ask(memfit, folder, limits, stored_bits=bits, workload=work)[0] == 0
+
+
+def test_a_cache_that_stays_quantised_is_restored_as_it_is_stored(
+    memfit: Memfit, folder: Path
+) -> None:
+    work = {"prompt_tokens": 4096, "kv_bits": 8}
+    kept, restored = (
+        figures(memfit, folder, workload=work, **bits)["restore_peak_bytes"]
+        for bits in ({}, {"stored_bits": 4})
+    )
+    plan = ("plan", "offload", "model", "--tokens", "4096", "--stored-bits", "8", "--json")
+    result = memfit(*plan, "--device", "m4-pro-24").json
+    (stored,) = (each["stored_bytes"] for each in result["sizes"] if each["tokens"] == 4096)
+    assert kept == result["weight_bytes"] + stored < restored
+    # A stored cache of the target is restored in place of its prompt.
+    half = figures(memfit, folder, workload={**work, "cached_tokens": 2048})
+    assert half["restore_peak_bytes"] < kept
+
+
+@pytest.fixture
+def routed(folder: Path) -> Path:
+    """A model of 6 experts in two layers, with the choices of two prompts as they are recorded."""
+    config = json.loads(CASE.with_name("qwen3_moe.json").read_text())
+    write_plain_config(folder / "model", {**config, "mlp_only_layers": []})
+    rows = [ExpertLayer(index, 6, 2, False, 1) for index in (1, 3)]
+    profile = RoutingProfile(((9, 7, 5, 3, 2, 1),) * 2, 2, ((2, 2, 1, 1, 1, 1),) * 2)
+    choices = (0, 1, 0, 1, 2, 3, 4, 5, 2, 4)
+    run = RecordedRun((2, 1, 1, 1), (choices, choices[::-1]))
+    text = profile_text(profile, rows, "qwen3_moe", 10)
+    (folder / "routing.json").write_text(with_recording(text, Recording(2, (run,), (0, 0), 1)))
+    return folder
+
+
+def test_misses_pass_at_their_limit_and_are_those_of_the_replay(
+    memfit: Memfit, routed: Path
+) -> None:
+    work = {"prompt_tokens": 1024}
+    here: dict[str, Any] = {"routing": "routing.json", "workload": work}
+    plan = memfit("plan", "experts", "model", "--routing", "routing.json", "--json").json
+    replayed = {
+        each["capacity"]: each["misses_per_token"]
+        for each in plan["replayed"]
+        if each["policy"] == "swap"
+    }
+    assert len(set(replayed.values())) > 2
+    for capacity, misses in replayed.items():
+        keys = {**here, "runtime": "mlx-moe", "capacity": capacity}
+        code, report = ask(memfit, routed, {"misses_per_token": 0}, **keys)
+        (check,) = report["checks"]
+        assert (code, check["unit"]) == (int(misses > 0), "misses per 1000 tokens")
+        assert -0.5 <= check["figure"] - 1000 * misses < 1.5  # rounded up; the plan's is not
+        most = check["figure"] / 1000
+        assert ask(memfit, routed, {"misses_per_token": most}, **keys)[0] == 0
+        if misses:
+            less = (check["figure"] - 1) / 1000
+            assert ask(memfit, routed, {"misses_per_token": less}, **keys)[0] == 1
+    # Under mlx-lm by the capacity that is recommended, which is all of a small model's experts.
+    assert ask(memfit, routed, {"misses_per_token": 0}, **here)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "keys", "said"),
+    [
+        ({"misses_per_token": 2.5}, {}, "limits.misses_per_token needs routing"),
+        ({"peak": "90%"}, {"routing": "x"}, "nothing limits it: add limits.misses_per_token"),
+        ({"peak": "90%"}, {"stored_bits": 4}, "nothing limits it: add limits.restore_peak"),
+        ({"restore_peak": "90%"}, {"stored_bits": 5}, "expected 4, 8, 16; got 5"),
+        ({"misses_per_token": -1}, {"routing": "x"}, "expected misses per token such as 2.5"),
+        ({"misses_per_token": "2.5"}, {"routing": "x"}, "expected misses per token such as 2.5"),
+        ({"misses_per_token": 1}, {"routing": "absent.json"}, "absent.json"),
+        ({"misses_per_token": 1}, {"routing": "damaged.json"}, "damaged.json"),
+    ],
+)
+def test_what_these_limits_need_is_required_and_nothing_else_is_read(
+    memfit: Memfit, routed: Path, limits: dict[str, Any], keys: dict[str, Any], said: str
+) -> None:
+    (routed / "damaged.json").write_text("{}")
+    write_policy(routed, it=target(limits, **keys))
+    run = memfit("gate")
+    assert run.code == 2
+    assert said in " ".join((run.out + run.err).split())

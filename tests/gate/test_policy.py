@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from memfit.estimators.base.dtypes import FLOAT_MODES, Quantization
 from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.base.workload import Recipe
+from memfit.estimators.gate.figures import OtherRuns
 from memfit.estimators.gate.limits import LIMITS
 from memfit.estimators.gate.policy import Policy, read_policy
 from memfit.estimators.gate.policy_file import LimitKeys, TargetKeys, WorkloadKeys
@@ -60,7 +61,7 @@ def test_a_target_has_its_own_values_and_the_defaults_of_its_runtime(tmp_path: P
 def named(of_growth: bool) -> str:
     """Return every limit with an amount of its unit, as YAML."""
     amounts = {"bytes": "12.5%", "tokens": "32k", "experts": "50%"}
-    amounts |= {"buffers": "400000", "milliseconds": "10s"}
+    amounts |= {"buffers": "400000", "milliseconds": "10s", "misses per 1000 tokens": "2.5"}
     rules = [rule for rule in LIMITS.values() if rule.kind.is_growth is of_growth]
     return ", ".join(f"{rule.key.split('.')[-1]}: {amounts[rule.kind.unit]}" for rule in rules)
 
@@ -76,6 +77,8 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     memory: 32GB
     os_regime: macos-15
     runtime: mlx-lm
+    routing: routing.json
+    stored_bits: 8
     training: {fine_tune_type: dora, batch_size: 2, keys: [self_attn.q_proj]}
     workload: {prompt_tokens: 1k, max_tokens: 64, batch: 2, prefill_step: 512, kv_bits: 8,
                kv_group_size: 32, quantized_kv_start: 0, max_kv_size: 8k}
@@ -97,6 +100,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     assert target.basis is not None
     assert (target.basis.least, target.question.reference) == ("exact", "")
     assert (target.question.quantize, target.margin_bytes) == (Quantization(4, 64), 2 * 10**9)
+    assert target.others == OtherRuns(Path("routing.json"), restores=True, stored_bits=8)
     assert target.training == Recipe(
         fine_tune_type="dora", batch_size=2, keys=("self_attn.q_proj",)
     )

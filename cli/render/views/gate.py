@@ -20,6 +20,7 @@ from memfit.cli.render.view import view
 from memfit.estimators.base.errors import PolicyError
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.gate.figures import COMPARED, FigureChange, SmallerRun
+from memfit.estimators.gate.limit_values import MISS_UNIT, MISSES
 from memfit.estimators.gate.limits import IMPLIED, LIMITS, LimitCheck
 from memfit.estimators.gate.remedies import SETTINGS
 from memfit.estimators.gate.report import GateReport, TargetReport, TargetStatus
@@ -239,6 +240,10 @@ def _remedy(check: LimitCheck) -> str:
         return "the model has no routed experts, or only a bound is known: remove the limit"
     if check.limit == "first_token" and check.figure is None:
         return "times are known of one sequence on a known chip: name it as the device"
+    if check.limit == "misses_per_token" and not check.remedies:
+        return "passes with more experts in memory: memfit plan experts --routing shows how many"
+    if check.limit == "restore_peak" and check.figure is None:
+        return "it is computed for mlx-lm's caches alone: remove the limit"
     texts = (SETTINGS[each.setting].text.format(each.value) for each in check.remedies)
     text = "passes with " + ", or ".join(texts)
     if not check.remedies:
@@ -278,6 +283,8 @@ def _percent(part: int, whole: int) -> str:
 def _amount(value: int | str, unit: str) -> str:
     if isinstance(value, str):
         return value
+    if unit == MISS_UNIT:
+        return f"{value // MISSES}.{value % MISSES:03} per token"
     return (
         format_bytes(value, rounding="nearest", digits=3) if unit == "bytes" else f"{value} {unit}"
     )

@@ -286,7 +286,7 @@ def _located(message: str, value: Any) -> tuple[Place, str]:
 MAX_FIGURE = 2**63 - 1
 _NAME = re.compile(r"[\w.+-]{1,40}", re.ASCII)
 _SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%")
-Choice = TypeVar("Choice", bound=str)
+Choice = TypeVar("Choice", str, int)
 
 
 def one_of(choices: tuple[Choice, ...]) -> Callable[[Any], Choice]:
@@ -296,7 +296,7 @@ def one_of(choices: tuple[Choice, ...]) -> Callable[[Any], Choice]:
         for choice in choices:
             if value == choice:
                 return choice
-        offered = ", ".join(choices[:8]) or "nothing: none is defined yet"
+        offered = ", ".join(map(str, choices[:8])) or "nothing: none is defined yet"
         raise InputError(f"expected {offered}; got {short(value)}")
 
     return choose
