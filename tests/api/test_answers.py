@@ -1,13 +1,16 @@
 """The functions of `memfit` beside `estimate`: the same answers as the commands."""
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import memfit
 from memfit.estimators.guard.guard import Admit, Refuse, Request, Row, State, Wait
 from memfit.estimators.guard.tabulate import make_card
+from memfit.estimators.questions.question import WorkloadQuestion
 
 
 def test_dir_shows_the_documented_names_alone() -> None:
@@ -15,7 +18,7 @@ def test_dir_shows_the_documented_names_alone() -> None:
 
 
 def test_signatures_have_every_keyword() -> None:
-    for function, keywords in {
+    documented: dict[Callable[..., Any], set[str]] = {
         memfit.estimate: {"device", "context", "quantize", "kv_bits", "cached_tokens", "memory"},
         memfit.open: {"quantize", "runtime", "mlx_version"},
         memfit.OpenModel.at: {"context", "plot", "prefill_step", "cached_tokens"},
@@ -26,7 +29,8 @@ def test_signatures_have_every_keyword() -> None:
         memfit.plan_server: {"clients", "decode_concurrency", "quantize"},
         memfit.guard: {"limit", "device", "prefill_step_size", "adapter"},
         memfit.tune: {"memory_limit", "kv_bits"},
-    }.items():
+    }
+    for function, keywords in documented.items():
         found = inspect.signature(function).parameters
         assert keywords <= found.keys()
         assert not any(each.kind is each.VAR_KEYWORD for each in found.values())
@@ -56,7 +60,7 @@ def test_a_guard_reads_a_card_and_refuses_an_altered_one(tmp_path: Path) -> None
         memfit.guard(file, "20GB")
 
 
-def _question() -> object:
+def _question() -> WorkloadQuestion:
     from memfit.settings import workload
 
     return workload(1, {})
