@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from memfit.estimators.trace.replay import CallPeak
 
 _ITEM_BYTES = 2
+# mlx_lm/generate.py, BatchGenerator: prefill_batch_size.
+_LARGEST_BATCH = 8
 
 
 class RecordedWorkspace(Struct, frozen=True, eq=False):
@@ -171,7 +173,8 @@ class RecordedWorkspace(Struct, frozen=True, eq=False):
 
     def _require_recorded(self, workload: Workload) -> None:
         unrecorded = self.class_model.unrecorded
-        if workload.batch > 1:
+        # More are prefilled in groups, which `TracedWorkspace` puts together.
+        if workload.batch > _LARGEST_BATCH:
             raise unrecorded(f"batch of {workload.batch} sequences")
         if workload.kv_bits is not None:
             raise unrecorded("quantised caches (--kv-bits)")
@@ -206,7 +209,7 @@ class RecordedWorkspace(Struct, frozen=True, eq=False):
             each.heads * max(each.key_dim, each.value_dim) * capacity_at(each, workload, tokens)
             for each in set(self.model.kv_buffers())
         )
-        return _ITEM_BYTES * max(arrays, default=0)
+        return _ITEM_BYTES * workload.batch * max(arrays, default=0)
 
 
 @lru_cache(maxsize=8)
