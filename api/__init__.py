@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from memfit.estimators.base.workload import Workload
     from memfit.estimators.machine.device import Device
     from memfit.estimators.results.estimate import Estimate
+    from memfit.measuring import tune
     from memfit.model import OpenModel, estimate, open
 
 _MODULES = {
@@ -38,6 +39,7 @@ _MODULES = {
     "estimators.base.workload": ("Workload",),
     "estimators.machine.device": ("Device",),
     "estimators.results.estimate": ("Estimate",),
+    "measuring": ("tune",),
     "model": ("OpenModel", "estimate", "open"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
@@ -59,6 +61,7 @@ __all__ = [
     "__version__",
     "estimate",
     "open",
+    "tune",
 ]
 
 

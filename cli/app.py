@@ -42,6 +42,7 @@ class Commands(LazyGroup):
         "gate": "Check models against the limits of a policy file.",
         "diff": "Show what another version of mlx-lm or mlx-vlm changes, in bytes.",
         "plan": "Plan memory for requests, contexts and limits.",
+        "compare-kit": "Compare what several machines measured with memfit tune --kit.",
         "devices": "List Macs and GPUs with the memory that a model can use.",
         "runtimes": "List runtimes, and how each allocates its cache.",
         "measurements": "Manage measurements of this machine, used by estimates.",
@@ -56,7 +57,9 @@ class Commands(LazyGroup):
     sections: ClassVar = {
         "What most people need": ("estimate", "fits", "server", "compare", "tune", "gate"),
         "Plan": ("plan",),
-        "Measure on this machine": ("tune experts", "tune train", "tune cache", "measurements"),
+        "Measure on this machine": (
+            *("tune experts", "tune train", "tune cache", "measurements", "compare-kit"),
+        ),
         "Look up": ("devices", "runtimes", "schema", "cache", "index"),
         "For other programs": ("card", "diff", "mcp"),
     }

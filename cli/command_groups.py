@@ -210,7 +210,7 @@ class LazyGroup(Group):
 
     def load(self, name: str) -> Any:
         """Import a command and return it as a member of its group."""
-        python_name = name.replace(" ", "_")
+        python_name = name.replace(" ", "_").replace("-", "_")
         module = self.elsewhere.get(name, f"{self.package}.{python_name}")
         command = getattr(import_module(module), python_name)
         parent = typer.Typer(rich_markup_mode=None)

@@ -1,6 +1,5 @@
 """What every command that runs a model does: find its directory, and catch interrupts."""
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,9 +9,7 @@ from typing import NamedTuple
 from memfit.cli.exits import CommandStopped, Exit
 from memfit.cli.options.run import RunOptions
 from memfit.cli.progress import reporting
-from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.progress import Progress
-from memfit.estimators.base.units import format_bytes
 from memfit.estimators.checkpoint.manifest import Checkpoint
 
 
@@ -34,7 +31,9 @@ def measuring(
     Inside, a refusal that --force overrides names that option, and an interrupt becomes a message.
     """
     before_download = (check or _require_installed) if run.download else None
-    with reporting(verbose=verbose) as progress, _naming_force(), _interruptible():
+    from memfit.probes.download import local_model
+
+    with reporting(verbose=verbose) as progress, _naming_force(), interruptible():
         local = local_model(model, before_download=before_download, progress=progress)
         yield LocalModel(*local, progress)
 
@@ -57,7 +56,7 @@ def _naming_force() -> Iterator[None]:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Turn an interrupt into a message that says what is saved; Typer prints none.
 
     SIGTERM is handled as Ctrl-C, so that every block can end its process.
@@ -77,46 +76,3 @@ def _interruptible() -> Iterator[None]:
         raise CommandStopped(str(stop) or "interrupted", code) from None
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def local_model(
-    reference: str, *, before_download: Callable[[Checkpoint], None] | None, progress: Progress
-) -> tuple[Checkpoint, Path]:
-    """Return a checkpoint and its directory.
-
-    A model on the Hub is downloaded after ``before_download`` accepted its headers; with None
-    nothing is downloaded.
-
-    Raises:
-        InputError: for a single file of a model, or a model that is not downloaded yet.
-        UnsupportedError: for a format that mlx-lm does not load.
-    """
-    from memfit.estimators.checkpoint.opening import open_checkpoint
-    from memfit.probes.preflight import require_loadable
-
-    checkpoint = open_checkpoint(reference, progress=progress)
-    require_loadable(checkpoint)
-    if checkpoint.source == "hub":
-        path = _snapshot(checkpoint, before_download, progress)
-        # Read it again: from the disk now, not from the Hub's listing.
-        return open_checkpoint(reference, progress=progress), path
-    # A model in a local store has a reference that is not its directory.
-    for path in (Path(os.path.expanduser(reference)), Path(checkpoint.id)):
-        if os.path.isdir(path):
-            return checkpoint, path
-    raise InputError(f"{checkpoint.id}: is one file of a model; give its directory")
-
-
-def _snapshot(
-    checkpoint: Checkpoint, before_download: Callable[[Checkpoint], None] | None, progress: Progress
-) -> Path:
-    from memfit.probes.download import NotDownloadedError, local_snapshot
-
-    try:
-        return local_snapshot(checkpoint.id, download=False, progress=progress)
-    except NotDownloadedError as error:
-        if before_download is None:
-            size = format_bytes(checkpoint.file_bytes)
-            raise NotDownloadedError(f"{error}; --download fetches its {size}") from None
-    before_download(checkpoint)
-    return local_snapshot(checkpoint.id, download=True, progress=progress)

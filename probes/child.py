@@ -18,6 +18,7 @@ from typing import Any
 from memfit.estimators.base.errors import MemfitError
 from memfit.probes.codeless import forbid_repository_code, refusals
 from memfit.probes.experts.runner import ExpertRunner
+from memfit.probes.kit.runner import KitRunner
 from memfit.probes.model_runner import ModelRunner
 from memfit.probes.process import RunnerSetup, arguments_of, decoded, encoded
 from memfit.probes.prompt_caches.runner import CacheRunner
@@ -35,6 +36,8 @@ def _runner(setup: RunnerSetup, report: ReportFigures) -> ModelRunner:
         return ExpertRunner(path, limit, report, setup.experts)
     if setup.task == "store caches":
         return CacheRunner(path, limit, report)
+    if setup.task == "kit":
+        return KitRunner(path, limit, report)
     if setup.task == "train":
         return TrainingRunner(path, limit, report)
     if setup.images or setup.videos:

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,6 +16,7 @@ from memfit.estimators.base.errors import (
 )
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import format_bytes, format_limit
 from memfit.estimators.checkpoint.hub.header_cache import user_cache
 from memfit.estimators.checkpoint.hub.http_errors import http_error
@@ -22,6 +24,9 @@ from memfit.estimators.checkpoint.hub.listing import Listing
 from memfit.estimators.checkpoint.hub.repository import Repository
 from memfit.estimators.checkpoint.hub.settings import Hub, configured_hub
 from memfit.estimators.checkpoint.local.directory import read_directory
+from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.checkpoint.opening import open_checkpoint
+from memfit.probes.preflight import require_loadable
 
 # DEFAULT_ALLOW_PATTERNS of mlx_lm/utils.py without "*.py": code of a repository is never run.
 PATTERNS = (
@@ -191,3 +196,41 @@ def _bars(progress: Progress) -> Any:
                     reported = self._done
 
     return Bar
+
+
+def local_model(
+    reference: str, *, before_download: Callable[[Checkpoint], None] | None, progress: Progress
+) -> tuple[Checkpoint, Path]:
+    """Return a checkpoint and its directory.
+
+    A model on the Hub is downloaded after ``before_download`` accepted its headers; with None
+    nothing is downloaded.
+
+    Raises:
+        InputError: for a single file of a model, or a model that is not downloaded yet.
+        UnsupportedError: for a format that mlx-lm does not load.
+    """
+    checkpoint = open_checkpoint(reference, progress=progress)
+    require_loadable(checkpoint)
+    if checkpoint.source == "hub":
+        path = _snapshot(checkpoint, before_download, progress)
+        # Read it again: from the disk now, not from the Hub's listing.
+        return open_checkpoint(reference, progress=progress), path
+    # A model in a local store has a reference that is not its directory.
+    for path in (Path(os.path.expanduser(reference)), Path(checkpoint.id)):
+        if os.path.isdir(path):
+            return checkpoint, path
+    raise InputError(f"{checkpoint.id}: is one file of a model; give its directory")
+
+
+def _snapshot(
+    checkpoint: Checkpoint, before_download: Callable[[Checkpoint], None] | None, progress: Progress
+) -> Path:
+    try:
+        return local_snapshot(checkpoint.id, download=False, progress=progress)
+    except NotDownloadedError as error:
+        if before_download is None:
+            size = format_bytes(checkpoint.file_bytes)
+            raise NotDownloadedError(f"{error}; {setting('download')} fetches its {size}") from None
+    before_download(checkpoint)
+    return local_snapshot(checkpoint.id, download=True, progress=progress)

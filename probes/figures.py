@@ -18,6 +18,8 @@ from memfit.estimators.sizing.sized_model import SizedModel
 
 # Figure name to one value for each repeat.
 MeasuredValues = Mapping[str, Sequence[int]]
+SwiftBytes = tuple[int | None, int | None]
+"""The workspace and the caches by the rule of mlx-swift-lm's tune, where it was measured."""
 
 
 class EstimatedFigure(NamedTuple):
@@ -49,7 +51,7 @@ class MeasuredRuns(NamedTuple):
 
     loaded: Loaded
     runs: Sequence[Run]
-    swift_bytes: int | None
+    swift: SwiftBytes
     warm_up: Run | None
 
 
@@ -242,7 +244,13 @@ _DECLARED = (
             "by the rule of mlx-swift-lm's `tune`: logits of the whole last chunk are evaluated,"
             " caches count their tokens only"
         ),
-        measured=lambda of: [of.swift_bytes],
+        measured=lambda of: [of.swift[0]],
+    ),
+    Figure(
+        name="swift_kv",
+        label="Caches, mlx-swift-lm",
+        meaning="by the same rule: caches and states of the whole prompt",
+        measured=lambda of: [of.swift[1]],
     ),
     Figure(
         name="process",
@@ -298,12 +306,12 @@ def estimated_figures(sized: SizedModel, workload: Workload) -> dict[str, Estima
 
 
 def measured_figures(
-    loaded: Loaded | None, runs: Sequence[Run], swift_bytes: int | None, warm_up: Run | None = None
+    loaded: Loaded | None, runs: Sequence[Run], swift: SwiftBytes, warm_up: Run | None = None
 ) -> dict[str, list[int]]:
     """Return the measured values, by name; a figure without a value is left out."""
     if loaded is None:
         return {}
-    of = MeasuredRuns(loaded, runs, swift_bytes, warm_up)
+    of = MeasuredRuns(loaded, runs, swift, warm_up)
     found = {figure.name: figure.values(of) for figure in _DECLARED}
     return {name: values for name, values in found.items() if values}
 

@@ -132,8 +132,8 @@ class ModelRunner:
         self._require_within_limit(run.peak_bytes, figures, "in this workload")
         return run
 
-    def swift_workspace(self, workload: Workload) -> int:
-        """Return the workspace by the rule of mlx-swift-lm's tune, in bytes.
+    def swift_workspace(self, workload: Workload) -> tuple[int, int]:
+        """Return the workspace by the rule of mlx-swift-lm's tune, and the caches, in bytes.
 
         Prefill runs in chunks, and the logits of the last chunk are evaluated. The workspace is
         max(0, max(peak, active at the start) - weights - states).
@@ -159,7 +159,7 @@ class ModelRunner:
         peak_bytes = max(mx.get_peak_memory(), active)
         del caches, prompt
         _settle()
-        return max(0, peak_bytes - self._weights_bytes - states)
+        return max(0, peak_bytes - self._weights_bytes - states), states
 
     def load_model(self) -> tuple[Any, dict[str, Any]]:
         return load_model(self.path)

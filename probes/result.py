@@ -1,11 +1,13 @@
 """The result of ``memfit tune`` as data; renderers only show it."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
+from memfit.estimators.base.errors import MachineError
 from memfit.estimators.base.units import Bytes, Count, NonEmpty, Positive
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.plans.wired.tickets import Tickets, tickets_of
 from memfit.estimators.results.advice import FirstToken, Recommendation, Recommended
 from memfit.estimators.results.estimate import DecodeSpeed, DeviceSummary, ModelSummary, Note
 from memfit.estimators.results.result import Result
@@ -44,6 +46,26 @@ class Point(Struct, frozen=True, kw_only=True):
         return weights, caches, (self.peak_bytes or 0) - weights - caches
 
 
+class WiredMeasurement(NamedTuple):
+    """The figures of WiredMemoryMeasurement (mlx-swift-lm, MLXLMCommon/WiredMemoryUtils.swift)."""
+
+    weight_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+    token_count: int
+    prefill_step_size: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Weights, caches and workspace together."""
+        return self.weight_bytes + self.kv_bytes + self.workspace_bytes
+
+    @property
+    def peak_active_bytes(self) -> int:
+        """The most in use during the prefill: the workspace is what it has above the others."""
+        return self.total_bytes
+
+
 class TuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune/2"):
     """The answer of ``memfit tune``."""
 
@@ -79,6 +101,37 @@ class TuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune/2"):
     report: tuple[str, ...] = ()
     """What to report when a figure differs by more than its stated error: no names, no paths."""
     notes: tuple[Note, ...]
+
+    @property
+    def wired(self) -> WiredMeasurement | None:
+        """What mlx-swift-lm's WiredMemoryUtils.tune would return, None where it was not run."""
+        point = self.points[0]
+        figures = {each.name: each.measured_bytes for each in point.figures}
+        workspace, kv = figures.get("swift_workspace"), figures.get("swift_kv")
+        if self.loaded is None or workspace is None or kv is None:
+            return None
+        work = point.workload
+        weights = self.loaded.weights_bytes
+        return WiredMeasurement(weights, kv, workspace, work.prompt_tokens, work.prefill_step)
+
+    def tickets(self) -> Tickets:
+        """Return the tickets of the requested workload.
+
+        Raises:
+            MachineError: when it was not measured.
+        """
+        point = self.points[0]
+        if point.status != "measured" or point.peak_bytes is None:
+            raise MachineError(f"there are no tickets: {point.reason or 'nothing was measured'}")
+        weights, caches, _ = point.parts
+        return tickets_of(
+            model=self.model.id,
+            workload=point.workload,
+            basis=f"measured on {self.device.name}",
+            parts=(weights, caches),
+            peak_bytes=point.peak_bytes,
+            device=self.device,
+        )
 
     @property
     def usual_points(self) -> tuple[Point, ...]:

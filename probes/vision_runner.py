@@ -125,7 +125,7 @@ class VisionRunner(ModelRunner):
 
         return generation_stream
 
-    def swift_workspace(self, workload: Workload) -> int:
+    def swift_workspace(self, workload: Workload) -> tuple[int, int]:
         """Raise an error: the rule is only for text.
 
         Raises:

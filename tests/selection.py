@@ -33,6 +33,9 @@ FEW_CONFIGS = frozenset(
     )
 )
 
+# A dense class, a mixture and a hybrid, for what is slow and the same for each kind of layer.
+THREE_CONFIGS = frozenset(("deepseek_v3", "gemma3_text", "qwen3_next"))
+
 # One sample for each kind of layer and format, and the largest.
 QUICK_SAMPLES = frozenset(
     (

@@ -7,7 +7,7 @@ import typer
 from msgspec.structs import replace
 
 from memfit.cli.exits import exit_of_verdict
-from memfit.cli.options.groups import FORMAT, OutputOptions, grouped, option
+from memfit.cli.options.groups import FORMAT, TICKETS, OutputOptions, grouped, option
 from memfit.cli.options.program_line import ProgramLine
 from memfit.cli.options.questions import (
     EstimatedModel,
@@ -16,7 +16,7 @@ from memfit.cli.options.questions import (
     WorkloadOptions,
 )
 from memfit.cli.progress import reporting
-from memfit.cli.render.output import Format, writer_of
+from memfit.cli.render.output import Format, emit, writer_of
 from memfit.model import open_model
 
 
@@ -31,6 +31,7 @@ class EstimateReport(ProgramLine, frozen=True, kw_only=True):
     plot: bool = option(
         "--plot", help="Draw memory against context; with a trace also over a run.", default=False
     )
+    tickets: Literal["yaml", "python", "swift"] | None = TICKETS
 
 
 class EstimateOutput(OutputOptions, frozen=True, kw_only=True):
@@ -63,6 +64,11 @@ def estimate(
         # The page of one machine has sliders; what ranks take is in its table.
         is_page = output.form == "html" and not ranks
         explored = opened.explored(workload, device) if is_page else None
+    if report.tickets:
+        from memfit.estimators.plans.wired.tickets import estimated_tickets
+
+        emit(estimated_tickets(result).text(report.tickets), output.file)
+        raise typer.Exit(exit_of_verdict(result.verdict, is_requested=result.device is not None))
     output.write(
         replace(result, program=report.shown),
         units=output.units,

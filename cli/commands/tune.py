@@ -3,16 +3,17 @@
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 from msgspec.structs import replace
 
 from memfit.cli.exits import Exit, exit_of
-from memfit.cli.measuring import measuring
-from memfit.cli.options.groups import Only, TabularOutput, grouped, option
+from memfit.cli.measuring import interruptible, measuring
+from memfit.cli.options.groups import TICKETS, Only, TabularOutput, grouped, option
 from memfit.cli.options.questions import NamedModel, RankedMachine, RuntimeOptions, WorkloadOptions
 from memfit.cli.options.run import RunOptions
+from memfit.cli.progress import reporting
 from memfit.cli.prompts import prompt_file, prompt_text
 from memfit.cli.render.output import emit, rendered, require_writable, say, visible
 from memfit.estimators.base.errors import InputError, MachineError
@@ -65,6 +66,11 @@ class TuneOptions(RunOptions, frozen=True, kw_only=True):
     footprint: bool = option(
         "--footprint", help="Read what macOS charges the process for, too.", default=False
     )
+    kit: bool = option(
+        "--kit",
+        help="Without MODEL: measure small models that are made for it; -o kit.json saves them.",
+        default=False,
+    )
 
     def of_prompt(self, workload: WorkloadQuestion) -> Workload:
         """Return a workload with the prompt; the length of a text replaces it later.
@@ -109,6 +115,7 @@ class TuneOutput(TabularOutput, frozen=True, kw_only=True):
         help="Print only commands for mlx_lm.generate and mlx_lm.server to stdout.",
         default=False,
     )
+    tickets: Literal["yaml", "python", "swift"] | None = TICKETS
 
     def require_drawable(self) -> None:
         """Check that --plot can be drawn in the format.
@@ -130,6 +137,8 @@ def tune(
     over: Annotated[RankedMachine, Only("ranks", "parallel", "split", "hosts")],
 ) -> None:
     """Run a model, and compare its memory with the estimate."""
+    if run.kit:
+        _kit(model, run, output)
     if ranks := over.over():
         hosts = over.hosts
         _over_ranks(model, run, settings, output, (ranks, hosts), runtime.margin)
@@ -159,6 +168,24 @@ def tune(
     _deliver(result, output)
     sweeps.finish()
     _leave(result, nothing_fits=output.flags and not result.flags)
+
+
+def _kit(model: ModelQuestion, run: TuneOptions, output: TuneOutput) -> NoReturn:
+    """Measure the kit's own models."""
+    if model.model or run.prompt or run.prompt_tokens or run.sweep or output.flags or output.plot:
+        raise InputError("--kit makes its own models and prompts: give only --timeout and -o FILE")
+    if output.form in ("csv", "svg"):
+        raise InputError(f"--kit: a kit is not written as {output.form}: give -o FILE.json")
+    from memfit.probes.experiments.kit import tune_kit
+    from memfit.probes.process import ModelProcess, require_installed
+
+    require_installed(has_image=False)
+    require_writable(output.file)
+    start = partial(ModelProcess, timeout_seconds=float(run.timeout))
+    with reporting(verbose=output.verbose) as progress, interruptible():
+        result = tune_kit(start, progress=progress)
+    output.write(result, units=output.units)
+    raise typer.Exit(Exit.YES)
 
 
 def _over_ranks(
@@ -238,9 +265,12 @@ def _command_model(checkpoint: "Checkpoint", path: Path) -> str:
 
 
 def _deliver(result: "TuneResult", output: TuneOutput) -> None:
-    """Write the report; with --flags the commands take its place on standard output."""
+    """Write the report, or the tickets; with --flags commands replace it on standard output."""
     from memfit.cli.render.view import view_of
 
+    if output.tickets:
+        emit(result.tickets().text(output.tickets), output.file)
+        return
     view = view_of(result, units=output.units, plot=output.draws(output.plot))
     report = rendered(view, output.form, to_file=output.to_file)
     if output.flags and not output.to_file:

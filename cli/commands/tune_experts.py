@@ -31,8 +31,10 @@ class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
     capacity: tuple[int, ...] | None = option(
         metavar="N,N...", help="Experts to keep in each layer, such as 16,32.", read=parse_counts
     )
-    policy: Literal["load", "skip", "fail"] = option(
-        help="A missing expert is read from the disk, left out, or an error.", default="load"
+    policy: Literal["load", "skip", "swap", "fail"] = option(
+        help="A missing expert is read from the disk, left out, left out and read between tokens as"
+        " in mlx-moe, or an error.",
+        default="load",
     )
     max_tokens: int = option(help="Tokens to generate.", default=32, read=tokens_to_compare)
     prefill_step: int = option(min=1, help="Tokens in a prefill chunk.", default=2048)
@@ -44,6 +46,10 @@ class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
     )
     save_profile: Path | None = option(
         metavar="FILE", help="Write the counts, for memfit plan experts --profile."
+    )
+    record: Path | None = option(
+        metavar="FILE",
+        help="Write what the routers choose for each token, for memfit plan experts --routing.",
     )
     prepack: Path | None = option(
         metavar="DIR", help="Write the chosen experts, or load those written before."
@@ -99,8 +105,9 @@ def _request(
         agreement_percent=experts.agreement,
         profile_file=experts.save_profile,
         pack=experts.prepack,
+        record_file=experts.record,
         **run.settings(runtime.margin, output.units),
     )
-    for file in (output.file, experts.save_profile):
+    for file in (output.file, experts.save_profile, experts.record):
         require_writable(file, needs_stdout=False)
     return request_of

@@ -192,6 +192,10 @@ def _text(value: Any) -> str:
 
 
 VERBOSE = option("--verbose", "-v", default=False, help="Show each network request with its size.")
+TICKETS = option(
+    help="Print only the tickets of MLX's wired limit: a scenario of memfit plan wired, Python or"
+    " Swift."
+)
 FORMAT = option("--format", default="table", is_eager=True, help="Output format.")
 
 

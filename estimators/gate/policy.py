@@ -19,13 +19,8 @@ from memfit.estimators.base.reading.section import Reading, Section, one_of, rea
 from memfit.estimators.base.units import parse_share, parse_size
 from memfit.estimators.base.workload import MAX_TOKENS, Recipe, Workload
 from memfit.estimators.checkpoint.opening import HUB
-from memfit.estimators.gate.limits import (
-    LIMITS,
-    BasisLimit,
-    PolicyLimit,
-    RequiredBasis,
-    parse_tokens,
-)
+from memfit.estimators.gate.limit_values import parse_tokens
+from memfit.estimators.gate.limits import LIMITS, BasisLimit, PolicyLimit, RequiredBasis
 from memfit.estimators.gate.policy_file import (
     NAME,
     SCHEMA,

@@ -11,7 +11,8 @@ from memfit.estimators.base.dtypes import FloatMode
 from memfit.estimators.base.ranks import MAX_RANKS, Parallel
 from memfit.estimators.base.units import Count, Positive, one_of
 from memfit.estimators.base.workload import KvBits, KvGroupSize, Recipe
-from memfit.estimators.gate.limits import LIMITS, NUMBER, RequiredBasis, TokenCount
+from memfit.estimators.gate.limit_values import NUMBER, TokenCount
+from memfit.estimators.gate.limits import LIMITS, RequiredBasis
 from memfit.estimators.machine.device import OsRegime
 from memfit.estimators.runtimes.registry import runtime_names
 

@@ -9,7 +9,7 @@ from memfit.estimators.base.files import printable
 from memfit.estimators.base.images import Images
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.images.families import crops, squares, tiles
+from memfit.estimators.images.families import crops, idefics, kimi, molmo, squares, tiles
 from memfit.estimators.images.families.gemma4 import Gemma4
 from memfit.estimators.images.families.patch_grids import PatchGrid
 from memfit.estimators.images.families.pixtral import Pixtral
@@ -38,8 +38,8 @@ FAMILIES: Final[dict[str, Processor]] = {
     "granite_vision": _GRANITE,
     "granite4_vision": replace(_GRANITE, patch=16, down="4/8"),
     "hunyuan_vl": _HUNYUAN,
-    "idefics2": tiles.Idefics2(),
-    "kimi_k25": tiles.KimiK25(),
+    "idefics2": idefics.Idefics2(),
+    "kimi_k25": kimi.KimiK25(),
     "lfm2-vl": tiles.Lfm2(),
     "mage_vl": PatchGrid(16, (56 * 56, 14 * 14 * 4 * 1280), temporal=1),
     "mimo_v2": _QWEN2,
@@ -66,10 +66,10 @@ FAMILIES: Final[dict[str, Processor]] = {
     "gemma3": squares.Square(896, 14, 256, "image_seq_length", before=2, after=2, crops=True),
     "gemma3n": squares.Square(768, 16, 256, "image_seq_length", before=2, after=2),
     "gemma4": Gemma4(takes_videos=True),
-    "idefics3": tiles.Idefics3(1456, 364, 169),
+    "idefics3": idefics.Idefics3(1456, 364, 169),
     "internvl": crops.InternVL("image_seq_length", 256),
     "internvl_chat": crops.InternVL(),
-    "kimi_vl": tiles.KimiVL(),
+    "kimi_vl": kimi.KimiVL(),
     "lfm2_vl": tiles.Lfm2(),
     "llama4": crops.Llama4(),
     "llava-qwen2": _BUNNY,
@@ -78,13 +78,13 @@ FAMILIES: Final[dict[str, Processor]] = {
     "llava_next": tiles.LlavaNext(),
     "llava_onevision": crops.LlavaOnevision(),
     "mllama": tiles.Mllama(),
-    "molmo": crops.Molmo(one_image=True),
-    "molmo2": crops.Molmo2(),
+    "molmo": molmo.Molmo(one_image=True),
+    "molmo2": molmo.Molmo2(),
     "paligemma": squares.Square(224, 14, 256, "image_seq_length"),
     "phi3_v": tiles.Phi3V(),
     "phi4mm": tiles.Phi4MM(),
     "step3p7": crops.Step3(),
-    "smolvlm": tiles.Idefics3(2048, 512, 64, patch=16),
+    "smolvlm": idefics.Idefics3(2048, 512, 64, patch=16),
     "pixtral": Pixtral(1024, 16, 1),
     "mistral3": Pixtral(1540, 14, 2),
 }

@@ -13,14 +13,12 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from memfit.estimators.machine.chips import architecture_parts, chip_named, listed_gpu
 from memfit.estimators.machine.device import Device, OsRegime
 from memfit.estimators.machine.devices import (
     MIB,
-    architecture_parts,
     chip_device,
-    chips,
     cuda_working_set,
-    listed_gpu,
     unknown_mac,
     with_wired_limit,
 )
@@ -187,7 +185,7 @@ def detect_host(*, with_gpu: bool = True) -> Device | None:
 
 def mac_from(facts: MacFacts, macos_version: str) -> Device:
     """Return the Mac of these facts from the tables, with the wired limit it has set."""
-    chip = chips().get(facts.brand.removeprefix("Apple ").strip().lower().replace(" ", "-"))
+    chip = chip_named(facts.brand)
     major = macos_version.partition(".")[0]
     regime = OsRegime.MACOS_26 if major.isdecimal() and int(major) >= 26 else OsRegime.MACOS_15
     if chip:

@@ -413,7 +413,7 @@ class MachineQuestion(Question, frozen=True, kw_only=True):
             device = with_reserve(device, self.reserve)
         if self.gpu_cores is None:
             return device
-        from memfit.estimators.machine.devices import with_gpu_cores
+        from memfit.estimators.machine.chips import with_gpu_cores
 
         return with_gpu_cores(device, self.gpu_cores)
 

@@ -1,8 +1,10 @@
 """A plan of experts as data: renderers show it and compute nothing."""
 
-from msgspec import Struct
+from typing import Annotated, Literal
 
-from memfit.estimators.base.units import Bytes, Count, Number, Positive, Tokens
+from msgspec import UNSET, Struct, UnsetType
+
+from memfit.estimators.base.units import Bytes, Count, Number, Positive, Tokens, one_of
 from memfit.estimators.results.estimate import DeviceSummary, Note, RuntimeSummary
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import Basis, Verdict
@@ -81,6 +83,28 @@ class MeasuredCapacity(Struct, frozen=True, kw_only=True):
     measurement_id: str
 
 
+ReplayPolicy = Literal["static", "lru", "pinned", "swap", "adaptive"]
+
+
+class ReplayedCapacity(Struct, frozen=True, kw_only=True):
+    """Recorded routing with a number of slots, for each generated token."""
+
+    capacity: Positive
+    policy: Annotated[str, one_of("static", "lru", "pinned", "swap", "adaptive")]
+    """``static``: a missing expert is skipped; ``lru``: read into the slot used longest ago;
+    ``pinned``: so too, and those of most prompts never leave, as ``memfit tune experts --policy
+    load``; ``swap``: skipped and read between tokens, as mlx-moe; ``adaptive``: so too, with as
+    many bytes divided between the layers by their use."""
+    misses_per_token: Number
+    reads_per_token: Number
+    read_bytes_per_token: Bytes
+    disk_microseconds_per_token: Count | None
+    """None without a disk bandwidth."""
+    tokens_per_second: Number | None
+    """With the time of the disk, from the least that the device is expected to decode with all
+    experts; None without a bandwidth of the disk and of the device."""
+
+
 class Worth(Struct, frozen=True):
     """Whether keeping only a part of the experts pays off."""
 
@@ -117,6 +141,11 @@ class ExpertsPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-experts/1"
     rows: tuple[CapacityRow, ...]
     adaptive: LayerCapacities | None
     worth: Worth
+    replayed: tuple[ReplayedCapacity, ...] = ()
+    """Of a recording, by capacity and policy."""
+    wanted_tokens_per_second: Positive | None = None
+    least_capacities: dict[str, Positive | None] | UnsetType = UNSET
+    """The least capacity of each policy with the wanted speed, None where none has it."""
     measured: tuple[MeasuredCapacity, ...] = ()
     """On this machine, with the installed versions."""
     notes: tuple[Note, ...]

@@ -68,7 +68,7 @@ class MeasuredExperts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     capacity: Positive
     """Of each layer."""
-    policy: Literal["load", "skip", "fail"]
+    policy: Literal["load", "skip", "swap", "fail"]
     """What was done about the others."""
     profile_sha256: Sha256
     """Of the counts by which the experts were chosen."""
@@ -145,6 +145,8 @@ class Measurement(
     """The run before these: its times do not count, its peak does where it is higher."""
     swift_workspace_bytes: Bytes | None
     """By the rule of mlx-swift-lm's tune."""
+    swift_kv_bytes: Bytes | None = None
+    """Caches and states by that rule; None in measurements of an older memfit."""
     experts: MeasuredExperts | None = None
     """Of `memfit tune experts`; None: all experts, as mlx-lm loads them."""
     caches: tuple[MeasuredCache, ...] = ()

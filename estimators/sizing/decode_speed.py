@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model, Part
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.devices import chip_of
+from memfit.estimators.machine.chips import chip_of
 from memfit.estimators.results.estimate import DecodeSpeed
 from memfit.estimators.runtimes.facets import MlxLmPrograms, SplitMemory, decoding_rows
 from memfit.estimators.sizing.sized_model import SizedModel

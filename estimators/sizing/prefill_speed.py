@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.devices import Chip, chip_of
+from memfit.estimators.machine.chips import Chip, chip_of
 from memfit.estimators.mlx.kernels import has_nax
 from memfit.estimators.results.advice import FirstToken
 from memfit.estimators.runtimes.facets import MlxLmPrograms

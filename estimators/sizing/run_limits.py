@@ -5,8 +5,8 @@ from typing import Any
 
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.chips import chips
 from memfit.estimators.machine.device import GIB, Device
-from memfit.estimators.machine.devices import chips
 from memfit.estimators.mlx.data.run_limits import BUFFER_COUNT, GPU_WATCHDOG
 from memfit.estimators.mlx.kv_cache import buffer_counts
 from memfit.estimators.mlx.versions import format_version

@@ -19,6 +19,7 @@ from memfit.estimators.base.units import format_bytes, format_limit
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import fingerprint_of
 from memfit.estimators.machine.device import free_bytes
+from memfit.estimators.plans.experts.recording import Recording, with_recording
 from memfit.estimators.plans.experts.routing import (
     ChosenSlots,
     RoutingProfile,
@@ -45,7 +46,7 @@ from memfit.probes.experts.points import (
 from memfit.probes.experts.request import PARTS, ExpertsRequest, capacities_of, check_described
 from memfit.probes.experts.result import DiscoveryResult, ExpertsPoint, ExpertsTuneResult, WarmStart
 from memfit.probes.experts.runner import ExpertRunner, ExpertSetup, LayerRouting
-from memfit.probes.experts.slots import NOT_STORED
+from memfit.probes.experts.slots import NOT_STORED, READING
 from memfit.probes.preflight import require_loadable
 from memfit.probes.process import ModelProcess
 from memfit.probes.store import Store, save
@@ -95,6 +96,7 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
     """The tokens of each prompt, those of the profile first."""
     plan: Plan | None = None
     has_reference: bool = False
+    recording: Recording | None = None
 
     def result(self) -> ExpertsTuneResult:
         """Measure everything, one process after another."""
@@ -108,8 +110,8 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
         if request.pack and not self.packed:
             prepacked.require_room(request.pack, found.kept_bytes(capacities[-1]))
         full, profile = self._full(found)
-        self._keep_profile(profile or found.profile, found.layers)
         best = profile or found.profile
+        self._keep_profile(best, found.layers)
         points = [self._point(capacity, best, found) for capacity in capacities]
         if all(point.status == "skipped" for point in points):
             raise MachineError(f"{points[0].capacity} experts: {points[0].reason}")
@@ -165,7 +167,7 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
         self.progress.advance()
         rows = rows_of(layers, routing)
         unreadable = next((layer.unreadable for layer in layers if layer.unreadable), None)
-        if unreadable and self.request.policy == "load":
+        if unreadable and self.request.policy in READING:
             raise UnsupportedError(f"{printable(unreadable)}: {NOT_STORED}")
         return Discovered(
             loaded,
@@ -194,6 +196,7 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
                     request.prefill_step,
                 )
                 warm_up, *runs = self._runs(process)
+                self.recording = self._recorded(process, layers) if request.record_file else None
         except MachineError as error:
             text = f"the full model is not measured: {error}; nothing is compared with it"
             self.warn("no-full-model", text)
@@ -245,6 +248,15 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
                     request.prefill_step,
                 )
         return SlotRuns(loaded, warm_up, runs, agreement)
+
+    def _recorded(self, process: ModelProcess, layers: Sequence[ExpertLayer]) -> Recording:
+        """Record each measured prompt once, and in which order `_runs` runs them."""
+        prompts, runs = self._measured_prompts(), []
+        for prompt in prompts:
+            process.call(ExpertRunner.choose, prompt)
+            runs.append(process.call(ExpertRunner.record, self._workload()))
+        order = (repeat % len(prompts) for repeat in (0, *range(REPEATS)))
+        return Recording(layers[0].top_k, tuple(runs), tuple(order), warm_up=1)
 
     def _runs(self, process: ModelProcess) -> Iterator[Run]:
         """Run the first measured prompt as a warm-up, then all one after another."""
@@ -375,11 +387,20 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
         tokens = sum(self.tokens[: len(self.request.prompts)])
         text = profile_text(profile, layers, self.header()["model_type"], tokens)
         if file := self.request.profile_file:
-            try:
-                write_atomically(file, text.encode("utf-8"), mode=0o644)
-            except OSError as error:
-                raise unwritable(file, error) from None
+            _write(file, text)
+        if file := self.request.record_file:
+            if self.recording:
+                _write(file, with_recording(text, self.recording))
+            else:
+                self.warn("not-recorded", "no routing was recorded: that is done with all experts")
         try:
             save(self.profile_path, text)
         except InputError as error:
             self.warn_unsaved("the profile", error)
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        write_atomically(file, text.encode("utf-8"), mode=0o644)
+    except OSError as error:
+        raise unwritable(file, error) from None

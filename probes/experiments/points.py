@@ -9,6 +9,7 @@ from memfit.estimators.sizing.sized_model import SizedModel
 from memfit.probes.experiments.base import Experiment, RunRequest
 from memfit.probes.figures import (
     EstimatedFigure,
+    SwiftBytes,
     estimated_figures,
     measured_figures,
     paired_figures,
@@ -87,7 +88,7 @@ class Points(Experiment[RunRequest], kw_only=True):
         state = _RunState(
             measurement.workload, measurement.wired_limit_bytes, list(measurement.runs)
         )
-        state.swift_bytes = measurement.swift_workspace_bytes
+        state.swift = measurement.swift_workspace_bytes, measurement.swift_kv_bytes
         state.warm_up = measurement.warm_up
         return self._point(state, measurement.loaded, measurement.id)
 
@@ -105,7 +106,7 @@ class Points(Experiment[RunRequest], kw_only=True):
             state.failure = error
             return
         if repeats == REPEATS:
-            state.swift_bytes = self._swift_workspace(state.workload)
+            state.swift = self._swift_workspace(state.workload)
             self._finish_run()
 
     def _run_once(self, state: "_RunState") -> Run:
@@ -117,18 +118,18 @@ class Points(Experiment[RunRequest], kw_only=True):
         self.finished_runs += 1
         self.progress.advance(self.steps_per_run)
 
-    def _swift_workspace(self, workload: Workload) -> int | None:
+    def _swift_workspace(self, workload: Workload) -> SwiftBytes:
         if workload.batch > 1:  # mlx-swift-lm's tune runs one sequence
-            return None
+            return None, None
         # This rule evaluates logits that generation never holds, so it can run out of memory.
         try:
             return self.worker.call(ModelRunner.swift_workspace, workload)
         except (MachineError, UnsupportedError):
-            return None
+            return None, None
 
     def _point(self, state: "_RunState", loaded: Loaded | None, id: str | None) -> Point:
         estimates = self._estimates(state.workload)
-        values = measured_figures(loaded, state.runs, state.swift_bytes, state.warm_up)
+        values = measured_figures(loaded, state.runs, state.swift, state.warm_up)
         if isinstance(state.failure, ProbeStopped):
             values = {**partial_figures(state.failure.partial_figures), **values}
         figures = paired_figures(values, estimates)
@@ -162,7 +163,8 @@ class Points(Experiment[RunRequest], kw_only=True):
             loaded=self.loaded,
             runs=tuple(state.runs),
             warm_up=state.warm_up,
-            swift_workspace_bytes=state.swift_bytes,
+            swift_workspace_bytes=state.swift[0],
+            swift_kv_bytes=state.swift[1],
         )
 
 
@@ -173,5 +175,5 @@ class _RunState(Struct):
     wired_limit_bytes: int | None
     runs: list[Run] = field(default_factory=list)
     warm_up: Run | None = None
-    swift_bytes: int | None = None
+    swift: SwiftBytes = (None, None)
     failure: MemfitError | None = None

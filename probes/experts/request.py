@@ -30,6 +30,8 @@ class ExpertsRequest(RunRequest, frozen=True, kw_only=True):
     agreement_percent: int = 95
     profile_file: Path | None = None
     pack: Path | None = None
+    record_file: Path | None = None
+    """Where what the routers chose in the measured runs is written."""
 
 
 def check_described(request: ExpertsRequest) -> None:

@@ -14,15 +14,18 @@ from memfit.estimators.base.errors import CheckpointError, InputError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.units import Bytes, Count
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.plans.experts.recording import RecordedRun
 from memfit.estimators.runtimes.measurement import Run
 from memfit.probes.agreement import Agreement, compared, greedy, prefill
 from memfit.probes.experts import prepacked
 from memfit.probes.experts.expert_files import ExpertFiles
 from memfit.probes.experts.slots import Policy, Steps, attach, keep_only
 from memfit.probes.experts.switches import (
+    LoggedModel,
     Recorded,
     RouterOnly,
     Routing,
+    RunLog,
     Switch,
     retyped,
     support_16_bits_on_cpu,
@@ -171,12 +174,27 @@ class ExpertRunner(ModelRunner):
         run = super().run(workload, wired_limit_bytes)
         if self._steps is None:
             return run
+        self._steps.end_run()
         more = [
             (f"{phase}_{name}", value)
             for phase, counts in self._steps.counts.items()
             for name, value in sorted(counts.items())
         ]
         return replace(run, more=(*run.more, *more))
+
+    def record(self, workload: Workload) -> RecordedRun:
+        """Generate once; return what the routers chose for every token of every call."""
+        log = RunLog([switch.layer for switch in self._switches])
+        with self.errors(), memory_errors():
+            for switch in self._switches:
+                retyped(switch.module, Recorded, routing=log, layer=switch.layer)
+            retyped(self.model, LoggedModel, log=log)
+            super().run(workload, None)
+        if self._steps:
+            self._steps.end_run()
+        for module in (self.model, *(switch.module for switch in self._switches)):
+            module.__class__ = type(module).__mro__[2]
+        return RecordedRun(tuple(log.calls), tuple(map(tuple, log.choices.values())))
 
     def save_reference(self, file: Path, tokens: int, step: int) -> None:
         """Generate greedily, and save the logits for `agreement`."""
@@ -265,6 +283,8 @@ class ExpertRunner(ModelRunner):
         rows, chosen = zip(*steps, strict=True)
         found = mx.stack(list(rows))
         mx.eval(found)
+        if self._steps:
+            self._steps.end_run()
         del caches
         gc.collect()
         return found, mx.array(list(chosen))

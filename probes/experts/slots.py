@@ -6,17 +6,22 @@ A slot layer is mlx-lm's own module with fewer stacked experts, called with slot
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
 from memfit.estimators.base.errors import CheckpointError, MachineError, UnsupportedError
+from memfit.estimators.plans.experts.slot_table import LcpTable, Placed, SlotTable, SwapTables
 from memfit.estimators.trace.cache_stepper import leaves
 from memfit.probes.experts.expert_files import ExpertFiles, ExpertRows
 from memfit.probes.experts.skipped import outputs_class, weigh_uncompiled
 from memfit.probes.experts.switches import Switch, retyped
 
-Policy = Literal["load", "skip", "fail"]
+Policy = Literal["load", "skip", "swap", "fail"]
+READING = ("load", "swap")
+"""Policies that read experts during a run."""
+SKIPPING = ("skip", "swap")
+"""Policies that leave out the output of an expert without a slot."""
 NOT_STORED = (
     "is not stored as the model has it, so that no single expert can be read; convert the model"
     " with mlx_lm.convert, or use --policy skip"
@@ -35,25 +40,16 @@ class Slots:
         """Take the experts in the order of their slots; a pinned one never leaves."""
         self.switch, self.steps, self.files = switch, steps, files
         self.experts, self.capacity = steps.experts[switch.layer], len(kept)
-        # The expert that was used longest ago is first.
-        self.slot_of = {expert: slot for slot, expert in enumerate(kept)}
-        self.pinned = frozenset(pinned)
+        kind = LcpTable if steps.policy == "swap" else SlotTable
+        self.slots: SlotTable = kind(kept, pinned)
         self.rows: dict[str, ExpertRows] = {}
+        steps.layers.append(self)
         self._set_table()
 
     @property
     def is_complete(self) -> bool:
         """Whether every expert has a slot."""
         return self.capacity == self.experts
-
-    def missing(self, chosen: Iterable[int]) -> list[int]:
-        """Return the chosen experts without a slot."""
-        return [expert for expert in chosen if expert not in self.slot_of]
-
-    def touch(self, chosen: Iterable[int]) -> None:
-        """Take note that experts were used now."""
-        for expert in chosen:
-            self.slot_of[expert] = self.slot_of.pop(expert)
 
     def run(self, forward: Callable[[Any, Any], Any], x: Any, indices: Any) -> Any:
         """Return the output of a token's experts, which are all in slots when ``is_exact``."""
@@ -63,7 +59,9 @@ class Slots:
             return self._exact(forward, x, indices)
         self.steps.chosen.append((self, indices))
         y = forward(x, self.table[indices])
-        if self.steps.policy != "skip":
+        if self.steps.policy == "swap":
+            self.steps.expect(indices.size, self.absent[indices].sum())
+        elif self.steps.policy != "skip":
             return y
         self.steps.unweighted.add(self.switch.layer)
         weighted = partial(self.steps.unweighted.discard, self.switch.layer)
@@ -72,26 +70,13 @@ class Slots:
     def _exact(self, forward: Callable[[Any, Any], Any], x: Any, indices: Any) -> Any:
         chosen = indices.flatten().tolist()
         wanted = sorted(set(chosen))
-        missing = set(self.missing(wanted))
+        missing = set(self.slots.missing(wanted))
         self.steps.count(len(chosen), sum(expert in missing for expert in chosen))
-        groups = list(self._groups(wanted))
+        groups = list(self.slots.groups(wanted))
         if len(groups) == 1:
             self._place(groups[0])
             return forward(x, self.table[indices])
         return self._in_groups(forward, x, indices, chosen, groups)
-
-    def _groups(self, wanted: list[int]) -> Iterator[list[int]]:
-        """Experts that fit the slots at the same time, those in slots first."""
-        room = self.capacity - len(self.pinned.difference(wanted))
-        if len(wanted) <= room:
-            yield wanted
-            return
-        present = [expert for expert in wanted if expert in self.slot_of]
-        missing = self.missing(wanted)
-        if present:
-            yield present
-        each = self.capacity - len(self.pinned)
-        yield from (missing[at : at + each] for at in range(0, len(missing), each))
 
     def _in_groups(
         self,
@@ -110,7 +95,7 @@ class Slots:
             self._place(group)
             members = set(group)
             places = [at for at, expert in enumerate(chosen) if expert in members]
-            slots = mx.array([self.slot_of[chosen[at]] for at in places], mx.uint32)
+            slots = mx.array([self.slots.slot_of[chosen[at]] for at in places], mx.uint32)
             y = forward(rows[mx.array([at // top_k for at in places])], slots[:, None])
             mx.eval(y)  # the next group takes its slots
             outputs.append(y[:, 0])
@@ -120,16 +105,14 @@ class Slots:
         return joined.reshape(*indices.shape, -1)
 
     def _place(self, wanted: list[int]) -> None:
-        """Read the experts without a slot into the slots used longest ago."""
-        missing = self.missing(wanted)
-        self.touch(expert for expert in wanted if expert in self.slot_of)
-        if not missing:
-            return
-        stay = self.pinned.union(wanted)
-        leaving = [expert for expert in self.slot_of if expert not in stay]
-        for expert, leaves_now in zip(missing, leaving, strict=False):
-            self._read(expert, self.slot_of.pop(leaves_now))
-        self._set_table()
+        self.read(self.slots.place(wanted))
+
+    def read(self, placed: Placed) -> None:
+        """Read experts into their slots."""
+        for expert, slot in placed:
+            self._read(expert, slot)
+        if placed:
+            self._set_table()
 
     def _read(self, expert: int, slot: int) -> None:
         import mlx.core as mx
@@ -138,14 +121,13 @@ class Slots:
         for linear, name, full_name in self.switch.arrays():
             linear[name][slot] = self.files.row(self.rows[full_name], expert)
         mx.eval([linear[name] for linear, name, _ in self.switch.arrays()])
-        self.slot_of[expert] = slot
         self.steps.count_read(self.files.read_bytes - read_bytes, self.files.wait_ns - wait_ns)
 
     def _set_table(self) -> None:
         """Make the table from expert to slot, and the one of the experts without a slot."""
         import mlx.core as mx
 
-        slots = [self.slot_of.get(expert) for expert in range(self.experts)]
+        slots = [self.slots.slot_of.get(expert) for expert in range(self.experts)]
         self.table = mx.array([slot or 0 for slot in slots], mx.uint32)
         self.absent = mx.array([slot is None for slot in slots])
         mx.eval(self.table, self.absent)
@@ -160,7 +142,7 @@ class Slots:
             stacked = linear[name]
             shape = (self.experts, *stacked.shape[1:])
             found = self.files.candidates(full_name, shape, stacked.dtype)
-            for expert, slot in self.slot_of.items():
+            for expert, slot in self.slots.slot_of.items():
                 found = [r for r in found if _same(self.files.row(r, expert), stacked[slot])]
                 if len(found) < 2 and slot:  # two experts agree
                     break
@@ -186,6 +168,10 @@ class Steps:
         self.counts: dict[str, Counter[str]] = {"prefill": Counter(), "decode": Counter()}
         self._phase = "prefill"
         self._expects_all = True
+        self.layers: list[Slots] = []
+        self._swaps: SwapTables | None = None
+        self._calls: list[list[tuple[Slots, Any]]] = []
+        self._expected: list[tuple[str, int, Any]] = []
 
     def run(self, forward: Callable[[], Any], tokens: int, caches: list[Any] | None) -> Any:
         """Return the model's output for a step.
@@ -196,6 +182,8 @@ class Steps:
         """
         self._phase = "decode" if tokens == 1 else "prefill"
         self.counts[self._phase]["tokens"] += tokens
+        if self.policy == "swap":
+            return self._swapping(forward, tokens)
         if self.policy != "load":
             output = forward()
             self._require_weighted()
@@ -209,6 +197,49 @@ class Steps:
             undo()
             self.counts[self._phase]["repeated"] += 1
         return self._exact(forward)
+
+    def expect(self, uses: int, misses: Any) -> None:
+        """Take note of the experts that tokens use, and of misses that are not evaluated yet."""
+        self._expected.append((self._phase, uses, misses))
+
+    def end_run(self) -> None:
+        """Count what is left of a run, and forget its calls."""
+        self._count_expected()
+        self._calls.clear()
+        if self._swaps:
+            self._swaps.restart()
+
+    def _swapping(self, forward: Callable[[], Any], tokens: int) -> Any:
+        """Skip what is missing; between two tokens replace cold experts, as mlx-moe does."""
+        if self._swaps is None:
+            tables = [each.slots for each in self.layers]
+            self._swaps = SwapTables([each for each in tables if isinstance(each, LcpTable)])
+        if self._swaps.is_due():
+            self._replace(self._swaps)
+        output = forward()
+        self._require_weighted()
+        self._swaps.called(tokens)
+        self._calls.append(self.chosen)
+        self.chosen = []
+        return output
+
+    def _replace(self, swaps: SwapTables) -> None:
+        """Read experts that were missing in the calls before the last one."""
+        done, self._calls = self._calls[:-1], self._calls[-1:]
+        requested: list[set[int]] = [set() for _ in self.layers]
+        place = {id(slots): index for index, slots in enumerate(self.layers)}
+        for slots, indices in (each for call in done for each in call):
+            requested[place[id(slots)]].update(indices.flatten().tolist())
+        for slots, experts in zip(self.layers, swaps.update(requested), strict=True):
+            slots.read(experts)
+
+    def _count_expected(self) -> None:
+        import mlx.core as mx
+
+        mx.eval([misses for _, _, misses in self._expected])
+        for phase, uses, misses in self._expected:
+            self.counts[phase].update({"uses": uses, "misses": int(misses.item())})
+        self._expected.clear()
 
     def count(self, uses: int, misses: int) -> None:
         """Take note of the experts that tokens used, and how many had no slot."""
@@ -248,16 +279,16 @@ class Steps:
 
     def _all_present(self) -> bool:
         found = self._evaluated()
-        if any(slots.missing(set(chosen)) for slots, chosen in found):
+        if any(slots.slots.missing(set(chosen)) for slots, chosen in found):
             return False
         for slots, chosen in found:
-            slots.touch(set(chosen))
+            slots.slots.touch(sorted(set(chosen)))
             self.count(len(chosen), 0)
         return True
 
     def _count_chosen(self) -> None:
         for slots, chosen in self._evaluated():
-            missing = slots.missing(chosen)
+            missing = slots.slots.missing(chosen)
             self.count(len(chosen), len(missing))
             if missing and self.policy == "fail":
                 raise MachineError(
@@ -302,10 +333,10 @@ def attach(
     """
     for switch, experts, never_leave in zip(switches, kept, pinned, strict=True):
         slots = Slots(switch, experts, never_leave, steps, files)
-        if steps.policy == "load" and not slots.is_complete:
+        if steps.policy in READING and not slots.is_complete:
             slots.find_rows()
         retyped(switch.module, SlotExperts, slots=slots)
-    if steps.policy == "skip":
+    if steps.policy in SKIPPING:
         weigh_uncompiled(model)
     retyped(model, SteppedModel, steps=steps)
 

@@ -112,6 +112,40 @@ class Routing:
         self._used.clear()
 
 
+class RunLog:
+    """Router choices of one run, in the order of its tokens."""
+
+    def __init__(self, layers: list[int]) -> None:
+        self.calls: list[int] = []
+        self.choices: dict[int, list[int]] = {layer: [] for layer in layers}
+        self._pending: list[tuple[int, Any]] = []
+
+    def add(self, layer: int, indices: Any) -> None:
+        """Take the indices of a layer; they are not evaluated yet."""
+        self._pending.append((layer, indices))
+
+    def end_call(self, tokens: int) -> None:
+        """Read the indices of a call of the model."""
+        import mlx.core as mx
+
+        mx.eval([indices for _, indices in self._pending])
+        self.calls.append(tokens)
+        for layer, indices in self._pending:
+            self.choices[layer].extend(indices.flatten().tolist())
+        self._pending.clear()
+
+
+class LoggedModel:
+    """A model that reads its log after each call."""
+
+    log: RunLog
+
+    def __call__(self, inputs: Any, *arguments: Any, **more: Any) -> Any:
+        output = super().__call__(inputs, *arguments, **more)  # type: ignore[misc]
+        self.log.end_call(inputs.shape[-1])
+        return output
+
+
 class RouterOnly:
     """Experts that record the router's choice and return zeros: their weights are never read."""
 
@@ -129,7 +163,7 @@ class RouterOnly:
 class Recorded:
     """Experts that record the router's choice."""
 
-    routing: Routing
+    routing: Routing | RunLog
     layer: int
 
     def __call__(self, x: Any, indices: Any) -> Any:

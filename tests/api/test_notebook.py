@@ -11,6 +11,7 @@ from memfit.cli.render.view import as_html, registered
 from memfit.estimators.results.error import error_report
 from tests.cli.running import Memfit
 from tests.cli.test_pages import COMMANDS
+from tests.selection import quick
 from tests.test_schemas import documents, texts
 
 SAMPLE = Path(__file__).parents[2] / "sample_configs" / "qwen3-4b-4bit.yaml"
@@ -36,7 +37,13 @@ def test_a_hostile_name_stays_text() -> None:
     assert "&lt;img src=x" in html
 
 
-@pytest.mark.parametrize("command", ["compare", "context", "server", "wired", "growth", "experts"])
+@pytest.mark.parametrize(
+    "command",
+    quick(
+        ["compare", "context", "server", "wired", "growth", "experts"],
+        ("compare", "context", "wired"),
+    ),
+)
 def test_the_result_of_a_command_is_html(memfit: Memfit, command: str) -> None:
     facts = memfit(*COMMANDS[command].split(), "--json").json
     kind = next(each for each in documents() if each.__struct_config__.tag == facts["schema"])

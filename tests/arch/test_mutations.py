@@ -16,7 +16,7 @@ from memfit.estimators.weights.quantization_plan import declared
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 # Of thousands; prime numbers, so that all keys and changes have their turn.
-EVERY, EVERY_IN_CI = 179, 11
+EVERY, EVERY_IN_CI = 701, 11
 
 
 def weights(config: dict[str, Any]) -> int:

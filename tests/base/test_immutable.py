@@ -8,7 +8,8 @@ import pytest
 from msgspec import Struct
 
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.devices import chips, find_device, gpu_models
+from memfit.estimators.machine.chips import chips, gpu_models
+from memfit.estimators.machine.devices import find_device
 from memfit.estimators.results.estimate import Component
 
 RESULTS = Path(__file__).parents[2] / "estimators" / "results"

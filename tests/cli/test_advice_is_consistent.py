@@ -17,10 +17,20 @@ QUESTIONS = [
     ("qwen3-8b-4bit", "--memory", "32GB"),
     ("gemma-3-27b", "--memory", "24GB", "--context", "64k"),
 ]
+EXHAUSTIVE = pytest.mark.exhaustive
 OPTIONS = {"weight_bits": "--quantize", "kv_bits": "--kv-bits", "prefill_step": "--prefill-step"}
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=" ".join)
+# As `quick` marks them; the ids are the questions.
+@pytest.mark.parametrize(
+    "question",
+    [
+        pytest.param(
+            each, id=" ".join(each), marks=() if each[0] == "qwen3-8b-4bit" else EXHAUSTIVE
+        )
+        for each in QUESTIONS
+    ],
+)
 def test_what_an_advice_assumes_gives_the_verdict_that_it_says(
     memfit: Memfit, question: tuple[str, ...]
 ) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.cli.running import Memfit
+from tests.selection import quick
 
 FAST = ("--method", "formula")
 
@@ -14,7 +15,7 @@ def test_other_weights_of_the_model_come_first_then_other_models(memfit: Memfit)
     assert "memfit NAME --memory 16GB" in text
 
 
-@pytest.mark.parametrize("model", ["gpt-oss-20b", "llama-3.1-70b"])
+@pytest.mark.parametrize("model", quick(["gpt-oss-20b", "llama-3.1-70b"], ("gpt-oss-20b",)))
 def test_each_alternative_has_the_verdict_that_its_own_estimate_has(
     memfit: Memfit, model: str
 ) -> None:
@@ -29,7 +30,11 @@ def test_each_alternative_has_the_verdict_that_its_own_estimate_has(
 
 
 @pytest.mark.parametrize(
-    "words", [["qwen3-8b-4bit", "--memory", "16GB"], ["qwen3.5-35b-a3b", "--memory", "32GB"]]
+    "words",
+    [
+        ["qwen3-8b-4bit", "--memory", "16GB"],
+        pytest.param(["qwen3.5-35b-a3b", "--memory", "32GB"], marks=pytest.mark.exhaustive),
+    ],
 )
 def test_what_fits_with_other_settings_has_no_alternatives(
     memfit: Memfit, words: list[str]

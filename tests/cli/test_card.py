@@ -5,11 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cli.running import Memfit
 
 MAKE = ("card", "qwen3-0.6b", "--device", "m4-max-64", "--questions", "100")
 
 
+# tests/guard makes, checks and evaluates cards in the quick set; each takes seconds.
+@pytest.mark.exhaustive(daily=True)
 def test_a_card_is_made_checked_and_evaluated(memfit: Memfit, tmp_path: Path) -> None:
     file, evaluator = tmp_path / "memory.json", tmp_path / "memory_card.py"
     assert memfit(*MAKE, "-o", str(file)).code == 0

@@ -1,5 +1,6 @@
 """Commands are imported when they are called; listings show each command's own summary."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,7 +36,7 @@ def test_a_command_has_the_same_summary_in_the_list_and_in_its_help() -> None:
 def test_every_module_of_a_command_is_listed(folder: str) -> None:
     found = {path.stem for path in (ROOT / "cli" / folder).iterdir()}
     group = GROUPS[folder]
-    names = {name.replace(" ", "_") for name in group.summaries if name not in group.elsewhere}
+    names = {re.sub("[ -]", "_", name) for name in group.summaries if name not in group.elsewhere}
     assert names == found - {"__init__", "__pycache__", "subject"}
 
 

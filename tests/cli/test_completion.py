@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.selection import quick
 from tests.test_imports import HEAVY
 
 ATTEMPTS = 10
@@ -108,7 +109,7 @@ def test_an_installed_completion_completes_what_is_typed(
         second.type(f"\x15{typed}\t", until=completed)
 
 
-@pytest.mark.parametrize(("typed", "completed"), TYPED)
+@pytest.mark.parametrize(("typed", "completed"), quick(TYPED, TYPED[:2]))
 def test_bash_completes_what_is_typed(home: Path, typed: str, completed: str) -> None:
     words = typed.split()
     script = (

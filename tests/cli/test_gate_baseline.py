@@ -14,6 +14,7 @@ from tests.cli.gating import target, write_policy
 from tests.cli.running import Memfit, validated
 from tests.cli.test_bad_input import assert_one_line
 from tests.models import QWEN3_4B, plain_tensors, write_config
+from tests.selection import quick
 from tests.sparse import write_safetensors
 
 GROWTH = {"peak": "90%", "growth": {"peak": "0%"}}
@@ -171,7 +172,9 @@ def damage(data: Any, path: tuple[str, ...], value: Any) -> Any:
         (("memfit_version",), None),
     ],
 )
-@pytest.mark.parametrize("option", [(), ("--update",)])
+@pytest.mark.parametrize(
+    "option", [(), pytest.param(("--update",), marks=pytest.mark.exhaustive)], ids=str
+)
 def test_a_damaged_baseline_gives_a_one_line_error(
     memfit: Memfit, locked: Path, path: tuple[str, ...], value: Any, option: tuple[str, ...]
 ) -> None:
@@ -227,7 +230,9 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("form", ["table", "github", "junit", "markdown", "json"])
+@pytest.mark.parametrize(
+    "form", quick(["table", "github", "junit", "markdown", "json"], ("github", "markdown"))
+)
 @pytest.mark.parametrize("place", PLACES, ids=".".join)
 def test_no_text_of_a_baseline_is_printed_raw(
     memfit: Memfit, locked: Path, place: tuple[str, ...], form: str

@@ -11,6 +11,7 @@ import pytest
 from tests.cli.gating import SAMPLES, target, write_plain_config, write_policy, write_quantised
 from tests.cli.running import Memfit
 from tests.models import QWEN3_4B, QWEN3_NEXT_80B, sample_config, write_config
+from tests.selection import quick
 
 AT_MOST = {
     "peak": "peak_bytes",
@@ -44,7 +45,7 @@ def figures(memfit: Memfit, folder: Path, **keys: Any) -> Any:
     return ask(memfit, folder, {"peak": "100%"}, **keys)[1]["figures"]
 
 
-@pytest.mark.parametrize("limit", AT_MOST)
+@pytest.mark.parametrize("limit", quick(AT_MOST, ("peak", "load_peak")))
 def test_a_size_passes_at_its_limit_and_not_a_byte_below(
     memfit: Memfit, folder: Path, limit: str
 ) -> None:
@@ -57,7 +58,7 @@ def test_a_size_passes_at_its_limit_and_not_a_byte_below(
     assert (check["figure"], check["allowed"], check["excess"]) == (nbytes, nbytes - 1, 1)
 
 
-@pytest.mark.parametrize("limit", AT_MOST)
+@pytest.mark.parametrize("limit", quick(AT_MOST, ("peak", "load_peak")))
 def test_a_share_of_the_working_set_passes_at_its_limit(
     memfit: Memfit, folder: Path, limit: str
 ) -> None:
@@ -100,7 +101,7 @@ def test_expert_capacity_of_a_dense_model_fails(memfit: Memfit, folder: Path) ->
     assert (code, report["checks"][0]["figure"]) == (1, None)
 
 
-@pytest.mark.parametrize("limit", GROWN)
+@pytest.mark.parametrize("limit", quick(GROWN, ("kv_per_token",)))
 def test_growth_passes_at_its_limit_in_bytes_and_in_percent(
     memfit: Memfit, folder: Path, limit: str
 ) -> None:

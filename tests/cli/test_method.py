@@ -99,6 +99,7 @@ def test_a_traced_run_is_plotted_call_by_call(memfit: Memfit, tmp_path: Path) ->
     assert "run" not in memfit("estimate", config, "--method", "formula", "--plot", "--json").json
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_the_trace_chooses_the_prefill_step(memfit: Memfit, tmp_path: Path) -> None:
     path = write_config(tmp_path, {**UNDESCRIBED, "vocab_size": 50_000, "hidden_size": 512})
     arguments = ("estimate", path, "--prompt-tokens", "9000", "--json", "--margin", "0")

@@ -20,16 +20,29 @@ def first_line(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("question", "verdict", "why"), [(LONG, "tight", "65536"), (REPLY, "fits", "17207")]
+    ("question", "verdict", "why", "advice"),
+    [
+        (
+            LONG,
+            "tight",
+            "65536",
+            ("display sleep", "AGX_RELAX_CDM_CTXSTORE_TIMEOUT=1", "smaller prefill", "float16"),
+        ),
+        (REPLY, "fits", "17207", ()),
+    ],
 )
-def test_the_reason_is_on_line_one_and_never_nothing_to_change(
-    memfit: Memfit, question: tuple[str, ...], verdict: str, why: str
+def test_the_reason_is_on_line_one_and_the_advice_below_in_its_order(
+    memfit: Memfit, question: tuple[str, ...], verdict: str, why: str, advice: tuple[str, ...]
 ) -> None:
     run = memfit("estimate", *question)
     assert run.code == 0
     assert verdict in first_line(run.out)
     assert why in first_line(run.out)
     assert "Nothing to change" not in run.out
+    text = " ".join(run.out.split())
+    places = [text.index(remedy) for remedy in advice]
+    assert places == sorted(places)
+    assert text.count(REASON) == bool(advice)
 
 
 def test_an_unknown_chip_fits_with_what_is_open(memfit: Memfit) -> None:
@@ -57,15 +70,7 @@ SHORT = (*MODEL, "--device", "m2-max-64")
 REASON = "macOS may end a prompt beyond 65536 tokens"
 
 
-def test_the_advice_is_on_the_screen_in_its_order(memfit: Memfit) -> None:
-    text = " ".join(memfit("estimate", *LONG).out.split())
-    remedies = ("display sleep", "AGX_RELAX_CDM_CTXSTORE_TIMEOUT=1", "smaller prefill", "float16")
-    places = [text.index(remedy) for remedy in remedies]
-    assert places == sorted(places)
-    assert text.count(REASON) == 1
-
-
-@pytest.mark.parametrize("command", ["estimate", "plan context"])
+@pytest.mark.parametrize("command", quick(["estimate", "plan context"], ("plan context",)))
 def test_a_longest_prompt_that_may_end_is_marked_with_the_reason(
     memfit: Memfit, command: str
 ) -> None:
@@ -133,6 +138,7 @@ def test_the_gate_warns_of_a_context_that_it_requires(memfit: Memfit, tmp_path: 
         assert (REASON in " ".join(run.out.split())) == warned
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_fits_marks_the_longest_prompts_and_says_why_once(memfit: Memfit) -> None:
     run = memfit("fits", "--device", "m2-max-64", "--prompt-tokens", "70k")
     assert len(re.findall(r"[0-9]+k(@[0-9]+)? ! ", run.out)) > 10

@@ -53,6 +53,47 @@ def test_one_capacity_is_measured_and_its_profile_planned_with(
 
 
 @pytest.mark.exhaustive
+def test_recorded_routing_is_replayed_as_it_was_measured(
+    memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    path, record = checkpoints("moe"), tmp_path / "routing.json"
+    ran = memfit(
+        *("tune", "experts", path, *PROMPTS, "--max-tokens", "6", "--timeout", "60"),
+        *("--capacity", "3,4", "--record", record, "--json"),
+    )
+    assert ran.code in (0, 1), ran.err
+    plan = ("plan", "experts", path, "--capacity", "3,4", "--routing", record)
+    result = memfit(*plan, "--bandwidth", "1GB/s", "--json").json
+    replayed = {each["capacity"]: each for each in result["replayed"] if each["policy"] == "pinned"}
+    assert set(replayed) == {2, 3, 4, 5, 6}
+    for point in ran.json["points"]:
+        decode, found = point["decode"], replayed[point["capacity"]]
+        assert found["misses_per_token"] == round(decode["misses"] / decode["tokens"], 3)
+        assert found["reads_per_token"] == round(decode["reads"] / decode["tokens"], 3)
+    assert replayed[6]["misses_per_token"] == 0
+    shown = memfit(*plan, "--bandwidth", "1GB/s", "--device", "m4-max-64", "--speed", "50")
+    assert "for 50 tokens/s at least these experts by policy: static 2" in shown.out
+    assert "Recorded routing, replayed, per token" in shown.out
+    assert_one_line(memfit(*plan, "--speed", "50"), 2, "--speed needs --bandwidth")
+    without = memfit("plan", "experts", path, "--speed", "50")
+    assert_one_line(without, 2, "--speed needs --routing")
+
+
+@pytest.mark.exhaustive
+def test_swapping_as_mlx_moe_is_measured(memfit: Memfit, checkpoints: Checkpoints) -> None:
+    ran = memfit(
+        *("tune", "experts", checkpoints("moe"), *PROMPTS, "--max-tokens", "8"),
+        *("--capacity", "2", "--policy", "swap", "--agreement", "0", "--json"),
+    )
+    assert ran.code in (0, 1), ran.err
+    [point] = ran.json["points"]
+    assert ran.json["policy"] == "swap"
+    assert point["decode"]["misses"] > 0
+    assert point["decode"]["read_bytes"] > 0
+    assert point["agreement"]["tokens"] == 8
+
+
+@pytest.mark.exhaustive
 def test_every_part_of_the_answer_is_shown(
     memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.gate.limits import LimitValue, parse_experts, parse_limit_value
+from memfit.estimators.gate.limit_values import LimitValue, parse_experts, parse_limit_value
 
 
 @given(st.integers(0, 10**6 - 1), st.integers(0, 9), st.data(), st.integers(0, 2**60))

@@ -386,7 +386,7 @@ RUNS = {
     "states-mixed": Run(STATES, flags(256, 2, 4, 4), 3),
     "states-queue": Run(STATES, flags(256, 1, 2, 6), 3, "long"),
 }
-QUICK = {"llama-mixed"}
+EVERY_TIME = {"llama-mixed"}
 
 
 def lengths_of(kind: str, count: int) -> list[tuple[int, int]]:
@@ -434,7 +434,8 @@ def on_this_host(model: Path) -> SizedModel:
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.exhaustive) for name in RUNS],
+    # Of a real server and its clients; `make check` has one each time.
+    [pytest.param(name, marks=pytest.mark.exhaustive(daily=name in EVERY_TIME)) for name in RUNS],
 )
 def test_requests_that_arrive_during_a_run_stay_within_the_bound(tmp_path: Path, name: str) -> None:
     run = RUNS[name]

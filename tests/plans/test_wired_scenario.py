@@ -381,3 +381,53 @@ def test_the_configuration_changes_only_while_nothing_runs(run_scenario: Any) ->
     assert {moment.limit_bytes for moment in plan.moments} <= {0, 30_000_000}
     with pytest.raises(InputError, match="go from the first to the last"):
         run_scenario(*tickets, head="configure: [{at: 2s}, {at: 1s}]\n")
+
+
+def test_a_budget_has_its_base_from_a_measurement_or_an_estimate(tmp_path: Path) -> None:
+    path, taken = tmp_path / "scenario.yaml", measurement()
+    peak = max(run.peak_bytes for run in taken.runs) - RUN.kv_bytes
+    sized = opening.size(open_checkpoint(str(MODEL)), device=None)
+    workspace = sized.figures_for(Workload(prompt_tokens=4096)).moment.workspace_bytes
+    bases = {f"measured:{taken.id}": peak, "estimate(context=4k)": sized.resident_bytes + workspace}
+    for base, nbytes in bases.items():
+        path.write_text(
+            f'{HEAD}{MODEL_HEAD}policies: {{b: {{kind: budget, base: "{base}"}}}}\n'
+            "tickets: [{name: a, policy: b, size: 1MB, runs: 1s}]\n"
+        )
+        plan = plan_wired(read_scenario(path, {taken.id: taken}.__getitem__))
+        assert plan.largest_limit_bytes == nbytes + 10**6, base
+
+
+@pytest.mark.parametrize(
+    ("device", "of", "warns"),
+    [
+        ("m4-max-64", {"device": "Apple M4 Max, 36 GiB", "backend": "metal"}, False),
+        ("m4-max-64", {"device": "Apple M4 Pro, 64 GiB", "backend": "metal"}, False),
+        ("m4-max-64", {"device": "Apple M4, 16 GiB", "backend": "metal"}, True),
+        ("m4-max-64", {"device": "Apple M1 Max, 64 GiB", "backend": "metal"}, True),
+        ("m4-max-64", {"device": "Apple Z9, 64 GiB", "backend": "metal"}, True),
+        ("m4-max-64", {}, True),
+    ],
+)
+def test_a_measurement_of_another_machine_class_gets_a_warning(
+    tmp_path: Path, device: str, of: dict[str, Any], warns: bool
+) -> None:
+    path, taken = tmp_path / "scenario.yaml", measurement(**of)
+    path.write_text(
+        f"{HEAD}device: {device}\npolicies: {{s: {{kind: sum}}}}\n"
+        f'tickets: [{{name: a, policy: s, weights: "measured:{taken.id}", runs: 1s}}]\n'
+    )
+    plan = plan_wired(read_scenario(path, {taken.id: taken}.__getitem__))
+    assert any("of another class" in note for note in plan.notes) == warns
+
+
+@pytest.mark.parametrize(("device", "outcome"), [("m4-max-64", "refused"), ("h100-80", "admitted")])
+def test_policy_only_without_a_cap_admits_nothing_where_there_is_a_working_set(
+    tmp_path: Path, device: str, outcome: str
+) -> None:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(
+        f"{HEAD}device: {device}\nmode: policy-only\npolicies: {{s: {{kind: sum}}}}\n"
+        "tickets: [{name: a, policy: s, size: 1GB, runs: 1s}]\n"
+    )
+    assert ticket(plan_wired(read_scenario(path)), "a").outcome == outcome

@@ -302,8 +302,8 @@ def test_a_pinned_expert_never_leaves(case: Any) -> None:
     found.load()
     found.run(RUN, None)
     for switch in found._switches:
-        assert 1 in switch.module.slots.slot_of
-        assert len(switch.module.slots.slot_of) == 3
+        assert 1 in switch.module.slots.slots.slot_of
+        assert len(switch.module.slots.slots.slot_of) == 3
 
 
 def test_a_dense_model_has_no_experts(checkpoints: Checkpoints) -> None:

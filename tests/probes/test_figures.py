@@ -17,6 +17,7 @@ from memfit.probes.speed import median_speed
 from tests.probes.measurements import LOADED, RUN
 
 WORKLOAD = Workload(prompt_tokens=600, max_tokens=9)
+NO_SWIFT = (None, None)
 RUNS = tuple(replace(RUN, prefill_peak_bytes=peak) for peak in (4_000, 4_300, 4_100))
 ESTIMATES = {
     "weights": EstimatedFigure(900, "exact"),
@@ -33,7 +34,7 @@ def by_name(figures: tuple[TuneFigure, ...]) -> dict[str, TuneFigure]:
 
 def test_the_median_is_shown_with_the_spread_and_the_difference() -> None:
     runs = [replace(run, decode_peak_bytes=1) for run in RUNS]
-    peak = by_name(paired_figures(measured_figures(LOADED, runs, None), ESTIMATES))["peak"]
+    peak = by_name(paired_figures(measured_figures(LOADED, runs, NO_SWIFT), ESTIMATES))["peak"]
     assert (peak.measured_bytes, peak.spread_bytes) == (4_100, 300)
     assert (peak.estimated_bytes, peak.difference_bytes) == (3_500, 600)
     assert peak.basis == "traced"
@@ -43,14 +44,16 @@ def test_the_peak_of_a_warm_up_is_shown_where_it_is_above_every_repeat() -> None
     for peak, expected in ((4_200, None), (4_301, 4_301)):
         warm_up = replace(RUN, prefill_peak_bytes=peak, decode_peak_bytes=1)
         runs = [replace(run, decode_peak_bytes=1) for run in RUNS]
-        found = by_name(paired_figures(measured_figures(LOADED, runs, None, warm_up), ESTIMATES))
+        found = by_name(
+            paired_figures(measured_figures(LOADED, runs, NO_SWIFT, warm_up), ESTIMATES)
+        )
         assert found["peak"].measured_bytes == 4_100
         shown = found.get("warm_up_peak")
         assert (shown.measured_bytes if shown else None) == expected
 
 
 def test_of_two_repeats_the_median_is_one_that_was_measured() -> None:
-    peak = by_name(paired_figures(measured_figures(LOADED, RUNS[:2], None), ESTIMATES))[
+    peak = by_name(paired_figures(measured_figures(LOADED, RUNS[:2], NO_SWIFT), ESTIMATES))[
         "prefill_peak"
     ]
     assert peak.measured_bytes == 4_000
@@ -64,7 +67,7 @@ def test_of_two_repeats_the_median_is_one_that_was_measured() -> None:
 )
 def test_unaccounted_bytes_complete_the_sum(active: int, kv: int, ssm: int, peak: int) -> None:
     run = replace(RUN, kv_bytes=kv, ssm_bytes=ssm, prefill_peak_bytes=peak, decode_peak_bytes=0)
-    values = measured_figures(replace(LOADED, active_bytes=active), [run], None)
+    values = measured_figures(replace(LOADED, active_bytes=active), [run], NO_SWIFT)
     rest = by_name(paired_figures(values, ESTIMATES))["unaccounted"].measured_bytes
     workspace = 3_500 - 1_000 - 500
     assert rest is not None
@@ -72,7 +75,7 @@ def test_unaccounted_bytes_complete_the_sum(active: int, kv: int, ssm: int, peak
 
 
 def test_without_an_estimate_no_bytes_are_unaccounted() -> None:
-    figures = by_name(paired_figures(measured_figures(LOADED, RUNS, 7), {}))
+    figures = by_name(paired_figures(measured_figures(LOADED, RUNS, (7, None)), {}))
     assert "unaccounted" not in figures
     assert figures["swift_workspace"].measured_bytes == 7
     assert figures["kv"].difference_bytes is None
@@ -80,7 +83,9 @@ def test_without_an_estimate_no_bytes_are_unaccounted() -> None:
 
 def test_a_stopped_run_keeps_the_figures_received() -> None:
     values = partial_figures({"prefill_kv_bytes": 5, "prefill_peak_bytes": 9, "first_token_ns": 3})
-    figures = by_name(paired_figures({**values, **measured_figures(LOADED, [], None)}, ESTIMATES))
+    figures = by_name(
+        paired_figures({**values, **measured_figures(LOADED, [], NO_SWIFT)}, ESTIMATES)
+    )
     assert figures["prefill_kv"].measured_bytes == 5
     assert figures["prefill_peak"].measured_bytes == 9
     assert figures["weights"].measured_bytes == LOADED.weights_bytes
@@ -88,11 +93,14 @@ def test_a_stopped_run_keeps_the_figures_received() -> None:
 
 
 def test_without_a_loaded_model_nothing_is_measured() -> None:
-    assert measured_figures(None, [], None) == {}
+    assert measured_figures(None, [], NO_SWIFT) == {}
 
 
 def test_figures_have_a_fixed_order() -> None:
-    names = [figure.name for figure in paired_figures(measured_figures(LOADED, RUNS, 7), ESTIMATES)]
+    names = [
+        figure.name
+        for figure in paired_figures(measured_figures(LOADED, RUNS, (7, None)), ESTIMATES)
+    ]
     assert names == [name for name in FIGURES if name in names]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from memfit.estimators.runtimes import registry
 from memfit.estimators.runtimes.registry import runtime_names
+from tests.selection import quick
 from tests.test_imports import modules_after
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +72,8 @@ def test_nothing_outside_depends_on_a_runtimes_name_or_class() -> None:
         f"{path.relative_to(ROOT)}:{comparison}"
         for path in OUTSIDE
         if path not in allowed
-        for comparison in comparisons_with_a_runtime(ast.parse(path.read_text()), names)
+        if any(word in (text := path.read_text()) for word in {*names, *runtime_names()})
+        for comparison in comparisons_with_a_runtime(ast.parse(text), names)
     ]
     assert offenders == []
 
@@ -93,7 +95,7 @@ def test_every_kind_of_comparison_is_found(code: str) -> None:
     assert list(comparisons_with_a_runtime(ast.parse(code), names_in_runtimes()))
 
 
-@pytest.mark.parametrize("name", runtime_names())
+@pytest.mark.parametrize("name", quick(runtime_names(), ("vllm", "ollama")))
 def test_a_runtime_can_be_imported_alone(name: str) -> None:
     code = f"from memfit.estimators.runtimes.registry import get_runtime\nget_runtime({name!r})"
     loaded = modules_after(code)

@@ -12,7 +12,8 @@ from msgspec import UNSET
 import memfit
 from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.dtypes import converted
-from memfit.estimators.machine.devices import chips, find_device
+from memfit.estimators.machine.chips import chips
+from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.versions import Version
 from memfit.estimators.sizing.prefill_speed import gpu_of
 from memfit.estimators.sizing.prefill_time import chunk_seconds, subject_of

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.machine.devices import chips, find_device, memory_device
+from memfit.estimators.machine.chips import chips
+from memfit.estimators.machine.devices import find_device, memory_device
 from memfit.estimators.mlx.data.run_limits import BUFFER_COUNT
 from memfit.estimators.results.estimate import Estimate, Limit
 from memfit.estimators.runtimes.mlx_lm import MLX_LM

@@ -23,7 +23,7 @@ pytest.importorskip("mlx_lm")
 
 from memfit.estimators.trace.isolation import tracing
 from memfit.estimators.trace.kernel_stubs import library_for
-from tests.selection import QUICK_CONFIGS
+from tests.selection import FEW_CONFIGS
 from tests.trace.test_shapes import UNDESCRIBED
 
 CASES = sorted((Path(__file__).parents[1] / "arch" / "cases").glob("*.json"))
@@ -77,7 +77,7 @@ def described(path: Path) -> bool:
 @pytest.mark.parametrize(
     "path",
     [
-        path if path.stem in QUICK_CONFIGS else pytest.param(path, marks=pytest.mark.exhaustive)
+        path if path.stem in FEW_CONFIGS else pytest.param(path, marks=pytest.mark.exhaustive)
         for path in CASES
         if described(path)
     ],

@@ -20,7 +20,7 @@ pytest.importorskip("mlx_lm")
 from memfit.estimators.trace.traced_model import TracedModel, TracedShapes  # noqa: E402
 from tests.mlx_memory import settled_bytes  # noqa: E402
 from tests.oracle import Oracle, cache_bytes  # noqa: E402
-from tests.selection import QUICK_CONFIGS, share  # noqa: E402
+from tests.selection import FEW_CONFIGS, share  # noqa: E402
 from tests.trace.tracing import trace_shapes  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -30,7 +30,7 @@ DESCRIBED = [
 # Small sizes, as in mlx-lm's tests/test_models.py; also of classes without a test there.
 UNDESCRIBED = json.loads((HERE / "cases.json").read_text())
 CASES = {f"{i}-{case['model_type']}": case for i, case in enumerate(DESCRIBED + UNDESCRIBED)}
-QUICK_CASES = {name for name in CASES if name.partition("-")[2] in QUICK_CONFIGS}
+QUICK_CASES = {name for name in CASES if name.partition("-")[2] in FEW_CONFIGS}
 # A class that needs a package which is not installed.
 NOT_BUILT = ("olmo",)
 # mlx-lm cannot run these here: the others have a Metal kernel, which a trace does not run.

@@ -15,7 +15,7 @@ from memfit.estimators.trace import call_recorder, loop_guard
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.peak import followed_start, peak
 from memfit.estimators.trace.traced_model import TracedModel
-from tests.selection import FEW_CONFIGS, quick, share
+from tests.selection import THREE_CONFIGS, quick, share
 from tests.trace.tracing import record
 
 CASES = sorted((Path(__file__).parents[1] / "arch" / "cases").glob("*.json"))
@@ -35,7 +35,7 @@ def config(path: Path) -> dict[str, Any]:
     return loaded
 
 
-@pytest.mark.parametrize("path", quick(CASES, FEW_CONFIGS), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", quick(CASES, THREE_CONFIGS), ids=lambda path: path.stem)
 def test_the_recorded_calls_end_with_the_bytes_of_the_shapes(path: Path) -> None:
     built = TracedModel(config(path), "metal")
     for workload in (SHORT, LONG, *GROWING):
@@ -51,7 +51,9 @@ def test_earlier_workloads_do_not_change_an_answer(name: str) -> None:
     assert built.record(SHORT, METAL)[0] == record(case, SHORT, target=METAL)
 
 
-@pytest.mark.parametrize("path", quick(share(CASES, 0, 4), FEW_CONFIGS), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", quick(share(CASES, 0, 4), THREE_CONFIGS), ids=lambda path: path.stem
+)
 def test_a_run_that_begins_like_another_is_traced_as_if_it_were_alone(path: Path) -> None:
     built, device = TracedModel(config(path), "metal"), working_set_device(10**12)
     shorter, longer = (Workload(prompt_tokens=n, prefill_step=128) for n in (300, 700))
@@ -65,7 +67,9 @@ def test_a_run_that_begins_like_another_is_traced_as_if_it_were_alone(path: Path
     assert peak(again, device, start) == peak(again, device) == peak(alone[0], device)
 
 
-@pytest.mark.parametrize("path", quick(share(CASES, 1, 4), FEW_CONFIGS), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", quick(share(CASES, 1, 4), THREE_CONFIGS), ids=lambda path: path.stem
+)
 def test_runs_of_two_prefill_steps_in_turn_are_traced_as_if_alone(path: Path) -> None:
     built = TracedModel(config(path), "metal")
     for prompt, step in ((300, 128), (600, 256), (700, 128), (900, 256), (513, 128)):
@@ -74,7 +78,9 @@ def test_runs_of_two_prefill_steps_in_turn_are_traced_as_if_alone(path: Path) ->
         assert built.record(workload, METAL) == alone
 
 
-@pytest.mark.parametrize("path", quick(share(CASES, 2, 4), FEW_CONFIGS), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", quick(share(CASES, 2, 4), THREE_CONFIGS), ids=lambda path: path.stem
+)
 def test_a_prompt_of_one_chunk_is_traced_alike_with_every_larger_step(path: Path) -> None:
     built = TracedModel(config(path), "metal")
     for prompt in (1, 2, 300):
@@ -95,7 +101,9 @@ def test_the_first_call_is_kept_longest(monkeypatch: pytest.MonkeyPatch) -> None
     assert built.record(shorter, METAL)[0].calls[0] is first
 
 
-@pytest.mark.parametrize("path", quick(share(CASES, 3, 4), FEW_CONFIGS), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", quick(share(CASES, 3, 4), THREE_CONFIGS), ids=lambda path: path.stem
+)
 def test_chunks_are_traced_alike_without_a_first_that_need_not_be_recorded(path: Path) -> None:
     workload, device = Workload(prompt_tokens=700, prefill_step=128), working_set_device(10**12)
     of_whole = TracedModel(config(path), "metal").record(workload, METAL)[0]

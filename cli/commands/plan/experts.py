@@ -17,10 +17,12 @@ from memfit.cli.options.questions import (
     VersionOptions,
     WorkloadOptions,
 )
+from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_counts, parse_rate
 from memfit.estimators.base.workload import Workload
 
 if TYPE_CHECKING:
+    from memfit.estimators.plans.experts.replay import Replay
     from memfit.estimators.plans.experts.routing import RoutingProfile
     from memfit.estimators.results.experts import ExpertsPlan
     from memfit.estimators.sizing.sized_model import SizedModel
@@ -35,6 +37,12 @@ class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
     )
     profile: Path | None = option(
         metavar="FILE", help="JSON of routing counts: layer, expert, count."
+    )
+    routing: Path | None = option(
+        metavar="FILE", help="Replay what memfit tune experts --record wrote, by every policy."
+    )
+    speed: int | None = option(
+        metavar="TOKENS/S", min=1, help="With --routing: the least capacity that decodes so fast."
     )
     bandwidth: int | None = option(
         metavar="RATE", help="Read bandwidth of the disk, such as 3.5GB/s.", read=parse_rate
@@ -63,7 +71,7 @@ def experts(
     device = machine.machine()
     sized = sized_for_mlx_lm(model, device, versions, verbose=output.verbose)
     inventory = experts_of(sized)
-    profile = _profile(options.profile, sized, inventory.layers)
+    profile, replay = _read(options, sized, inventory.layers)
     result = plan_experts(
         inventory,
         ExpertQuestion(run_memory(sized, run), options.capacity or (), profile, options.bandwidth),
@@ -72,23 +80,57 @@ def experts(
         runtime=sized.runtime_model.runtime,
         device=device,
     )
-    is_saved = profile is not None and options.profile is None
+    if replay:
+        result = _replayed(result, replay, sized, options)
+    is_saved = profile is not None and (options.profile, options.routing) == (None, None)
     result = _with_measurements(result, sized, run, is_saved=is_saved)
     output.write(result, units=output.units, plot=output.draws(options.plot))
     fits = result.chosen.verdict != "exceeds" if result.chosen else device is None
     raise typer.Exit(Exit.YES if fits else Exit.NO)
 
 
-def _profile(
-    given: Path | None, sized: "SizedModel", layers: "Sequence[ExpertLayer]"
-) -> "RoutingProfile | None":
-    """Return the profile of a file, else the one that ``memfit tune experts`` saved."""
+def _read(
+    options: ExpertOptions, sized: "SizedModel", layers: "Sequence[ExpertLayer]"
+) -> "tuple[RoutingProfile | None, Replay | None]":
+    """Return the profile of a file, else the one that ``memfit tune experts`` saved.
+
+    With --routing also what replays the recorded choices, whose file has the profile.
+    """
+    from memfit.estimators.plans.experts.recording import read_recording
+    from memfit.estimators.plans.experts.replay import Replay
     from memfit.estimators.plans.experts.routing import read_profile
     from memfit.probes.saved import saved_profile
     from memfit.probes.store import user_store
 
-    file = given or saved_profile(sized.checkpoint, user_store())
-    return read_profile(file, layers, sized.model.model_type) if file else None
+    if options.routing is None and options.speed is not None:
+        raise InputError("--speed needs --routing: without one no policy is replayed")
+    model_type = sized.model.model_type
+    if options.routing:
+        profile, recording = read_recording(options.routing, layers, model_type)
+        return profile, Replay(profile, recording, layers)
+    file = options.profile or saved_profile(sized.checkpoint, user_store())
+    return (read_profile(file, layers, model_type) if file else None), None
+
+
+def _replayed(
+    result: "ExpertsPlan", replay: "Replay", sized: "SizedModel", options: ExpertOptions
+) -> "ExpertsPlan":
+    """Add what every policy misses, and how fast it decodes on the machine at least."""
+    from fractions import Fraction
+
+    from memfit.estimators.plans.experts.replay import replayed_plan
+    from memfit.estimators.sizing.decode_speed import decode_speed
+
+    workload = Workload(prompt_tokens=max(1, result.context_tokens), max_tokens=1)
+    speed = decode_speed(sized, workload)
+    least = (speed.range_tokens_per_second or (speed.most_tokens_per_second,))[0] if speed else None
+    return replayed_plan(
+        result,
+        replay,
+        decode=Fraction(least) if least else None,
+        disk=options.bandwidth,
+        wanted=options.speed,
+    )
 
 
 def _with_measurements(

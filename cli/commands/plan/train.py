@@ -64,9 +64,9 @@ def _data(directory: Path, reference: str, sized: "SizedModel", recipe: "Recipe"
 
 def _directory(reference: str, sized: "SizedModel") -> Path | None:
     """Return the directory of the model's tokenizer, None where it is not on this machine."""
-    from memfit.cli.measuring import local_model
     from memfit.estimators.base.errors import MemfitError
     from memfit.estimators.base.progress import NULL_PROGRESS
+    from memfit.probes.download import local_model
 
     path = Path(os.path.expanduser(reference))
     if sized.checkpoint.source != "hub":

@@ -112,7 +112,10 @@ def _facts(measurement: Measurement) -> Iterator[str]:
 
 def _figures(measurement: Measurement) -> tuple[TuneFigure, ...]:
     taken = measured_figures(
-        measurement.loaded, measurement.runs, measurement.swift_workspace_bytes, measurement.warm_up
+        measurement.loaded,
+        measurement.runs,
+        (measurement.swift_workspace_bytes, measurement.swift_kv_bytes),
+        measurement.warm_up,
     )
     return paired_figures(taken, {})
 

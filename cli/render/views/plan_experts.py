@@ -35,6 +35,7 @@ def to_document(result: ExpertsPlan, units: Units, *, plot: bool = False) -> Doc
         tables=(
             Table(_MEMORY, tuple(_memory(row, units) for row in result.rows), droppable=(2, 4)),
             Table(_MISSES, tuple(_missed(row, units) for row in result.rows), "Per token"),
+            *_replayed(result, units),
         ),
         verdict=_verdict(result, units),
         colour=VERDICT_COLOURS[result.verdict],
@@ -98,6 +99,27 @@ def _misses(misses: ExpertMisses, units: Units) -> tuple[str, ...]:
     )
 
 
+def _replayed(result: ExpertsPlan, units: Units) -> Iterator[Table]:
+    """The recorded routing at the capacities of the other tables."""
+    shown = {row.capacity for row in result.rows}
+    rows = tuple(
+        (
+            str(each.capacity),
+            each.policy,
+            f"{each.misses_per_token:.2f}",
+            f"{each.reads_per_token:.2f}",
+            format_bytes(each.read_bytes_per_token, units),
+            _milliseconds(each.disk_microseconds_per_token),
+            "-" if each.tokens_per_second is None else f"{each.tokens_per_second:.1f}",
+        )
+        for each in result.replayed
+        if each.capacity in shown
+    )
+    headings = ("Experts", "Policy", "Misses", "Reads", "From disk", "Time", "Tokens/s")
+    if rows:
+        yield Table(headings, rows, "Recorded routing, replayed, per token", align="rlr", keys=2)
+
+
 def _milliseconds(microseconds: int | None) -> str:
     return "-" if microseconds is None else f"{microseconds / 1000:.1f} ms"
 
@@ -132,6 +154,10 @@ def _settings(result: ExpertsPlan, units: Units) -> Iterator[str]:
         fitting = _experts(result.fitting_capacity)
         running = _experts(result.fitting_run_capacity)
         yield f"in 90 % of the working set: {fitting} fit with the start-up, {running} without it"
+    if result.least_capacities:
+        least = (f"{policy} {found or 'none'}" for policy, found in result.least_capacities.items())
+        speed = result.wanted_tokens_per_second
+        yield f"for {speed} tokens/s at least these experts by policy: {', '.join(least)}"
     if result.wired_limit_bytes is not None:
         yield f"wired limit: {format_bytes(result.wired_limit_bytes, units)}, all memory in use"
     if result.adaptive:

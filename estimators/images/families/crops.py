@@ -1,17 +1,14 @@
 """Processors that crop an image to tiles of one size: InternVL, LLaVA-OneVision, Aya Vision,
-DeepSeek-VL2 and -OCR, Llama 4, Molmo and Step-3.7.
+DeepSeek-VL2 and -OCR, Llama 4 and Step-3.7; molmo.py has more.
 
 Sources: mlx_vlm/models/internvl_chat/processor.py (also of internvl), processing*.py of
-llava_onevision, aya_vision, deepseek_vl_v2, deepseekocr, deepseekocr_2, unlimited_ocr, llama4,
-molmo, molmo2 and step3p7; transformers'
-models/llava_onevision/image_processing_pil_llava_onevision.py.
+llava_onevision, aya_vision, deepseek_vl_v2, deepseekocr, deepseekocr_2, unlimited_ocr, llama4
+and step3p7; transformers' models/llava_onevision/image_processing_pil_llava_onevision.py.
 """
 
 import math
-from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from memfit.estimators.base.errors import ConfigError
 from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.images.families.fitting import (
@@ -21,10 +18,16 @@ from memfit.estimators.images.families.fitting import (
     unpadded,
 )
 from memfit.estimators.images.families.tiles import padded_tiles
-from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
+from memfit.estimators.images.plan import (
+    CHANNELS,
+    ONE_TOKEN,
+    ImagePlan,
+    InputArray,
+    PlannedImage,
+    TokenRun,
+)
 from memfit.estimators.images.settings import Processor, ProcessorFiles
 
-_ONE = TokenRun("text", 1)
 _MOST_FEATURES = 2**20
 
 
@@ -58,7 +61,7 @@ class InternVL(Processor, frozen=True):
         for image in inputs.each_image():
             tiles = math.prod(_grid_by_area(image, least, most, side))
             tiles += adds_whole and tiles > 1
-            tokens = (_ONE, TokenRun("image", features * tiles), _ONE)
+            tokens = (ONE_TOKEN, TokenRun("image", features * tiles), ONE_TOKEN)
             patches = tiles * ((side // patch) ** 2 + 1)
             images.append(PlannedImage(side, side, patches, tokens, tiles))
         return _one_array(images, (CHANNELS, side, side), leading=(1,))
@@ -85,7 +88,7 @@ class AyaVision(Processor, frozen=True):
         for image in inputs.each_image():
             tiles = math.prod(grid_by_half(image, least, most, side))
             tiles += tiles > 1
-            tokens = (_ONE, *(_ONE, TokenRun("image", features)) * tiles, _ONE)
+            tokens = (ONE_TOKEN, *(ONE_TOKEN, TokenRun("image", features)) * tiles, ONE_TOKEN)
             images.append(PlannedImage(side, side, tiles * (side // 14) ** 2, tokens, tiles))
         return _one_array(images, (CHANNELS, side, side))
 
@@ -219,12 +222,12 @@ class Llama4(Processor, frozen=True):
         for image in inputs.each_image():
             rows, columns = _least_stretched(image, side, most)
             tiles = rows * columns
-            tokens: tuple[TokenRun, ...] = (_ONE, TokenRun("image", each), _ONE)
+            tokens: tuple[TokenRun, ...] = (ONE_TOKEN, TokenRun("image", each), ONE_TOKEN)
             if tiles > 1:
-                line = (TokenRun("image", each), _ONE) * columns
-                tokens = (_ONE, *line * rows, *tokens)
+                line = (TokenRun("image", each), ONE_TOKEN) * columns
+                tokens = (ONE_TOKEN, *line * rows, *tokens)
             else:
-                tokens = (_ONE, *tokens)
+                tokens = (ONE_TOKEN, *tokens)
             patches = tiles * ((side // self.patch) ** 2 + 1)
             images.append(PlannedImage(side, side, patches, tokens, tiles))
         return _one_array(images, (CHANNELS, side, side))
@@ -242,146 +245,6 @@ def _least_stretched(image: ImageSize, side: int, most: int) -> tuple[int, int]:
     return min((grid for grid in grids if math.prod(grid) <= most), key=left)
 
 
-class Molmo(Processor, frozen=True):
-    """The whole image, and up to 12 crops that overlap; patches are pooled two by two."""
-
-    side: int = 336
-    patch: int = 14
-    crops: int = 12
-    margins: tuple[int, int] = (4, 4)
-    """Patches that a crop shares with its neighbours."""
-    pooled: int = 12
-    """Tokens of a row of the whole image, and rows."""
-
-    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
-        (image,) = inputs.each_image()
-        side = files.image.pair("base_image_input_size", self.side)[0]
-        patch = files.image.count("image_patch_size", self.patch, most=256)
-        most = files.image.count("max_crops", self.crops, most=64)
-        pooled = (
-            files.image.count("image_token_length_h", self.pooled, most=64),
-            files.image.count("image_token_length_w", self.pooled, most=64),
-        )
-        margin = sum(self.margins)
-        window = side // patch - margin
-        if window < 1:
-            raise ConfigError(f"{files.image.reading.name}: crops of {side} pixels leave nothing")
-        grid = _least_enlarged(image, window * patch, margin * patch, most)
-        rows, columns = (ceil_div(count * window + margin, 2) for count in grid)
-        tiles = math.prod(grid) + 1
-        patches = (side // patch) ** 2
-        tokens = (*_lines(*pooled), *_lines(rows, columns))
-        places = self._places(grid, window, pooled, columns)
-        shape = (tiles, patches)
-        return ImagePlan(
-            images=(PlannedImage(side, side, tiles * patches, tokens, tiles),),
-            arrays=(
-                InputArray("pixel_values", (*shape, CHANNELS * patch**2), "float32"),
-                InputArray("image_input_idx", (tiles, math.prod(pooled)), "int32", places),
-                InputArray("image_masks", shape, "float32"),
-            ),
-        )
-
-    def _places(
-        self, grid: tuple[int, int], window: int, pooled: tuple[int, int], columns: int
-    ) -> tuple[tuple[int, ...], ...]:
-        """The token that each feature of the whole and of each crop goes to, -100 for none."""
-        height, width = pooled
-        whole = tuple(1 + y * (width + 1) + x for y in range(height) for x in range(width))
-        first = 3 + height * (width + 1)
-        rows = [self._kept(crop, grid[0], window) for crop in range(grid[0])]
-        across = [self._kept(crop, grid[1], window) for crop in range(grid[1])]
-        # In the order of the image: lines of tokens go through all crops of a row.
-        cells = sorted(
-            (i, y, j, x)
-            for i, down in enumerate(rows)
-            for j, along in enumerate(across)
-            for y in down
-            for x in along
-        )
-        tokens = {
-            cell: first + index // columns * (columns + 1) + index % columns
-            for index, cell in enumerate(cells)
-        }
-        crops = (
-            tuple(tokens.get((i, y, j, x), -100) for y in range(height) for x in range(width))
-            for i in range(grid[0])
-            for j in range(grid[1])
-        )
-        return (whole, *crops)
-
-    def _kept(self, crop: int, crops: int, window: int) -> range:
-        """The rows or columns of a crop that no crop before it has, pooled."""
-        before, after = self.margins
-        start = before // 2 if crop else 0
-        length = window + before * (not crop) + after * (crop == crops - 1)
-        return range(start, start + ceil_div(length, 2))
-
-
-class Molmo2(Molmo, frozen=True):
-    """As Molmo, with several images and the places of pooled patches for each token."""
-
-    def plan(self, files: ProcessorFiles, inputs: Images) -> ImagePlan:
-        side = files.image.edge("size", 378)
-        patch = files.image.count("patch_size", self.patch, most=256)
-        most = files.image.count("max_crops", 8, most=64)
-        before, after = files.image.pair("overlap_margins", 4)
-        down, across = files.image.pair("pooling_size", 2)
-        window = side // patch - before - after
-        if window < 1:
-            raise ConfigError(f"{files.image.reading.name}: crops of {side} pixels leave nothing")
-        images, grids = [], []
-        for image in inputs.each_image():
-            grid = _least_enlarged(image, window * patch, (before + after) * patch, most)
-            whole = ceil_div(side // patch, down), ceil_div(side // patch, across)
-            long = [count * window + before + after for count in grid]
-            rows, columns = ceil_div(long[0], down), ceil_div(long[1], across)
-            grids.append((*whole, rows, columns))
-            tokens = (*_lines(*whole), *_lines(rows, columns))
-            tiles = math.prod(grid) + 1
-            patches = tiles * (side // patch) ** 2
-            images.append(PlannedImage(side, side, patches, tokens, tiles))
-        tiles = sum(image.tiles for image in images)
-        pooled = sum(image.feature_count for image in images)
-        patches = (side // patch) ** 2
-        counts = tuple(image.tiles for image in images)
-        return ImagePlan(
-            images=tuple(images),
-            arrays=(
-                InputArray("pixel_values", (tiles, patches, CHANNELS * patch**2), "float32"),
-                InputArray("image_token_pooling", (pooled, down * across), "int64"),
-                InputArray("image_grids", (len(images), 4), "int32", tuple(grids)),
-                InputArray("image_num_crops", (len(images),), "int64", counts),
-            ),
-        )
-
-
-def _lines(rows: int, columns: int) -> Iterator[TokenRun]:
-    """Tokens of an image between a start and an end, each row with a break."""
-    yield _ONE
-    for _ in range(rows):
-        yield TokenRun("image", columns)
-        yield _ONE
-    yield TokenRun("image_end", 1)
-
-
-def _least_enlarged(image: ImageSize, window: int, margin: int, most: int) -> tuple[int, int]:
-    """Rows and columns of crops: the least enlargement, else the least reduction, in float32."""
-    shapes = [(h, w) for h in range(1, most + 1) for w in range(1, most + 1) if h * w <= most]
-    shapes.sort(key=lambda shape: (math.prod(shape), shape[0]))
-    height, width = image.height - margin, image.width - margin
-    scales = array(
-        "f", (min(_over(h * window, height), _over(w * window, width)) for h, w in shapes)
-    )
-    if all(scale < 1 for scale in scales):
-        return shapes[max(range(len(shapes)), key=scales.__getitem__)]
-    return shapes[min(range(len(shapes)), key=lambda i: math.inf if scales[i] < 1 else scales[i])]
-
-
-def _over(length: int, whole: int) -> float:
-    return length / whole if whole else math.inf
-
-
 class Step3(Processor, frozen=True):
     """Windows of a square that the image is padded to, and the whole; settings are constants."""
 
@@ -391,9 +254,9 @@ class Step3(Processor, frozen=True):
             across = _windows(max(image.width, image.height))
             tokens: list[TokenRun] = []
             for row in range(across):
-                tokens += (_ONE, TokenRun("image", 81), _ONE) * across
-                tokens += [_ONE] * (row < across - 1)  # a line break
-            tokens += (_ONE, TokenRun("image", 169), _ONE)
+                tokens += (ONE_TOKEN, TokenRun("image", 81), ONE_TOKEN) * across
+                tokens += [ONE_TOKEN] * (row < across - 1)  # a line break
+            tokens += (ONE_TOKEN, TokenRun("image", 169), ONE_TOKEN)
             patches = across**2 * (504 // 14) ** 2 + (728 // 14) ** 2
             images.append(PlannedImage(728, 728, patches, tuple(tokens), across**2 + 1))
             counts.append(across**2)

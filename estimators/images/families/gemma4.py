@@ -7,13 +7,19 @@ import math
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.images import Images, VideoSize
-from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
+from memfit.estimators.images.plan import (
+    CHANNELS,
+    ONE_TOKEN,
+    ImagePlan,
+    InputArray,
+    PlannedImage,
+    TokenRun,
+)
 from memfit.estimators.images.settings import FileSettings, Processor, ProcessorFiles
 
 _IMAGE_TOKENS = 280
 _FRAME_TOKENS = 70
 _FRAMES = 32
-_BORDER = TokenRun("text", 1)
 
 
 class Gemma4(Processor, frozen=True):
@@ -64,7 +70,7 @@ def _planned(settings: FileSettings, height: int, width: int, budget: int) -> Pl
         width=columns * unit,
         height=rows * unit,
         patches=found * pooled**2,
-        tokens=(_BORDER, TokenRun("image", found), _BORDER),
+        tokens=(ONE_TOKEN, TokenRun("image", found), ONE_TOKEN),
     )
 
 
@@ -83,7 +89,7 @@ def _video(settings: FileSettings, video: VideoSize) -> PlannedImage:
     frames = min(video.frames, settings.count("num_frames", _FRAMES, most=4096))
     one = _planned(settings, video.height, video.width, _FRAME_TOKENS)
     features = one.feature_count
-    line = (TokenRun("text", len("00:00 ") + 2), TokenRun("video", features), _BORDER)
+    line = (TokenRun("text", len("00:00 ") + 2), TokenRun("video", features), ONE_TOKEN)
     return PlannedImage(
         width=one.width,
         height=one.height,

@@ -7,7 +7,14 @@ mistral3/processing_mistral3.py.
 import math
 
 from memfit.estimators.base.images import Images, ImageSize
-from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
+from memfit.estimators.images.plan import (
+    CHANNELS,
+    ONE_TOKEN,
+    ImagePlan,
+    InputArray,
+    PlannedImage,
+    TokenRun,
+)
 from memfit.estimators.images.settings import Processor, ProcessorFiles
 
 
@@ -48,7 +55,7 @@ def _planned(image: ImageSize, most: tuple[int, int], patch: int, merge: int) ->
     # A side of no pixel is left with no patch, as the processor's own arithmetic has it.
     unit = patch * merge
     rows, columns = (height - 1) // unit + 1, (width - 1) // unit + 1
-    line = (TokenRun("image", columns), TokenRun("text", 1))  # a break, or the end
+    line = (TokenRun("image", columns), ONE_TOKEN)  # a break, or the end
     return PlannedImage(
         width=columns * unit,
         height=rows * unit,

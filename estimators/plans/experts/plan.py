@@ -10,8 +10,9 @@ from math import ceil
 from msgspec import Struct
 
 from memfit.estimators.base.units import ceil_div
+from memfit.estimators.machine.chips import chips
 from memfit.estimators.machine.device import Device, OsRegime, stock_working_set
-from memfit.estimators.machine.devices import chips, runs
+from memfit.estimators.machine.devices import runs
 from memfit.estimators.plans.experts.routing import (
     RoutingProfile,
     adaptive_capacities,

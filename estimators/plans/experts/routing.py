@@ -93,9 +93,11 @@ class ChosenSlots(Struct, frozen=True):
 
 
 def chosen_slots(
-    profile: RoutingProfile, capacity: int, layers: Sequence[ExpertLayer]
+    profile: RoutingProfile, capacity: int | Sequence[int], layers: Sequence[ExpertLayer]
 ) -> tuple[ChosenSlots, ...]:
     """Return the experts to keep: the universal ones, the most used, then any.
+
+    ``capacity`` is of each layer, or one number for every layer.
 
     As many slots as a token needs are left to experts that can leave.
 
@@ -104,10 +106,12 @@ def chosen_slots(
     (ChosenSlots(kept=(2, 3), pinned=(2,), profiled=1),)
     """
     found = []
-    for uses, universal, layer in zip(profile.counts, profile.pinned(), layers, strict=True):
-        pinned = universal[: max(0, capacity - layer.top_k)]
+    each = [capacity] * len(layers) if isinstance(capacity, int) else capacity
+    rows = zip(profile.counts, profile.pinned(), layers, each, strict=True)
+    for uses, universal, layer, slots in rows:
+        pinned = universal[: max(0, slots - layer.top_k)]
         others = [expert for expert in _most_used(uses, uses) if expert not in pinned]
-        rest = others[: capacity - len(pinned)]
+        rest = others[: slots - len(pinned)]
         kept = tuple(sorted((*pinned, *rest)))
         found.append(ChosenSlots(kept, pinned, sum(uses[expert] > 0 for expert in rest)))
     return tuple(found)
@@ -226,6 +230,17 @@ def read_profile(
     """
     text = read_whole(path, limit=_MOST_BYTES)
     top = json_section(text, path, what="the expert profile", max_values=_MOST_VALUES)
+    return profile_in(top, layers, model_type)
+
+
+def profile_in(
+    top: Section, layers: Sequence[ExpertLayer], model_type: str | None
+) -> RoutingProfile:
+    """Return the profile of a file's content.
+
+    Raises:
+        InputError: as `read_profile`.
+    """
     prompts = top.optional_count("num_prompts", most=MAX_FIGURE)
     named = top.mapping("layers") if "layers" in top else top
     _require_same_model(top, layers, model_type)

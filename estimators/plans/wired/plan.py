@@ -60,6 +60,7 @@ def plan_wired(scenario: WiredScenario) -> WiredPlan:
             tickets=tickets,
             moments=tuple(moments),
             notes=(
+                *scenario.notes,
                 *_notes(scenario, moments, largest.wanted_bytes, refused),
                 *([f"iogpu.wired_limit_mb: {RISK}"] if need and need.sysctl_mebibytes else ()),
                 *_refused_changes(simulation.refused_changes),

@@ -107,6 +107,8 @@ class WiredScenario(Struct, frozen=True):
     """The kind of each policy, by its name."""
     tickets: tuple[ScheduledTicket, ...]
     changes: tuple[Change, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Warnings about where sizes come from."""
 
 
 def none_saved(id: str) -> Measurement:
@@ -135,18 +137,20 @@ def read_scenario(
     mode = top.take("mode", one_of(MODES)) or _native_mode(device)
     if mode == "wired" and device is not None and device.backend != "metal":
         raise top.fail("mode", f"{device.name} has no wired limit; it is a setting of Macs")
-    policies = _policies(top)
     settings = _settings(top, WiredSettings())
     catalog = Catalog(path.parent, versioned=versioned, guess_hub=False)
-    sizes = TicketSizes(lambda: _model(top, catalog, device, path.parent), saved)
+    sizes = TicketSizes(lambda: _model(top, catalog, device, path.parent), saved, device)
+    policies = _policies(top, sizes)
+    tickets = _tickets(top, {name: policy for name, (_, policy) in policies.items()}, sizes)
     return WiredScenario(
         name=path.stem,
         device=device,
         mode=mode,
         settings=settings,
         policies={name: kind for name, (kind, _) in policies.items()},
-        tickets=_tickets(top, {name: policy for name, (_, policy) in policies.items()}, sizes),
+        tickets=tickets,
         changes=tuple(_changes(top, settings)),
+        notes=tuple(sizes.notes.values()),
     )
 
 
@@ -197,7 +201,9 @@ def _settings(top: Section, default: WiredSettings) -> WiredSettings:
     )
 
 
-def _policies(top: Section) -> dict[str, tuple[str, WiredPolicy | SpeculativePolicy]]:
+def _policies(
+    top: Section, sizes: TicketSizes
+) -> dict[str, tuple[str, WiredPolicy | SpeculativePolicy]]:
     if not top.values.get("policies"):
         raise top.fail(None, "policies is missing or empty: define at least one")
     section = top.mapping("policies")
@@ -210,18 +216,22 @@ def _policies(top: Section) -> dict[str, tuple[str, WiredPolicy | SpeculativePol
         policy = section.mapping(name)
         kind = policy.need("kind", one_of(tuple(POLICY_KEYS)))
         policy.only(("kind", *POLICY_KEYS[kind]))
-        found[name] = (kind, _policy(policy, kind, name))
+        found[name] = (kind, _policy(policy, kind, name, sizes))
     return found
 
 
-def _policy(section: Section, kind: str, name: str) -> WiredPolicy | SpeculativePolicy:
+def _policy(
+    section: Section, kind: str, name: str, sizes: TicketSizes
+) -> WiredPolicy | SpeculativePolicy:
     # The name is the group: two policies of a scenario are two groups, even when they are equal.
     if kind == "sum":
         return SumPolicy(section.take("cap", as_size), group=name)
     if kind == "fixed":
         return FixedPolicy(section.need("limit", as_size), group=name)
     if kind == "budget":
-        return BudgetPolicy(section.need("base", as_size), section.take("cap", as_size), group=name)
+        base = sizes.of(section, "base")
+        nbytes = base.nbytes if base else section.need("base", as_size)
+        return BudgetPolicy(nbytes, section.take("cap", as_size), group=name)
     if kind == "speculative":
         return SpeculativePolicy(
             section.take("limit", as_size),

@@ -9,12 +9,14 @@ from memfit.estimators.base.files import short
 from memfit.estimators.base.reading.section import Section, as_size
 from memfit.estimators.base.units import parse_count
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.chips import chip_named
+from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.interface import Figure
 from memfit.estimators.runtimes.measurement import Measurement
 from memfit.estimators.sizing.measurement_lookup import workload_words
 from memfit.estimators.sizing.sized_model import SizedModel
 
-Part = Literal["weights", "kv", "prefill"]
+Part = Literal["weights", "kv", "prefill", "base"]
 # How an estimate names the fields of its workload.
 _FIELDS = {
     "context": "prompt_tokens",
@@ -39,9 +41,13 @@ class TicketSize(NamedTuple):
 class TicketSizes:
     """Reads the sizes of a scenario."""
 
-    def __init__(self, model: Callable[[], SizedModel], saved: Saved) -> None:
-        """Take what sizes the model of estimates, and what returns a measurement."""
-        self._model, self._saved = model, saved
+    def __init__(
+        self, model: Callable[[], SizedModel], saved: Saved, device: Device | None
+    ) -> None:
+        """Take what sizes the model of estimates, what returns a measurement, and the machine."""
+        self._model, self._saved, self._device = model, saved, device
+        self.notes: dict[str, str] = {}
+        """Warnings about measurements, by their ids."""
 
     def of(self, section: Section, part: Part) -> TicketSize | None:
         """Return the size under the key of a part, None without one.
@@ -54,7 +60,10 @@ class TicketSizes:
     def _parsed(self, part: Part, value: Any) -> TicketSize:
         text = value.strip() if isinstance(value, str) else ""
         if text.startswith(_MEASURED):
-            return _measured(part, self._saved(text.removeprefix(_MEASURED).strip()))
+            taken = self._saved(text.removeprefix(_MEASURED).strip())
+            if self._device and (warning := _of_other_class(taken, self._device)):
+                self.notes[taken.id] = warning
+            return _measured(part, taken)
         if match := _ESTIMATE.fullmatch(text):
             return self._estimated(part, _workload(match[1] or ""))
         try:
@@ -74,14 +83,20 @@ class TicketSizes:
             raise InputError(f"{part} depends on the prompt: give estimate(context=32k)")
         figures = sized.figures_for(workload)
         caches = figures.kv.nbytes + figures.ssm_bytes
-        nbytes = caches if part == "kv" else figures.moment.workspace_bytes
+        workspace = figures.moment.workspace_bytes
+        nbytes = {"kv": caches, "base": sized.resident_bytes + workspace}.get(part, workspace)
         figure: Figure = "cache" if part == "kv" else "workspace"
         basis, _ = sized.runtime_model.basis(figure, workload)
         words = workload_words(workload)
         return TicketSize(nbytes, f"{_NAMES[part]} of {words} by estimate, {basis}")
 
 
-_NAMES = {"weights": "weights", "kv": "caches", "prefill": "workspace"}
+_NAMES = {
+    "weights": "weights",
+    "kv": "caches",
+    "prefill": "workspace",
+    "base": "weights and workspace",
+}
 
 
 def _workload(text: str) -> Workload | None:
@@ -97,14 +112,31 @@ def _workload(text: str) -> Workload | None:
     return Workload(**{"max_tokens": 0, **found}) if found else None
 
 
+def _of_other_class(taken: Measurement, device: Device) -> str | None:
+    """Return a warning where MLX's rules may differ between the two machines.
+
+    They depend on the backend, the class of the GPU and its generation.
+    """
+    chip = chip_named(taken.device.partition(",")[0])
+    measured = (taken.backend, chip.gpu_class, chip.generation) if chip else (taken.backend,)
+    if measured == device.gpu[: len(measured)] and (chip or taken.backend != "metal"):
+        return None
+    return (
+        f"{taken.id} was measured on {taken.device}, of another class than {device.name}, where"
+        " the workspace may differ"
+    )
+
+
 def _measured(part: Part, taken: Measurement) -> TicketSize:
     kept = taken.loaded.active_bytes
     caches = [run.kv_bytes + run.ssm_bytes for run in taken.all_runs]
     peaks = zip(taken.all_runs, caches, strict=True)
+    workspace = max(max(0, run.peak_bytes - kept - cache) for run, cache in peaks)
     nbytes = {
         "weights": kept,
         "kv": max(caches),
-        "prefill": max(max(0, run.peak_bytes - kept - cache) for run, cache in peaks),
+        "prefill": workspace,
+        "base": kept + workspace,
     }[part]
     where = f"on {taken.device}, {taken.measured_at[:10]} ({taken.id})"
     source = f"{_NAMES[part]} of {workload_words(taken.workload)}, measured {where}"
