@@ -212,8 +212,10 @@ class _Writer:
                 self._write(1, f"{name}.append(({self._triple(slot)}))")
         if block.saved:
             self._write(1, f"saved.append(({''.join(f'{buffer(slot)},' for slot in block.saved)}))")
-        own = {slot for slot in _own(block) if 0 <= slot < self._local}
-        for slot in sorted(own.intersection((*self._carried, *(here for _, here in block.shared)))):
+        mine = {slot for slot in _own(block) if 0 <= slot < self._local}
+        for slot in sorted(
+            mine.intersection((*self._carried, *(here for _, here in block.shared)))
+        ):
             if slot in self._flags():
                 self._write(1, f"flag[{slot}]=f{slot}")
             elif slot in block.weights:

@@ -280,8 +280,8 @@ class _Layers:
         """Run them, but for those that do what others have done."""
         queue, program, layer = self._queue, self._program, 0
         order = program.order
-        state = (queue.active, queue.kernels, queue.elements, queue.batch, queue.done, queue.open)
-        state = (*state, 0, 0)
+        state: _State = (queue.active, queue.kernels, queue.elements)
+        state = (*state, queue.batch, queue.done, queue.open, 0, 0)
         while layer < len(order):
             if layer and self._code.repeats and not program.blocks[order[layer]].taken:
                 key = self._key(order[layer], *state)
@@ -295,8 +295,8 @@ class _Layers:
                         continue
             load = self._loads[layer]
             if program.blocks[order[layer]].taken:
-                place = self._code.saved_at[program.places[layer]]
-                load = [*load, *((buffer, (), ()) for buffer in self._saved[place])]
+                saved = self._saved[self._code.saved_at[program.places[layer]]]
+                load = [*load, *((buffer, (), ()) for buffer in saved)]
             state = self._block(order[layer], load, state)
             layer += 1
         queue.active, queue.kernels, queue.elements, queue.batch, queue.done, queue.open = state[:6]
@@ -319,8 +319,8 @@ class _Layers:
         return tuple(after)
 
     def _lengths(self) -> tuple[int, ...]:
-        lists = self.held, self.ending, self.inert, self._peaks, self._saved
-        return tuple(map(len, lists))
+        own = len(self.held), len(self.ending), len(self.inert)
+        return *own, len(self._peaks), len(self._saved)
 
     def _key(self, number: int, *state: Any) -> Any:
         """Return what decides how the call goes on, None where it cannot have been before."""
