@@ -45,8 +45,14 @@ def tune(
     from memfit.settings import workload
 
     work = workload(None, {"prompt_tokens": 2048, "max_tokens": 32, **settings}).under(None)
-    limits = {"memory_limit_bytes": memory_limit, "margin_bytes": margin, "force": force}
-    request = partial(TuneRequest, workload=work, prompt=prompt, **limits)
+    request = partial(
+        TuneRequest,
+        workload=work,
+        prompt=prompt,
+        memory_limit_bytes=memory_limit,
+        margin_bytes=margin,
+        force=force,
+    )
     checkpoint, path = local_model(
         model_reference(model),
         before_download=(lambda found: require_startable(request(checkpoint=found, model=found.id)))

@@ -50,6 +50,8 @@ class Commands(LazyGroup):
         "cache": "Manage the cached headers of models on the Hub.",
         "index": "Manage the index of published models.",
         "card": "Write the peak of a model as a table that any program can evaluate.",
+        "serve": "Run mlx_lm.server behind a guard that keeps it below a limit.",
+        "replay": "Show which requests a guard starts, lets wait or refuses.",
         "mcp": "Answer fits, estimate and admit as an MCP server over stdio.",
     }
     labels: ClassVar = {"estimate": "MODEL"}
@@ -61,7 +63,7 @@ class Commands(LazyGroup):
             *("tune experts", "tune train", "tune cache", "measurements", "compare-kit"),
         ),
         "Look up": ("devices", "runtimes", "schema", "cache", "index"),
-        "For other programs": ("card", "diff", "mcp"),
+        "For other programs": ("card", "serve", "replay", "diff", "mcp"),
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

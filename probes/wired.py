@@ -7,7 +7,7 @@
     async with manager.holding(Ticket(policy, 700_000_000)):
         ...  # generate
 
-The rules are those of memfit.estimators.plans.wired.ledger; docs/wired.md explains them. A
+The rules are those of memfit.estimators.guard.ledger; docs/wired.md explains them. A
 manager belongs to one event loop; the limit belongs to the process, so use one manager.
 """
 
@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from time import monotonic_ns
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.plans.wired.ledger import (
+from memfit.estimators.guard.ledger import (
     SimulatedBackend,
     Ticket,
     WiredBackend,

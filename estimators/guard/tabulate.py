@@ -129,7 +129,7 @@ def make_card(sized: SizedModel, *, questions: int = 2000, seed: int = 1) -> Mem
             f"{sized.checkpoint.id}: a memory card is of one model on one machine whose caches"
             " mlx-lm stores as they are"
         )
-    random, card = Random(seed), _without_tables(sized)
+    random, card = Random(seed), card_facts(sized)
     engine = _Engine(sized, card)
     still, growing = _decode(engine, card, random)
     rows = tuple(_rows(engine, card, random))
@@ -137,7 +137,8 @@ def make_card(sized: SizedModel, *, questions: int = 2000, seed: int = 1) -> Mem
     return _checked(engine, card, random, questions)
 
 
-def _without_tables(sized: SizedModel) -> MemoryCard:
+def card_facts(sized: SizedModel) -> MemoryCard:
+    """Return a card without tables: weights, rules of caches, and what it is of."""
     model, subject = sized.model, sized.runtime_model.subject
     device, runtime = subject.device or ANY_MAC, sized.runtime_model.runtime
     width = dtypes.nbytes(1, model.dtype)
@@ -169,6 +170,7 @@ def _without_tables(sized: SizedModel) -> MemoryCard:
         caches=tuple(sorted(caches.items())),
         view_bytes=next(views),
         decode_view_bytes=next(views),
+        logits_bytes=model.vocab_size * width,
         rows=(),
         decode=(),
         growing=(),

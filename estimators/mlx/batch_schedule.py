@@ -50,7 +50,7 @@ class _StoredBatch:
         return BatchBuffer(1, windows, self.tokens, self.tokens, self.tokens, self.buffer.viewed)
 
 
-class _Row:
+class ServedRow:
     """A request in a batch."""
 
     def __init__(self, number: int, request: ServedRequest) -> None:
@@ -75,6 +75,10 @@ class _Row:
 class BatchSchedule:
     """Requests through the batch generator, in their order."""
 
+    _settles = False
+    """Whether each copy of a batch is computed at once, layer by layer, as a guarded server does:
+    then a batch and its copy are in memory one after the other."""
+
     def __init__(
         self,
         requests: Iterable[ServedRequest],
@@ -94,12 +98,12 @@ class BatchSchedule:
         self._limits = tuple(windows)
         # A cache that can be trimmed takes the place of its own prefixes (LRUPromptCache).
         self._longest_trimmed = min(windows, default=2**62) - 1 if not has_states else 0
-        self._coming = deque(_Row(*each) for each in enumerate(requests))
+        self._coming = deque(ServedRow(*each) for each in enumerate(requests))
         self._rows = tuple(self._coming)
         self._call = 0
-        self._waiting: deque[_Row] = deque()
-        self._prompts: list[_Row] = []
-        self._decoding: list[_Row] = []
+        self._waiting: deque[ServedRow] = deque()
+        self._prompts: list[ServedRow] = []
+        self._decoding: list[ServedRow] = []
         self._prompt_buffer: BatchBuffer | None = None
         self._decode_buffer: BatchBuffer | None = None
         # Rows that leave or join are copied by the next call: until then these are in memory.
@@ -107,7 +111,7 @@ class BatchSchedule:
         self._has_joined = False
         self._stored: dict[_Key, _StoredBatch] = {}
         self._last_prefix: BatchBuffer | None = None  # a variable of the server's loop
-        self._finished: list[tuple[_Row, BatchBuffer]] = []
+        self._finished: list[tuple[ServedRow, BatchBuffer]] = []
         self._responses: tuple[
             BatchBuffer, ...
         ] = ()  # the loop's variable until the next call ends
@@ -182,7 +186,7 @@ class BatchSchedule:
             settings.rows - len(self._decoding),
         )
 
-    def _look_up(self, row: _Row) -> None:
+    def _look_up(self, row: ServedRow) -> None:
         """Find the stored cache that a request begins with (LRUPromptCache)."""
         most, longest = row.prefix, max(row.prefix, self._longest_trimmed)
         if row.request.continues is None:
@@ -206,7 +210,7 @@ class BatchSchedule:
         if self._has_joined:
             # The parts are copied in this call. A server counts them whole, since a GPU may free
             # them later; a batch alone was measured with the copies of one layer.
-            parts = self._decode_parts if self._keeps_prefixes else ()
+            parts = self._decode_parts if self._keeps_prefixes and not self._settles else ()
             self._has_joined = False
             self._decode_by(1)
             yield self._moment(*parts, stepped=self._decode_buffer)
@@ -253,6 +257,9 @@ class BatchSchedule:
         if len(self._decoding) >= self._settings.rows:
             return
         self._extended = self._admit()
+        if self._extended and self._settles:
+            self._extended = None
+            yield self._moment()
         ready = [row for row in self._prompts if row.done == row.prefix]
         if not ready:
             return
@@ -273,6 +280,8 @@ class BatchSchedule:
         self._decode_parts += (moved,)
         self._decode_buffer = moved.joined(self._decode_buffer)
         yield self._moment(*self._joining(), stepped=moved)
+        if self._settles:
+            self._decode_parts = (self._decode_buffer,)
 
     def _joining(self) -> tuple[BatchBuffer, ...]:
         return (self._extended,) if self._extended else ()
@@ -293,7 +302,7 @@ class BatchSchedule:
                 self._evaluated.append((row.hit, row.hit.row()))
         return joined
 
-    def _merged(self, rows: Collection[_Row]) -> BatchBuffer:
+    def _merged(self, rows: Collection[ServedRow]) -> BatchBuffer:
         """The batch of rows before their first chunk, which begin with stored caches or without."""
         tokens = max(row.done for row in rows)
         windows = tuple((limit, min(limit, tokens)) for limit in self._limits)
@@ -331,7 +340,7 @@ class BatchSchedule:
         self._arrivals.end(self._call, len(self._finished))
         self._finished = []
 
-    def _insert(self, row: _Row, buffer: BatchBuffer) -> None:
+    def _insert(self, row: ServedRow, buffer: BatchBuffer) -> None:
         """Store an entry as the newest, which replaces an equal one and all that it begins with."""
         text, tokens = key = row.text, row.tokens
         old = {key}

@@ -24,9 +24,13 @@ CALL_FEATURES = (
     "C == P + L",
     "C0 == C",
     "C0 == P",
+    # A buffer is cut to its tokens before it grows, but for whole steps (mlx-lm cache.py, KVCache).
+    "P % 256 == 0",
     "B > 1",
     # mlx-lm copies the caches of a batch when it begins to generate.
     "B > 1 and first_token",
+    # Where Metal reads a boolean mask, CUDA writes it out.
+    "cuda",
 )
 """Conditions that choose among the graphs of any class: a call's own and those of its caches."""
 QUANTISED_FEATURES = ("Q0", "Q1")
@@ -94,6 +98,7 @@ def call_sizes(
         "first_token": int(planned.phase == "last_token"),
         "Q0": int(is_quantised(workload, position)),
         "Q1": int(is_quantised(workload, end)),
+        "cuda": int(target.backend == "cuda"),
     }
     if result["Q1"]:
         assert workload.kv_bits is not None

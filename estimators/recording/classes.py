@@ -8,8 +8,16 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from memfit.estimators.base.dtypes import Quantization
+from memfit.estimators.programs.dimensions import (
+    CALL_FEATURES,
+    QUANTISED_FEATURES,
+    WINDOW,
+    WINDOW_FEATURES,
+    attention_features,
+)
 from memfit.estimators.programs.graph import RecordedAttention
 from memfit.estimators.programs.kinds import layer_kinds
+from memfit.estimators.trace.kernel_stubs import TraceTarget
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
@@ -19,8 +27,6 @@ class Draw(NamedTuple):
 
     config: Mapping[str, Any]
     quantize: Quantization | None
-    values: Mapping[str, Any]
-    """By key of the plan's draws."""
 
 
 class ClassPlan(Struct, frozen=True, kw_only=True):
@@ -42,8 +48,12 @@ class ClassPlan(Struct, frozen=True, kw_only=True):
     """The file of the class in mlx-lm, where its name is not the model type."""
     guards: tuple[str, ...] = ()
     """Conditions that all draws fulfil, and that its graphs are known under."""
+    backends: tuple[str, ...] = ("gpu",)
+    """The groups of `TARGETS` that it is recorded for."""
     batches: bool = False
     """Whether several sequences are recorded too."""
+    quantised_caches: bool = False
+    """Whether calls with caches of few bits are recorded too."""
     others: tuple[Mapping[str, Any], ...] = ()
     """Other values of settings of the base that its graphs are recorded with."""
 
@@ -55,21 +65,44 @@ class ClassPlan(Struct, frozen=True, kw_only=True):
     def layer_kinds(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         return layer_kinds(self.kinds, self.layer_count, config)
 
-    def draw(self, chance: random.Random, *, packed: bool, like: Draw | None = None) -> Draw:
-        """Return sizes at random; those ``like`` another draw keep some of its values."""
+    def targets(self) -> tuple[tuple[TraceTarget, ...], ...]:
+        """Return the machines of each variant."""
+        return tuple(TARGETS[name] for name in self.backends)
+
+    def call_features(self) -> tuple[str, ...]:
+        """Return what tells graphs of its calls apart: conditions, then kernels."""
+        windowed = WINDOW_FEATURES if WINDOW in self.dims else ()
+        quantised = QUANTISED_FEATURES if self.quantised_caches else ()
+        return (
+            *CALL_FEATURES,
+            *windowed,
+            *quantised,
+            *self.features,
+            *attention_features(self.attention),
+        )
+
+    def draw(self, chance: random.Random, *, packed: bool) -> Draw:
+        """Return a config with sizes at random."""
         choices = {**self.draws, **self.packed_draws} if packed else self.draws
-        drawn = {key: chance.choice(values) for key, values in choices.items()}
-        if like:
-            kept = chance.choice(_KEPT)
-            drawn |= {key: like.values[key] for key in choices if chance.random() < kept}
         quantize = Quantization(chance.choice(_BITS), chance.choice(_GROUPS)) if packed else None
         config = dict(self.base)
-        for keys, value in drawn.items():
+        for keys, values in choices.items():
             # Several keys that depend on one another are drawn together.
-            names = keys.split()
+            names, value = keys.split(), chance.choice(values)
             config |= zip(names, value if len(names) > 1 else (value,), strict=True)
-        return Draw(config, quantize, drawn)
+        return Draw(config, quantize)
 
 
-_KEPT = (0.3, 0.6, 0.9)
+TARGETS = {
+    # Metal and CUDA have the same graphs but for masks and where attention is fused.
+    "gpu": (
+        TraceTarget(),
+        TraceTarget(nax=True),
+        TraceTarget(backend="cuda", compute_capability=90),
+    ),
+    "metal": (TraceTarget(), TraceTarget(nax=True)),
+    "cpu": (TraceTarget(backend="cpu"),),
+}
+"""The machines whose calls are graphs of one variant."""
+
 _BITS, _GROUPS = (4, 5, 6, 8), (32, 64)

@@ -2,23 +2,29 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
-from memfit.estimators.base.workload import ALL_PHASES, CallPhase, Workload
-from memfit.estimators.mlx.call_plan import PlannedCall
+from msgspec.structs import replace
+
+from memfit.estimators.base.workload import CallPhase, Workload
+from memfit.estimators.mlx.call_plan import PlannedCall, planned_calls
 from memfit.estimators.programs.dimensions import call_sizes, config_sizes
+from memfit.estimators.programs.select import features_met
 from memfit.estimators.recording.canonical import canonical
 from memfit.estimators.recording.classes import ClassPlan, Draw
 from memfit.estimators.trace.graph_format import Call
 from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.traced_model import TracedModel
 
-LEAST = 8
+LEAST = 10
 """Recordings of a structure, more where one of the config's sizes was the same in all of them."""
-_MOST = 20
-ROUNDS = 900
-_STEPS = (64, 128, 256, 384, 512, 1024, 2048)
+_MOST = 14
+_DRAWS, _FEW_DRAWS = 4000, 1000
+# Calls of one kind that are kept to choose from, and those of which the next one is taken.
+_POOL, _CHOICE = 40, 12
+_STEPS = (64, 128, 256, 384, 512, 640, 1000, 1024, 2048)
 _GENERATED = (1, 2, 3, 17, 100, 255, 256, 257, 300, 600)
 
 
@@ -69,55 +75,123 @@ def _workload(kind: int, batch: int, chance: random.Random) -> Workload:
     return Workload(prompt_tokens=prompt, max_tokens=generated, prefill_step=step, batch=batch)
 
 
+def _with_kv_bits(workload: Workload, chance: random.Random) -> Workload:
+    """Quantise the caches from the first call on, or somewhere in the run."""
+    start = chance.choice((0, chance.randrange(workload.total_tokens), workload.prompt_tokens))
+    bits, group_size = chance.choice(_KV_BITS), chance.choice(_KV_GROUPS)
+    return replace(workload, kv_bits=bits, kv_group_size=group_size, quantized_kv_start=start)
+
+
+_KV_BITS, _KV_GROUPS = (2, 3, 4, 6, 8), (32, 64)
+# Of the runs of one sequence.
+_QUANTISED = 0.4
 _KINDS = 9
 # More are prefilled in groups of eight.
 _LARGEST_BATCH = 8
 
 
-class _Origin(NamedTuple):
-    """What a structure was first met with."""
+class _Candidate(NamedTuple):
+    """A call that could be recorded."""
 
-    kind: int
-    is_batch: bool
     draw: Draw
+    sizes: Mapping[str, int]
+    """Of the config and its packing."""
+    workload: Workload
+    target: TraceTarget
     phase: CallPhase
 
 
 def draw_calls(
-    plan: ClassPlan, target: TraceTarget, *, packed: bool, seed: int = 1, rounds: int = ROUNDS
+    plan: ClassPlan,
+    targets: Sequence[TraceTarget],
+    *,
+    packed: bool,
+    seed: int = 1,
+    least: int = LEAST,
 ) -> dict[Hashable, list[DrawnCall]]:
-    """Return recorded calls by `signature`, `LEAST` of each if that many were met."""
+    """Return recorded calls by `signature`, one with every value of the plan's features.
+
+    Of each signature there are ``least`` if the draws have that many.
+    """
     chance = random.Random(seed)
+    pool = _candidates(plan, targets, chance, _DRAWS if least else _FEW_DRAWS, packed=packed)
     drawn: dict[Hashable, list[DrawnCall]] = defaultdict(list)
-    origins: dict[Hashable, _Origin] = {}
-    for count in range(rounds):
-        rare = [key for key, calls in drawn.items() if _is_rare(calls, plan.dims)]
-        if count >= _KINDS * _KINDS and not rare:
-            break
-        # Mostly more of what is rare, with other sizes, and nothing else of that run.
-        like = origins[chance.choice(rare)] if rare and count % 4 else None
-        kind = like.kind if like else chance.randrange(_KINDS)
-        is_batch = like.is_batch if like else plan.batches and count % 8 == 0
-        batch = chance.randrange(2, _LARGEST_BATCH + 1) if is_batch else 1
-        workload = _workload(kind, batch, chance)
-        draw = plan.draw(chance, packed=packed, like=like.draw if like else None)
-        model = TracedModel(draw.config, target.backend, quantize=draw.quantize)
-        phases = frozenset({like.phase}) if like else ALL_PHASES
-        trace, _ = model.record(workload, target, phases=phases)
+    sources: dict[Hashable, dict[str, None]] = defaultdict(dict)
+    for text, candidates in pool.items():
+        for key, call in _recorded(plan, candidates.pop()):
+            drawn[key].append(call)
+            sources[key][text] = None
+    while True:
+        rare = [
+            (calls, pool[text])
+            for key, calls in drawn.items()
+            if _is_rare(calls, plan.dims, least)
+            for text in sources[key]
+            if pool[text]
+        ]
+        if not rare:
+            return drawn
+        for key, call in _recorded(plan, _unlike(*chance.choice(rare), plan.dims)):
+            drawn[key].append(call)
+
+
+def _candidates(
+    plan: ClassPlan,
+    targets: Sequence[TraceTarget],
+    chance: random.Random,
+    draws: int,
+    *,
+    packed: bool,
+) -> dict[str, list[_Candidate]]:
+    """Return calls to record by the value of the plan's features."""
+    pool: dict[str, list[_Candidate]] = defaultdict(list)
+    features = plan.call_features()
+    for count in range(draws):
+        target = targets[count % len(targets)]
+        batch = chance.randrange(2, _LARGEST_BATCH + 1) if plan.batches and not count % 8 else 1
+        workload = _workload(chance.randrange(_KINDS), batch, chance)
+        if plan.quantised_caches and batch == 1 and chance.random() < _QUANTISED:
+            workload = _with_kv_bits(workload, chance)
+        draw = plan.draw(chance, packed=packed)
         sizes = drawn_sizes(plan, draw)
-        for call in map(canonical, trace.calls):
-            key = signature(call)
-            origins.setdefault(key, _Origin(kind, is_batch, draw, call.phase))
-            planned = PlannedCall(call.phase, call.tokens, call.position)
-            known = call_sizes(sizes, plan.attention, workload, planned, target)
-            drawn[key].append(DrawnCall(known, call))
-    return drawn
+        for planned in planned_calls(workload):
+            call = call_sizes(sizes, plan.attention, workload, planned, target)
+            candidates = pool[features_met(features, call)]
+            if len(candidates) < _POOL:
+                candidates.append(_Candidate(draw, sizes, workload, target, planned.phase))
+    return pool
 
 
-def _is_rare(calls: Sequence[DrawnCall], dims: Iterable[str]) -> bool:
-    if len(calls) < LEAST or len(calls) >= _MOST:
-        return len(calls) < LEAST
-    return any(len({each.sizes[name] for each in calls}) == 1 for name in dims)
+def _unlike(
+    calls: Sequence[DrawnCall], candidates: list[_Candidate], dims: Iterable[str]
+) -> _Candidate:
+    """Take the candidate with the most pairs of sizes that no recorded call has."""
+    pairs = list(combinations(dims, 2))
+    seen = {(a, each.sizes[a], b, each.sizes[b]) for each in calls for a, b in pairs}
+
+    def new_pairs(candidate: _Candidate) -> int:
+        sizes = candidate.sizes
+        return sum((a, sizes[a], b, sizes[b]) not in seen for a, b in pairs)
+
+    best = max(candidates[-_CHOICE:], key=new_pairs)
+    candidates.remove(best)
+    return best
+
+
+def _recorded(plan: ClassPlan, wanted: _Candidate) -> Iterator[tuple[Hashable, DrawnCall]]:
+    draw, sizes, workload, target, phase = wanted
+    model = TracedModel(draw.config, target.backend, quantize=draw.quantize)
+    trace, _ = model.record(workload, target, phases=frozenset({phase}))
+    for call in map(canonical, trace.calls):
+        planned = PlannedCall(call.phase, call.tokens, call.position)
+        known = call_sizes(sizes, plan.attention, workload, planned, target)
+        yield signature(call), DrawnCall(known, call)
+
+
+def _is_rare(calls: Sequence[DrawnCall], dims: Iterable[str], least: int) -> bool:
+    if len(calls) < least or len(calls) >= _MOST:
+        return len(calls) < least
+    return least > 0 and any(len({each.sizes[name] for each in calls}) == 1 for name in dims)
 
 
 def drawn_sizes(plan: ClassPlan, draw: Draw) -> dict[str, int]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 # Sizes of a call are not multiplied with one another, but for these.
 _FACTORS = frozenset({"L", "C", "B"})
 CALL = frozenset({"L", "P", "C0", "C", "W0", "W1", "PW", "M1", "B"})
-_FLAGS = frozenset({"chunk", "first_token"})
+_FLAGS = frozenset({"chunk", "first_token", "cuda"})
 _PACKING = frozenset({"bits", "group_size"})
 _WORD_BITS = 32
 _LARGEST_DIVISOR = 64

@@ -14,12 +14,6 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.registry import FAMILIES
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.programs.dimensions import (
-    CALL_FEATURES,
-    WINDOW,
-    WINDOW_FEATURES,
-    attention_features,
-)
 from memfit.estimators.programs.graph import (
     SCHEMA,
     Argument,
@@ -122,9 +116,11 @@ def recorded_class(plan: ClassPlan, *, packings: Sequence[bool] = (False, True))
     settings = class_settings(plan)
     ignored = ignored_settings(plan, settings)
     free = {*ignored, *plan.names(), *(name for other in plan.others for name in other)}
-    blocks, features = Blocks(), _features(plan)
+    blocks, features = Blocks(), plan.call_features()
     variants = tuple(
-        _variant(plan, blocks, features, TraceTarget(), packed=packed) for packed in packings
+        _variant(plan, blocks, features, targets, packed=packed)
+        for targets in plan.targets()
+        for packed in packings
     )
     return RecordedClass(
         schema=SCHEMA,
@@ -136,7 +132,12 @@ def recorded_class(plan: ClassPlan, *, packings: Sequence[bool] = (False, True))
         attention=plan.attention,
         features=features,
         settings=settings,
-        fixed={name: plan.base[name] for name in settings if name not in free},
+        # Of a mapping with a size among its numbers the rest is fixed too.
+        fixed={
+            name: plan.base[name]
+            for name in settings
+            if name not in free or isinstance(plan.base[name], Mapping)
+        },
         ignored={name: plan.base[name] for name in ignored},
         variants=variants,
         blocks=tuple(blocks.texts),
@@ -145,20 +146,15 @@ def recorded_class(plan: ClassPlan, *, packings: Sequence[bool] = (False, True))
     )
 
 
-def _features(plan: ClassPlan) -> tuple[str, ...]:
-    windowed = WINDOW_FEATURES if WINDOW in plan.dims else ()
-    return (*CALL_FEATURES, *windowed, *plan.features, *attention_features(plan.attention))
-
-
 def _variant(
     plan: ClassPlan,
     blocks: Blocks,
     features: tuple[str, ...],
-    target: TraceTarget,
+    targets: Sequence[TraceTarget],
     *,
     packed: bool,
 ) -> Variant:
-    drawn = draw_calls(plan, target, packed=packed)
+    drawn = draw_calls(plan, targets, packed=packed)
     chosen: dict[str, set[Hashable]] = defaultdict(set)
     for key, calls in drawn.items():
         for each in calls:
@@ -169,7 +165,8 @@ def _variant(
         when = tuple(text for text in texts if len(chosen[text]) == 1)
         if when and len(calls) >= LEAST:
             structures.append(_structure(plan, blocks, calls, when))
-    facts = {"packed": (packed,), "backend": (target.backend,)}
+    backends = dict.fromkeys(target.backend for target in targets)
+    facts = {"packed": (packed,), "backend": tuple(backends)}
     return Variant(facts, tuple(sorted(structures, key=lambda each: each.when)))
 
 
@@ -195,7 +192,13 @@ def recorded(model_type: str, *, packings: Sequence[bool] = (False, True)) -> Re
 
 def made_from(plan: ClassPlan) -> str:
     """Return a digest of what decides the data of a class, but for the libraries' versions."""
-    return sha256(repr(plan).encode()).hexdigest()[:16]
+    plain = ClassPlan(base={}, dims={}, draws={})
+    stated = {
+        name: getattr(plan, name)
+        for name in plan.__struct_fields__
+        if getattr(plan, name) != getattr(plain, name)
+    }
+    return sha256(repr(stated).encode()).hexdigest()[:16]
 
 
 def data_text(recorded: RecordedClass) -> str:

@@ -167,6 +167,25 @@ class FirstToken(Struct, frozen=True, kw_only=True):
     """With the runtime's own prefill step, where that is more than 5 % faster."""
 
 
+class StepSchedule(Struct, frozen=True, kw_only=True):
+    """Prefill steps that fall with the position, for a program that sets the step of each chunk."""
+
+    steps: tuple[tuple[Positive, Positive], ...]
+    """Tokens up to which a step is taken, and the step: ``[[32768, 2048], [40960, 1024]]``."""
+    context_tokens: Positive
+    """The longest prompt that fits so; the last of ``steps`` ends there."""
+    context_with_first_step: Positive
+    """That of the first step alone."""
+    needed_bytes: Bytes
+    """The peak with the margin: an upper bound where the model has windows."""
+    chunks: Positive
+    chunks_with_last_step: Positive
+    """With the last step alone, which runs a prompt as long."""
+    seconds: Number | None
+    """To the first token; None where the chip is not known."""
+    seconds_with_last_step: Number | None
+
+
 class Action(Struct, frozen=True, kw_only=True):
     """Settings that make the request fit, or allow a longer prompt."""
 
@@ -232,7 +251,10 @@ class Recommended(Struct, frozen=True, kw_only=True):
     wired_limit_bytes: Bytes | None
     """MLX's wired limit that keeps all of that prompt resident, at most what MLX accepts."""
     expert_capacity: Count | None
-    """Experts of each layer to keep: all where they fit, else those of ``partial_experts``."""
+    """Experts of each layer to keep: all where they fit, those that the runtime keeps, else those
+    of ``partial_experts``."""
+    experts: Count | UnsetType = UNSET
+    """Experts that a layer has, where the runtime keeps fewer."""
 
 
 class Cell(Struct, frozen=True):

@@ -72,6 +72,8 @@ class MemoryCard(Result, frozen=True, kw_only=True, tag="memfit.card/1"):
     """That states keep of each token of a chunk, as slices of it."""
     decode_view_bytes: Bytes
     """The same, in a decode step."""
+    logits_bytes: Bytes
+    """Of the logits of a token; a batch keeps those of two steps for each row."""
     rows: tuple[CardRow, ...]
     decode: tuple[Knot, ...]
     """The last token, where there is room for it."""

@@ -2,9 +2,9 @@
 
 from msgspec import UNSET, Struct, UnsetType
 
-from memfit.estimators.base.units import Bytes, Count, Number, Positive, Tokens
+from memfit.estimators.base.units import Bytes, Count, Tokens
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.results.advice import ImageAdvice
+from memfit.estimators.results.advice import ImageAdvice, StepSchedule
 from memfit.estimators.results.estimate import (
     DeviceSummary,
     Limit,
@@ -110,25 +110,6 @@ class TrafficPlan(Struct, frozen=True):
     """How many requests of that length fit at once."""
     at_once_of_mean: Count | None
     """How many requests of the mean length fit at once."""
-
-
-class StepSchedule(Struct, frozen=True, kw_only=True):
-    """Prefill steps that fall with the position, for a program that sets the step of each chunk."""
-
-    steps: tuple[tuple[Positive, Positive], ...]
-    """Tokens up to which a step is taken, and the step: ``[[32768, 2048], [40960, 1024]]``."""
-    context_tokens: Positive
-    """The longest prompt that fits so; the last of ``steps`` ends there."""
-    context_with_first_step: Positive
-    """That of the first step alone."""
-    needed_bytes: Bytes
-    """The peak with the margin: an upper bound where the model has windows."""
-    chunks: Positive
-    chunks_with_last_step: Positive
-    """With the last step alone, which runs a prompt as long."""
-    seconds: Number | None
-    """To the first token; None where the chip is not known."""
-    seconds_with_last_step: Number | None
 
 
 class ContextPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-context/1"):

@@ -25,6 +25,7 @@ from memfit.estimators.results.advice import (
     PartialExperts,
     Recommendation,
     Recommended,
+    StepSchedule,
 )
 from memfit.estimators.results.program_line import ProgramLine
 from memfit.estimators.results.result import Result
@@ -210,7 +211,7 @@ class Limit(Struct, frozen=True, kw_only=True):
     """What ends a run besides the bytes of all its buffers together."""
 
     name: Annotated[str, one_of("largest_buffer", "held_memory", "gpu_watchdog", "buffer_count")]
-    unit: Annotated[str, one_of("bytes", "tokens")]
+    unit: Annotated[str, one_of("bytes", "tokens", "buffers")]
     figure: Count
     """Of the workload, in ``unit``."""
     limit: Count
@@ -282,6 +283,8 @@ class RunCall(Struct, frozen=True):
     operations: Positive
     bytes: NonEmpty[Bytes]
     """The most in use during each of equal spans of its operations, in their order."""
+    held_bytes: Bytes | UnsetType = UNSET
+    """The most in use and kept for reuse together during the call."""
 
 
 class RankFigures(Struct, frozen=True, kw_only=True):
@@ -375,6 +378,8 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     """The peak with the margin."""
     held_bytes: Bytes | UnsetType = UNSET
     """The most that MLX holds: in use, or freed and kept for reuse, where that is known."""
+    held_phase: Phase | UnsetType = UNSET
+    """The phase in which it does."""
     verdict: Verdict
     exceeded: tuple[LimitName, ...]
     recommendation: Recommendation
@@ -396,6 +401,9 @@ class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     """None where the chip of the device or the layers of the model are not known."""
     first_tokens: tuple[FirstToken, ...] | UnsetType = UNSET
     """Seconds to the first token: of the workload, and of other prompts in its place."""
+    schedule: StepSchedule | UnsetType = UNSET
+    """A falling schedule of prefill steps for a program that sets the step of each chunk, where the
+    longest prompt takes a smaller step than the request's."""
     ranks: RankPlan | UnsetType = UNSET
     """Over several ranks: each of them. The other figures are of the one with the least room."""
     pool: MemoryPool | UnsetType = UNSET

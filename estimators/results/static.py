@@ -29,6 +29,12 @@ class CallArena(Struct, frozen=True):
     input_bytes: Bytes
     output_bytes: Bytes
     constant_bytes: Bytes
+    pool_bytes: Bytes
+    """In the chunks of Foundry's memory pool, which frees no single buffer."""
+    pool_wasted_bytes: Bytes
+    """Of these, at the ends of the chunks and for alignment."""
+    mlx_bytes: Bytes
+    """The most that MLX's own allocator has in use for them."""
 
 
 class Placement(Struct, frozen=True):

@@ -78,6 +78,8 @@ class PeakMoment(Struct, frozen=True):
     """The most in use during each call, where it is known by call."""
     held_bytes: int | None = None
     """The most that is in use and kept for reuse together; None where that is not known."""
+    held_phase: Phase | None = None
+    """The phase that falls in."""
     batch_bytes: int = 0
     """What a batch of work keeps in use, by trace: one more or less may be under way."""
 
@@ -111,5 +113,6 @@ class PeakMoment(Struct, frozen=True):
             nbytes=load_bytes,
             workspace_bytes=self.workspace_bytes + load_bytes - self.nbytes,
             held_bytes=None if self.held_bytes is None else max(self.held_bytes, load_bytes),
+            held_phase="load" if load_bytes > (self.held_bytes or load_bytes) else self.held_phase,
             explanation=(line, *self.explanation),
         )

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from memfit.estimators.base.units import Bytes, Count, Positive, Tokens
 from memfit.estimators.base.workload import Recipe
-from memfit.estimators.results.estimate import DeviceSummary, Note
+from memfit.estimators.results.estimate import DeviceSummary, Limit, Note
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import Basis, Cost, LimitName, Verdict
 
@@ -117,6 +117,8 @@ class TrainPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-train/1"):
     exceeded: tuple[LimitName, ...]
     limits: TrainingLimits | None
     """None without a device."""
+    run_limits: tuple[Limit, ...]
+    """What else may end the run, with its figure."""
     knobs: tuple[TrainingChange, ...]
     """One setting each, cheapest first."""
     actions: tuple[TrainingChange, ...]

@@ -159,6 +159,7 @@ def moment_of(peak: "RunPeak[CallPhase]") -> PeakMoment:
     """Return the moment of the largest call of a run, and the most in each of its phases."""
     prefill = [nbytes for part, nbytes in peak.parts.items() if part in PREFILL]
     decode = [nbytes for part, nbytes in peak.parts.items() if part not in PREFILL]
+    most = max(peak.held, key=peak.held.__getitem__)
     return PeakMoment(
         phase="prefill" if peak.top.part in PREFILL else "decode",
         nbytes=peak.nbytes,
@@ -171,7 +172,8 @@ def moment_of(peak: "RunPeak[CallPhase]") -> PeakMoment:
         call_bytes={
             call.part: peak.weight_bytes + max(call.curve) for call in peak.calls if call.curve
         },
-        held_bytes=max(peak.held.values()),
+        held_bytes=peak.held[most],
+        held_phase="prefill" if most in PREFILL else "decode",
         batch_bytes=peak.top.batch_bytes,
     )
 

@@ -51,7 +51,7 @@ def _collected_above(device: Device) -> int | None:
 
 def without_held(figures: MemoryFigures) -> MemoryFigures:
     """Return figures of a loop of which it is not known when it gives freed buffers back."""
-    return replace(figures, moment=replace(figures.moment, held_bytes=None))
+    return replace(figures, moment=replace(figures.moment, held_bytes=None, held_phase=None))
 
 
 def with_batch_held(figures: MemoryFigures, workload: Workload) -> MemoryFigures:
@@ -70,8 +70,10 @@ def with_batch_held(figures: MemoryFigures, workload: Workload) -> MemoryFigures
     caches = figures.kv.nbytes + figures.ssm_bytes
     # Of several groups one is prefilled while another decodes.
     decode = moment.nbytes if groups > 1 or moment.decode_bytes is None else moment.decode_bytes
-    held = max(moment.held_bytes, moment.nbytes, decode + ceil_div(copies * caches, 2))
-    return replace(figures, moment=replace(moment, held_bytes=held))
+    held = max(moment.nbytes, decode + ceil_div(copies * caches, 2))
+    if held <= moment.held_bytes:
+        return figures
+    return replace(figures, moment=replace(moment, held_bytes=held, held_phase="decode"))
 
 
 def is_shared(device: Device) -> bool:

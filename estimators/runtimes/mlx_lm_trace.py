@@ -367,7 +367,14 @@ class MlxLmTrace(MlxLm, frozen=True):
             return ()
         weights = peak.weight_bytes
         return tuple(
-            RunCall(call.part, call.tokens, call.position, len(curve), _spans(curve, weights))
+            RunCall(
+                call.part,
+                call.tokens,
+                call.position,
+                len(curve),
+                _spans(curve, weights),
+                weights + call.held_bytes,
+            )
             for call in peak.calls
             if (curve := call.curve)
         )

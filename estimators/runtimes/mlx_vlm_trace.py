@@ -254,6 +254,10 @@ def moment_of(
     decode = max(parts["decode"], last_decode + more)
     prefill = max(nbytes for part, nbytes in parts.items() if part != "decode")
     nbytes = max(prefill, decode)
+    # In decoding a copy of the caches, as in the traced steps, which are the first.
+    held = {part: each + more for part, each in peak.held.items()}
+    held["decode"] += last_decode - peak.parts["decode"]
+    most = max(held, key=held.__getitem__)
     return PeakMoment(
         phase=peak.top.part if nbytes == peak.nbytes + more else "decode",
         nbytes=nbytes,
@@ -263,12 +267,8 @@ def moment_of(
         explanation=peak_lines(peak),
         prefill_bytes=prefill,
         decode_bytes=decode,
-        # In decoding a copy of the caches, as in the traced steps, which are the first.
-        held_bytes=max(
-            *(held + more for held in peak.held.values()),
-            peak.held["decode"] + last_decode - peak.parts["decode"] + more,
-            nbytes,
-        ),
+        held_bytes=max(held[most], nbytes),
+        held_phase=most,
     )
 
 

@@ -25,7 +25,13 @@ from memfit.estimators.results.advice import (
     not_applicable,
 )
 from memfit.estimators.results.result import both_units
-from memfit.estimators.runtimes.facets import Commands, MlxLmPrograms, NvidiaOnly, OnMlx
+from memfit.estimators.runtimes.facets import (
+    Commands,
+    MlxLmPrograms,
+    NvidiaOnly,
+    OnMlx,
+    loaded_weights,
+)
 from memfit.estimators.runtimes.mlx_lm_commands import convert_command, draft_flags
 from memfit.estimators.runtimes.runtime import judge
 from memfit.estimators.runtimes.source import Interpolated
@@ -201,6 +207,7 @@ def _recommended(
 ) -> Recommended:
     """The longest prompt, and what follows from it."""
     device, counts = sized.device, {moe.experts for moe in sized.model.experts().values()}
+    kept = loaded_weights(sized.runtime_model).experts
     is_wired = device and device.backend == "metal" and sized.runtime_model.facet(OnMlx)
     return Recommended(
         context_tokens=tokens,
@@ -210,7 +217,8 @@ def _recommended(
             if device and is_wired and needed_bytes
             else None
         ),
-        expert_capacity=max(counts, default=None),
+        expert_capacity=kept.experts if kept else max(counts, default=None),
+        experts=kept.of if kept and kept.experts < kept.of else UNSET,
     )
 
 

@@ -64,17 +64,19 @@ def decode_speed(sized: SizedModel, workload: Workload) -> DecodeSpeed | None:
     if host:
         seconds += Fraction(on_host, host.bandwidth_bytes)
     most = ceil(10 * rows / seconds)
-    expected = _expected(sized, seconds) if rows == 1 and not host else None
+    is_plain = rows == 1 and not host and not sized.draft
+    expected = _expected(sized, seconds) if is_plain else None
     low, high = RANGE_PERCENT
-    three = expected and tuple(
-        min(most, floor(10 * expected * percent / 100)) / 10 for percent in (low, 100, high)
-    )
+    three: tuple[float, ...] = ()
+    if expected:
+        shares = (floor(10 * expected * percent / 100) for percent in (low, 100, high))
+        three = tuple(min(most, share) / 10 for share in shares)
     return DecodeSpeed(
         bytes_per_step=read,
         bandwidth_bytes_per_second=ceil(read / seconds),
         most_tokens_per_second=most / 10,
-        expected_tokens_per_second=three,
-        range_tokens_per_second=three and (three[0], three[-1]),
+        expected_tokens_per_second=three or None,
+        range_tokens_per_second=(three[0], three[-1]) if three else None,
         host_bytes_per_step=on_host or UNSET,
         host_bandwidth_bytes_per_second=host.bandwidth_bytes if host and on_host else UNSET,
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from msgspec import UNSET, convert
+from msgspec import UNSET, UnsetType, convert
 from msgspec.structs import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
@@ -10,7 +10,7 @@ from memfit.estimators.base.units import open_limit, open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import by_macos
-from memfit.estimators.results.advice import ImageAdvice
+from memfit.estimators.results.advice import Grid, ImageAdvice, StepSchedule
 from memfit.estimators.results.estimate import (
     KV,
     Component,
@@ -29,7 +29,7 @@ from memfit.estimators.results.estimate import (
     Workspace,
 )
 from memfit.estimators.results.result import both_units
-from memfit.estimators.results.terms import Basis
+from memfit.estimators.results.terms import Basis, Phase
 from memfit.estimators.runtimes.facets import (
     SplitMemory,
     Views,
@@ -65,6 +65,7 @@ from memfit.estimators.sizing.sized_model import (
     verdict_of,
     workspace_error_of,
 )
+from memfit.estimators.sizing.step_schedule import step_schedule
 
 SHORTEST_PLOTTED = 1024
 
@@ -97,6 +98,7 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
         peak_phase=(drafted.phase if drafted else None) or figures.moment.phase,
         needed_bytes=need.peak_bytes,
         held_bytes=UNSET if held is None else held,
+        held_phase=UNSET if held is None else _held_phase(sized, figures),
         verdict=tightened(verdict, limits),
         exceeded=exceeded,
         assumptions=both_units(tuple(_assumptions(sized, workload))),
@@ -108,12 +110,25 @@ def estimate(sized: SizedModel, workload: Workload, *, advises: bool = True) -> 
         else UNSET,
         decode_speed=decode_speed(sized, workload),
         first_tokens=first_tokens(sized, workload, prompts) or UNSET,
+        schedule=_schedule(sized, workload, advice.grid),
         pool=_pool(sized, workload) or UNSET,
         memories=_memories(sized, workload) or UNSET,
         files=tuple(_files(sized, workload, need)) or UNSET,
         images=(_image_advice(sized, workload) if advises else None) or UNSET,
         **asdict(advice),
     )
+
+
+def _held_phase(sized: SizedModel, figures: MemoryFigures) -> Phase | UnsetType:
+    # A draft's loop clears after the prompt alone.
+    return "decode" if sized.draft else figures.moment.held_phase or UNSET
+
+
+def _schedule(sized: SizedModel, workload: Workload, grid: Grid) -> StepSchedule | UnsetType:
+    own = next((row for row in grid.rows if not row.settings), None)
+    if own is None or grid.axis != "context_tokens" or own.context_step >= workload.prefill_step:
+        return UNSET
+    return step_schedule(sized, workload, longest_prompt(sized)) or UNSET
 
 
 def _pool(sized: SizedModel, workload: Workload) -> MemoryPool | None:

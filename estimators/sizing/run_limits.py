@@ -147,6 +147,29 @@ def _buffer_count(
         )
 
 
+def training_buffers(parameters: int, lengths: int, constants: int) -> Limit:
+    """Return the limit of a training that keeps ``constants`` buffers for each of its lengths.
+
+    mx.compile keeps the constants of a step's graph for each shape that it was called with.
+    """
+    most = int(BUFFER_COUNT["buffers"])
+    figure = parameters + int(BUFFER_COUNT["of_a_run"]) + lengths * constants
+    return Limit(
+        name="buffer_count",
+        unit="buffers",
+        figure=figure,
+        limit=most,
+        verdict="tight" if figure > BUFFER_COUNT["warned"] else "fits",
+        beyond="tight",
+        reason=(
+            f"compiled steps keep {constants} buffers for each of {lengths} lengths of batches, and"
+            f" Metal gives no more than {most}"
+        ),
+        remedy="a shorter --max-seq-length has fewer lengths",
+        source=BUFFER_COUNT["training_source"],
+    )
+
+
 def server_generates(runtime_model: RuntimeModel, workload: Workload) -> int | None:
     """Return the tokens that mlx_lm.server can generate of a batch, None: it leaks no buffers.
 

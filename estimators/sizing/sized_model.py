@@ -245,6 +245,10 @@ def held_of(sized: SizedModel, workload: Workload) -> int | None:
 def kept_of(sized: SizedModel, workload: Workload) -> int | None:
     """Return the freed bytes that MLX keeps beside the peak, without a limit; None: not known."""
     moment, drafted = sized.figures_for(workload).moment, draft_figures(sized, workload)
+    if workload.max_tokens and sized.device and sized.device.backend == "cuda":
+        # A step's inputs are referred to until a thread of the CPU sees that its graph has run
+        # (mlx backend/cuda/eval.cpp, eval; worker.cpp): caches are copied whenever that is late.
+        return None
     if drafted:
         return drafted.kept_bytes
     return None if moment.held_bytes is None else max(0, moment.held_bytes - moment.nbytes)

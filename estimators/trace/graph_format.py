@@ -17,6 +17,7 @@ from memfit.estimators.base.files import short
 from memfit.estimators.base.reading.section import json_section, to_record
 from memfit.estimators.base.units import Bytes, Count
 from memfit.estimators.base.workload import CallPhase
+from memfit.estimators.machine.device import Backend
 from memfit.estimators.mlx.versions import MLX_VERSION
 
 # weight: a parameter; cache: held by a cache when the call begins; tokens: the call's input;
@@ -100,7 +101,7 @@ class Trace(Struct, frozen=True, tag_field="schema", tag=SCHEMA, forbid_unknown_
     """The calls of one workload."""
 
     model_type: str
-    backend: str
+    backend: Backend
     """The backend that would run the graphs: its fused kernels are one node each."""
     versions: Mapping[str, str]
     """The versions of MLX and mlx-lm that recorded the graphs."""

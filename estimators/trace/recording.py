@@ -40,6 +40,8 @@ class RecordedGraph(NamedTuple):
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
     """Positions of the arrays that the function returned."""
+    constants: int = 0
+    """Arrays made outside of any argument; equal scalars are one (mlx compile.cpp)."""
 
 
 def record_call(
@@ -205,6 +207,7 @@ class _Recorder:
         self._alike: dict[tuple[Any, ...], Array] = {}
         self._nodes: list[Node] = []
         self._outputs: list[Any] = []
+        self._constants: set[tuple[str, str]] = set()
 
     def take(self, message: dict[str, Any]) -> None:
         kind = message["type"]
@@ -218,13 +221,16 @@ class _Recorder:
             self._outputs = message["outputs"]
         elif kind == "constants":
             for key, array in message["constants"]:
+                name = _name(array.dtype)
+                self._constants.add((name, str(array.item()) if array.ndim == 0 else key))
                 self._add(key, Array(tuple(array.shape), _name(array.dtype), "constant"))
 
     def finish(self) -> RecordedGraph:
         outputs = tuple(map(self._made, self._outputs))
         # Only now are all functions complete.
         nodes, ends = without_borders(self._nodes, outputs, self._arrays)
-        return RecordedGraph(tuple(self._arrays), tuple(nodes), tuple(ends))
+        arrays, count = tuple(self._arrays), len(self._constants)
+        return RecordedGraph(arrays, tuple(nodes), tuple(ends), count)
 
     def _take_node(self, message: dict[str, Any]) -> None:
         # In the callback: MLX stops at the exception, and memory does not grow further.

@@ -114,6 +114,10 @@ class TrainingPeak(NamedTuple):
     largest_parameter_bytes: int
     is_continued: bool
     """Whether a loop over tokens was traced for a few of them only: `LoopGrowth`."""
+    constants: int = 0
+    """Buffers that the compiled steps keep for each length of batches."""
+    parameters: int = 0
+    """Arrays of the model and of the optimizer."""
 
     @property
     def moments(self) -> tuple[CallPeak[CallPhase], ...]:
@@ -158,4 +162,6 @@ def training_peak(
         later=moments["later"],
         largest_parameter_bytes=max((*training.frozen.values(), *training.trained.values())),
         is_continued=growth is not None,
+        constants=training.constants,
+        parameters=sum(map(len, (training.frozen, training.trained, training.optimizer))),
     )

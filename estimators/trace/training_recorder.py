@@ -52,6 +52,8 @@ class Training(NamedTuple):
     trained: Mapping[str, int]
     optimizer: Mapping[str, int]
     calls: tuple[TrainingCall, ...]
+    constants: int
+    """Buffers that the compiled steps keep for each length of batches."""
 
 
 def record_training(
@@ -87,7 +89,7 @@ def record_training(
             steps = tuple(run.steps(optimizer, tokens, is_whole=is_whole))
     frozen, trained = _parameters(model)
     state = {leaf.name: leaf.array.nbytes for leaf in leaves_of({"": optimizer.state}, "", "cache")}
-    return Training(frozen, trained, state, (*checked, *steps))
+    return Training(frozen, trained, state, (*checked, *steps), run.constants)
 
 
 @contextmanager
@@ -197,9 +199,19 @@ class _Run:
         # Steps until the first update of the optimizer.
         self._first = 0
         self._calls: list[TrainingCall] = []
+        self._constants: list[int] = []
         # Of one call: the gradients that the optimizer gets, and the elements of the logits.
         self._gradients: list[Any] = []
         self._logits = 0
+
+    @property
+    def constants(self) -> int:
+        """Constants of the graphs that mx.compile keeps for one length (trainer.py, step).
+
+        They differ by whether gradients are given, and whether the optimizer updates.
+        """
+        most = max(self._constants, default=0)
+        return most * min(KINDS, self._recipe.grad_accumulation_steps)
 
     def validation(self, tokens: int) -> TrainingCall:
         """Return one batch of the validation (trainer.py, evaluate)."""
@@ -335,6 +347,7 @@ class _Run:
             return [*results, *_arrays(state), *self._gradients]
 
         graph = record_call(run, self._leaves(state, given), recorded_before=self._before)
+        self._constants.append(graph.constants)
         count = left["results"]
         arrays = list(graph.arrays)
         nodes, ends = resolved(graph.nodes, graph.outputs[: count + left["state"]], arrays)

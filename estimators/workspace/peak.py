@@ -71,6 +71,7 @@ def peak(
     run = RunMoments(prepared, workload, resident_bytes)
     moments = list(run.moments(has_decode=has_decode))
     best = max(moments, key=lambda moment: moment.nbytes)
+    held, phase = max((moment.nbytes + _kept(moment, prepared), moment.phase) for moment in moments)
     largest, name = max(
         (prepared.largest_weight, "weight"), *((m.largest, m.largest_name) for m in moments)
     )
@@ -86,7 +87,8 @@ def peak(
         prefill_bytes=max(m.nbytes for m in moments if m.phase != "decode"),
         decode_bytes=max((m.nbytes for m in moments if m.phase == "decode"), default=None),
         call_bytes=_of_calls(moments),
-        held_bytes=max(moment.nbytes + _kept(moment, prepared) for moment in moments),
+        held_bytes=held,
+        held_phase=phase,
     )
 
 

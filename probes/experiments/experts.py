@@ -51,6 +51,9 @@ from memfit.probes.preflight import require_loadable
 from memfit.probes.process import ModelProcess
 from memfit.probes.store import Store, save
 
+START_UP_PERCENT = 95
+"""mlx-moe warns of a peak above this share of what Metal recommends."""
+
 
 def tune_experts(
     request: ExpertsRequest, *, start: Start, store: Store, progress: Progress = NULL_PROGRESS
@@ -115,6 +118,7 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
         points = [self._point(capacity, best, found) for capacity in capacities]
         if all(point.status == "skipped" for point in points):
             raise MachineError(f"{points[0].capacity} experts: {points[0].reason}")
+        self._check_start_up([*([full] if full else []), *points])
         answer = offloading(
             full,
             points,
@@ -150,6 +154,16 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
             warm=self._warm(answer.capacity, points, best, found),
             notes=self.all_notes,
         )
+
+    def _check_start_up(self, points: Sequence[ExpertsPoint]) -> None:
+        """Warn where a start-up takes more than mlx-moe accepts of the working set."""
+        most = self.device.working_set_bytes * START_UP_PERCENT // 100
+        for point in points:
+            taken = point.startup.measured_bytes
+            if taken and taken > most:
+                size, limit = format_bytes(taken, self.request.units), format_limit(most)
+                text = f"{point.capacity} experts: the start-up takes {size}, more than"
+                self.warn("start-up", f"{text} {START_UP_PERCENT} % of the working set ({limit})")
 
     def _report(self, points: Sequence[ExpertsPoint]) -> tuple[str, ...]:
         if self.plan is None:
@@ -291,6 +305,12 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
             slots = chosen_slots(profile, point.capacity, found.layers)
             manifest = self._write_pack(self.request.pack, slots, profile)
         warm = self._measure(self._setup(slots, self.request.pack))
+        why = (
+            "it was packed before"
+            if self.packed
+            else ("the answer's" if point.capacity == capacity else "the largest that was measured")
+        )
+        self.inform("packed", f"{manifest.capacity} experts of each layer are packed: {why}")
         return WarmStart(
             directory=str(self.request.pack),
             capacity=manifest.capacity,

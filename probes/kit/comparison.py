@@ -44,13 +44,16 @@ def compare_kits(kits: Sequence[Kit]) -> KitComparison:
 
 def _summary(kit: Kit) -> KitSummary:
     statuses = [check.status for check in kit.checks]
-    counts = {
-        "measured": statuses.count("measured"),
-        "different": sum(check.is_different for check in kit.checks),
-        "not_run": statuses.count("not run"),
-        "failed": statuses.count("failed"),
-    }
-    known = {
-        name: getattr(kit, name) for name in KitSummary.__struct_fields__ if name not in counts
-    }
-    return KitSummary(**known, **counts)
+    return KitSummary(
+        memfit_version=kit.memfit_version,
+        mlx_version=kit.mlx_version,
+        mlx_lm_version=kit.mlx_lm_version,
+        mlx_vlm_version=kit.mlx_vlm_version,
+        system=kit.system,
+        device=kit.device,
+        seconds=kit.seconds,
+        measured=statuses.count("measured"),
+        different=sum(check.is_different for check in kit.checks),
+        not_run=statuses.count("not run"),
+        failed=statuses.count("failed"),
+    )

@@ -58,3 +58,12 @@ def test_experts_that_cannot_be_kept_are_bad_input(
     run = memfit("estimate", MODEL, *MACHINE, *options, "--capacity", "5")
     assert (run.code, run.out) == (2, "")
     assert said in run.err
+
+
+def test_what_to_set_under_mlx_moe_are_the_experts_that_it_keeps(memfit: Memfit) -> None:
+    answer = memfit("estimate", MODEL, *MACHINE, *MOE, "--json").json["recommended"]
+    assert (answer["expert_capacity"], answer["experts"]) == (208, 512)
+    assert "208 of 512 experts" in memfit("estimate", MODEL, *MACHINE, *MOE).out
+    whole = memfit("estimate", MODEL, "--memory", "64GB", "--context", "4k", "--json").json
+    assert whole["recommended"]["expert_capacity"] == 512
+    assert "experts" not in whole["recommended"]

@@ -28,6 +28,11 @@ def test_an_older_mlx_needs_the_scores_that_newer_ones_do_not(memfit: Memfit) ->
     (note,) = [note for note in now["notes"] if note["code"] == "mlx-version"]
     assert note["message"] == "the peak is for MLX 0.32.2 and newer; 38.6 GB on 0.32.0"
     assert "by the rules of mlx-lm 0.32.2 and MLX 0.32.0" in before["assumptions"]
+
+
+@pytest.mark.exhaustive
+def test_a_version_of_two_numbers_is_the_first_of_its_kind(memfit: Memfit) -> None:
+    before = memfit("estimate", HYBRID, *LONG, *OLD, "--json").json
     assert memfit("estimate", HYBRID, *LONG, "--mlx-version", "0.32", "--json").json == before
 
 

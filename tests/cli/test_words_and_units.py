@@ -38,6 +38,7 @@ def test_one_need_has_one_number_in_every_command(memfit: Memfit) -> None:
     assert f"fits {shown} GB" in matrix
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_needs_is_the_peak_with_the_margin_where_a_verdict_is_about_it(memfit: Memfit) -> None:
     fits = memfit("fits", "--memory", "8GB")
     assert "needs GB" in fits.out

@@ -33,7 +33,7 @@ preloaded = pytest.mark.skipif(
 
 @preloaded
 def test_some_faults_of_the_file_system_leave_nothing_half_written() -> None:
-    run_campaign("inject_faults", "--every", "15")
+    run_campaign("inject_faults", "--every", "60")
 
 
 @preloaded

@@ -37,8 +37,8 @@ def mixture(tmp_path: Path) -> Path:
     ("options", "verdict", "exceeded", "code"),
     [
         ((), "unknown", [], 3),
-        (("--host-memory", "64GiB"), "tight", [], 0),
-        (("--host-memory", "96"), "fits", [], 0),
+        pytest.param(("--host-memory", "64GiB"), "tight", [], 0, marks=pytest.mark.exhaustive),
+        pytest.param(("--host-memory", "96"), "fits", [], 0, marks=pytest.mark.exhaustive),
         (("--host-memory", "32GB"), "exceeds", ["host_memory"], 1),
     ],
 )
@@ -131,9 +131,9 @@ def test_what_does_not_fit_a_card_is_divided_by_the_printed_command(
 @pytest.mark.parametrize(
     ("model", "device", "name"),
     [
-        ("gpt-oss-120b", "rtx-4090", "host_experts"),
+        pytest.param("gpt-oss-120b", "rtx-4090", "host_experts", marks=pytest.mark.exhaustive),
         ("qwen3-30b-a3b-4bit", "rtx-3070", "host_experts"),
-        ("llama-3.1-70b", "rtx-4090", "gpu_layers"),
+        pytest.param("llama-3.1-70b", "rtx-4090", "gpu_layers", marks=pytest.mark.exhaustive),
     ],
 )
 def test_the_division_has_the_most_on_the_gpu(

@@ -10,7 +10,15 @@ from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.plans.static import arena as module
-from memfit.estimators.plans.static.arena import ALIGNMENT, Lifetime, arena, needs
+from memfit.estimators.plans.static.arena import (
+    ALIGNMENT,
+    POOL_CHUNK_BYTES,
+    Lifetime,
+    arena,
+    by_mlx,
+    needs,
+    pool,
+)
 from memfit.estimators.plans.static.plan import kv_capacity_bytes, plan_static, rope_table_bytes
 from memfit.estimators.results.static import StaticPlan
 from memfit.estimators.trace.graph_format import Array, Call, Node, Trace, from_json
@@ -208,3 +216,51 @@ def test_recurrent_states_are_allocated_in_addition_to_keys_and_values() -> None
     sizes = {each.name: each.nbytes for each in plan.provisions}
     assert sizes["states"] == 77_266_944
     assert sizes["kv_cache"] == 128 * 24_576
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("sizes", "nbytes", "wasted"),
+    [
+        ([], 0, 0),
+        ([1], 256, 255),
+        ([100, 100], 256, 56),
+        ([200, 100], 512, 212),
+        ([300], 300, 0),
+        ([200, 300, 50], 256 + 300 + 256, 262),
+    ],
+)
+def test_a_pool_fills_chunks_of_256_mib_and_frees_nothing(
+    sizes: list[int], nbytes: int, wasted: int
+) -> None:
+    unit = MIB if sizes != [1] else 1
+    buffers = [Lifetime("x", size * unit, step, step) for step, size in enumerate(sizes)]
+    found = pool(buffers)
+    if unit == 1:
+        assert found == (POOL_CHUNK_BYTES, POOL_CHUNK_BYTES - 1)
+    else:
+        assert found == (nbytes * MIB, wasted * MIB)
+
+
+@given(LIFETIMES)
+def test_a_pool_and_mlx_take_at_least_what_is_alive_at_once(buffers: list[Lifetime]) -> None:
+    alive = max(
+        (
+            sum(each.nbytes for each in buffers if each.first <= step <= each.last)
+            for step in range(32)
+        ),
+        default=0,
+    )
+    assert pool(buffers).nbytes >= sum(each.nbytes for each in buffers)
+    for backend in ("metal", "cpu"):
+        taken = by_mlx(buffers, backend)  # type: ignore[arg-type]
+        # A reused buffer wastes less than two pages, and less than itself.
+        assert alive <= taken <= sum(each.nbytes for each in buffers) + 3 * 16384 * len(buffers)
+
+
+def test_mlx_reuses_a_freed_buffer_of_nearly_the_same_size() -> None:
+    chain = [Lifetime("x", MIB, step, step) for step in range(5)]
+    assert by_mlx(chain, "metal") == MIB
+    assert by_mlx([Lifetime("x", 100_000, 0, 1), Lifetime("y", 100_000, 1, 1)], "metal") == 229_376

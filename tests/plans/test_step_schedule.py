@@ -10,15 +10,14 @@ from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device, memory_device
-from memfit.estimators.plans.context.schedule import step_schedule
-from memfit.estimators.results.context import StepSchedule
+from memfit.estimators.results.advice import StepSchedule
 from memfit.estimators.runtimes.mlx_lm import MLX_LM
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.search import fits_comfortably
 from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.step_schedule import step_schedule
 from memfit.estimators.weights.derived import derive
 from memfit.estimators.workspace.peak import ERROR_PERCENT, peak
-from tests.selection import quick
 
 CASES = Path(__file__).parents[1] / "arch" / "cases"
 HOST = Device("this host", "cpu", 0, 0, None, "flag")
@@ -30,9 +29,8 @@ def sized(model: str, gib: int) -> SizedModel:
     return Catalog().sized(model, device=memory_device(gib * 2**30), runtime=MLX_LM)
 
 
-@pytest.mark.parametrize(
-    "case", quick(["llama", "qwen3", "gemma3_text", "qwen3_5"], ("gemma3_text",))
-)
+@pytest.mark.exhaustive(daily=True)
+@pytest.mark.parametrize("case", ["llama", "qwen3", "gemma3_text", "qwen3_5"])
 def test_a_run_takes_no_more_than_its_parts_with_one_step_each(case: str) -> None:
     pytest.importorskip("mlx_lm", reason="the truth is MLX itself")
     import mlx.core as mx

@@ -1,5 +1,8 @@
 """Plans of fine-tuning, compared with mlx-lm's own trainer, parser and data sets."""
 
+import gc
+import itertools
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from memfit.estimators.base.dtypes import converted
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.workload import Recipe
 from memfit.estimators.checkpoint.opening import open_checkpoint
-from memfit.estimators.machine.devices import working_set_device
+from memfit.estimators.machine.devices import find_device, working_set_device
 from memfit.estimators.mlx.versions import MlxVersions
 from memfit.estimators.plans.train.commands import train_commands
 from memfit.estimators.plans.train.plan import plan_train
@@ -22,10 +25,13 @@ from memfit.estimators.plans.train.question import Example, TrainQuestion, longe
 from memfit.estimators.plans.train.recipe_file import read_recipe
 from memfit.estimators.results.train import TrainPlan
 from memfit.estimators.sizing.opening import size
+from memfit.estimators.sizing.run_limits import training_buffers
 from memfit.estimators.sizing.search import most_fitting
 from memfit.estimators.sizing.training_steps import TracedSteps
 from memfit.estimators.trace.libraries import versions
 from memfit.probes.training_data import read_training_data
+from tests.oracle import Oracle
+from tests.selection import quick
 
 pytest.importorskip("mlx_lm")
 CASES = Path(__file__).parents[1] / "arch" / "cases"
@@ -228,3 +234,58 @@ def test_a_class_without_a_gradient_is_refused_in_one_line() -> None:
     with pytest.raises(UnsupportedError) as raised:
         plan_train(size(checkpoint, device=None), TrainQuestion(recipe=Recipe(num_layers=-1)))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", quick(("qwen3", "llama", "falcon_h1"), ("qwen3",)))
+def test_compiled_steps_keep_as_many_constants_as_the_trace_counts(name: str) -> None:
+    """By the bytes in use after each further length of a real run of the trainer's step."""
+    from functools import partial
+
+    import mlx.core as mx
+    from mlx import nn, optimizers
+    from mlx_lm.tuner.trainer import default_loss
+    from mlx_lm.tuner.utils import linear_to_lora_layers
+
+    recipe = Recipe(num_layers=2, max_seq_length=257, rank=4)
+    config = json.loads((CASES / f"{name}.json").read_text())
+    model = Oracle(config, "BF16").model
+    model.freeze()
+    linear_to_lora_layers(model, 2, {"rank": 4, "scale": 20.0, "dropout": 0.0})
+    model.train()
+    optimizer = optimizers.Adam(learning_rate=1e-5)
+    state = [model.state, optimizer.state, mx.random.state]
+    loss = nn.value_and_grad(model, default_loss)
+
+    @partial(mx.compile, inputs=state, outputs=state)
+    def step(batch: mx.array, lengths: mx.array) -> Any:
+        (value, count), gradients = loss(model, batch, lengths)
+        optimizer.update(model, gradients)
+        return value, count
+
+    before = mx.set_cache_limit(0)
+    try:
+        active = []
+        for tokens in (33, 65, 97, 129):
+            mx.eval(state, step(mx.ones((1, tokens), mx.int32), mx.array([[0, tokens - 1]])))
+            gc.collect()
+            active.append(mx.get_active_memory())
+    finally:
+        mx.set_cache_limit(before)
+    grown = {after - before for before, after in itertools.pairwise(active[1:])}
+    sized = size(open_checkpoint(str(CASES / f"{name}.json")), device=find_device("m4-max-64"))
+    plan = plan_train(sized, TrainQuestion(recipe=recipe))
+    (row,) = plan.run_limits
+    # 33, 65, ... 225, and 257.
+    lengths = 8
+    kept = (row.figure - training_buffers(0, 0, 0).figure) // lengths
+    # Scalars of two and four bytes; some of the step's are made outside of what is recorded.
+    assert len(grown) == 1
+    assert grown.pop() / 4 <= kept <= 40
+    assert (row.verdict, row.unit) == ("fits", "buffers")
+
+
+def test_many_lengths_with_many_constants_are_tight() -> None:
+    """494 for each of 1,010 lengths: unsloth-zoo 918, mlx 4464."""
+    few, many = (training_buffers(700, lengths, 494) for lengths in (64, 1010))
+    assert (few.verdict, many.verdict) == ("fits", "tight")
+    assert many.figure == pytest.approx(many.limit, rel=0.01)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.plans.wired.ledger import SimulatedBackend, Ticket, WiredEvent
-from memfit.estimators.plans.wired.policies import SumPolicy
+from memfit.estimators.guard.ledger import SimulatedBackend, Ticket, WiredEvent
+from memfit.estimators.guard.policies import SumPolicy
 from memfit.probes.wired import MetalBackend, WiredMemoryManager, host_backend
 from tests.selection import examples
 

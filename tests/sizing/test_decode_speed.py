@@ -49,7 +49,7 @@ def test_published_runs_stay_below_the_bound(
 
 
 # mlx-lm's BENCHMARKS.md, 2,048 tokens on an M4 Max: from these the constants were read.
-FITTED = [
+FITTED: list[tuple[str, str, int | None, float]] = [
     ("m4-max-64", "qwen3-4b-4bit", 8, 86.907),
     ("m4-max-64", "qwen3-4b-4bit", 4, 134.52),
     *(
@@ -59,7 +59,7 @@ FITTED = [
 ]
 # Not from these: mlx-lm pull request 1569, and Rapid-MLX's submissions of an M3 Ultra with 60 cores
 # of June 2026, a server on mlx-lm's classes: prompts of 512 tokens.
-OTHERS = [
+OTHERS: list[tuple[str, str, int | None, float]] = [
     ("m3-pro-18", "qwen3-4b-4bit", 4, 44.62),
     ("m3-ultra-256", "qwen3-0.6b", 4, 387.64),
     ("m3-ultra-256", "qwen3-8b-4bit", None, 112.89),

@@ -81,6 +81,7 @@ def test_a_shared_machine_is_judged_by_what_the_process_holds() -> None:
     assert found.needed_bytes < row.limit * 9 // 10
     assert (found.verdict, row.verdict) == ("tight", "tight")
     assert found.held_bytes == row.figure > row.limit
+    assert found.held_phase == "prefill"
     whole = estimate(CATALOG.sized("qwen3-8b-4bit", device=alone), workload)
     assert (whole.verdict, whole.held_bytes) == ("fits", row.figure)
     assert "held_memory" not in {limit.name for limit in whole.limits}
@@ -129,3 +130,15 @@ def test_a_server_on_a_shared_machine_is_judged_by_its_life() -> None:
     assert row.figure == alone.held_bytes > alone.bound.peak_bytes
     assert (shared.verdict, row.verdict) == ("tight", "tight")
     assert "held_memory" not in {limit.name for limit in alone.limits}
+
+
+def test_what_decoding_holds_on_cuda_is_not_a_figure() -> None:
+    """Whether caches are copied depends on when a thread of the CPU runs: measured up to twice."""
+    rtx = find_device("rtx-4090")
+    sized = CATALOG.sized("qwen3-8b-4bit", device=rtx)
+    prompt, reply = (
+        estimate(sized, Workload(prompt_tokens=4096, max_tokens=n), advises=False) for n in (0, 300)
+    )
+    assert isinstance(prompt.held_bytes, int)
+    assert reply.held_bytes is UNSET
+    assert "held" not in {note.code for note in reply.notes}

@@ -225,6 +225,7 @@ def test_a_workspace_between_traced_prompts_is_within_the_error_of_a_formula(
     assert between.workspace_bytes <= traced.workspace_bytes * most[0] // most[1] or tokens < 4096
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_a_line_between_traced_prompts_ends_before_fewer_layers_run_at_once() -> None:
     packed = {"quantization": {"bits": 4, "group_size": 64}}
     trace = trace_of({**published_config("glm-4.7-flash"), **packed})

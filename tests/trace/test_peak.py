@@ -202,7 +202,8 @@ def test_the_cpu_peak_of_small_models_equals_mlxs_measurement(name: str) -> None
     check_against_mlx(name, config, tokens=700, step=256, generated=2)
 
 
-@pytest.mark.parametrize("generated", quick([1, 8], (8,)))
+@pytest.mark.exhaustive(daily=True)
+@pytest.mark.parametrize("generated", [1, 8])
 def test_the_peak_of_a_large_vocabulary_equals_mlxs_measurement(generated: int) -> None:
     config = json.loads((CASES / "llama.json").read_text()) | {"vocab_size": 256_000}
     # Logits and log-probabilities are nearly all of it, and their number does not vary.

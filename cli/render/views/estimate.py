@@ -156,6 +156,7 @@ class EstimateView(NamedTuple):
         yield _components(self.result, self.units, needs_room=needs_room)
         yield _bytes(self.result, self.units)
         yield from memories_table(self.result, self.units)
+        yield from _process(self.result, self.units)
 
     def _heat_maps(
         self, grid: Sequence[Table], *, only: Literal["terminal", "picture"]
@@ -233,6 +234,22 @@ def _bytes(result: Estimate, units: Units) -> Table:
     )
     headings = ("Component", "Size", "Bytes", "Basis")
     return Table(headings, rows, align="lrrl", has_total=True, only="page")
+
+
+def _process(result: Estimate, units: Units) -> Iterator[Table]:
+    """Yield what the process holds, its seconds, and each limit that is not of its peak."""
+    rows: list[tuple[str, str, str, str]] = [
+        (estimate_text.LIMIT_NAMES[each.name], *estimate_text.limit(each, units), each.verdict)
+        for each in result.limits
+    ]
+    if result.held_bytes and "held_memory" not in {each.name for each in result.limits}:
+        rows.append(
+            (estimate_text.LIMIT_NAMES["held_memory"], size(result.held_bytes, units), "", "")
+        )
+    rows += [(name, text, "", "") for name, text in estimate_text.seconds(result)]
+    if rows:
+        headings = ("What a run meets", "Here", "Passes up to", "Verdict")
+        yield Table(headings, tuple(rows), align="lrrl", only="page")
 
 
 def _grid_table(result: Estimate, units: Units) -> Iterator[Table]:

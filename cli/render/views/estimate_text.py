@@ -220,7 +220,8 @@ def recommended(values: Recommended, units: Units, *, clients: int = 0) -> str:
     if values.wired_limit_bytes:
         parts.append(f"wired limit {size(values.wired_limit_bytes, units)}")
     if values.expert_capacity and parts:
-        parts.append(f"all {values.expert_capacity} experts")
+        kept, every = values.expert_capacity, values.experts
+        parts.append(f"{kept} of {every} experts" if every else f"all {kept} experts")
     return ", ".join(parts)
 
 
@@ -255,6 +256,33 @@ def held(result: Estimate, units: Units) -> Iterator[str]:
     returnable = (result.held_bytes or 0) - result.peak_bytes
     if result.held_bytes and returnable * 5 >= result.peak_bytes:
         yield f"holds up to {size(result.held_bytes, units)}, {size(returnable, units)} returnable"
+
+
+LIMIT_NAMES = {
+    "largest_buffer": "Largest buffer",
+    "held_memory": "Held at most",
+    "gpu_watchdog": "Keys of a prefill call",
+    "buffer_count": "Tokens until buffers run out",
+}
+
+
+def limit(of: Limit, units: Units) -> tuple[str, str]:
+    """The figure of a run, and the largest that is known to pass."""
+    if of.unit == "bytes":
+        return size(of.figure, units), size(of.limit, units, down=True)
+    return str(of.figure), str(of.limit)
+
+
+def seconds(result: Estimate) -> Iterator[tuple[str, str]]:
+    """The seconds of the request, each with its range."""
+    first = next(iter(result.first_tokens or ()), None)
+    if first is None:
+        return
+    yield "First token", f"{_time(first.seconds)} ({_between(first.range_seconds)})"
+    if first.decode_range_seconds and first.turn_range_seconds:
+        yield "Prefill", _between(first.prefill_range_seconds)
+        yield "Reply", _between(first.decode_range_seconds)
+        yield "Whole turn", _between(first.turn_range_seconds)
 
 
 def speed(result: Estimate) -> Iterator[str]:

@@ -19,11 +19,11 @@ from memfit.cli.render.views.assumed import marked
 from memfit.cli.render.views.text import image_lines, memory
 from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.estimators.plans.context.plan import PERCENTILES
+from memfit.estimators.results.advice import StepSchedule
 from memfit.estimators.results.context import (
     ContextPlan,
     Distribution,
     MatrixCell,
-    StepSchedule,
     TrafficPlan,
 )
 from memfit.estimators.results.estimate import CurvePoint

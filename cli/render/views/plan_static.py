@@ -8,7 +8,8 @@ from memfit.estimators.base.units import Units, format_bytes
 from memfit.estimators.results.static import CallArena, Provision, StaticPlan
 
 _PROVISIONS = ("Allocated", "Size", "Storage", "")
-_CALLS = ("Call", "Tokens", "At", "Operations", "Buffers", "Arena", "Lower bound", "Separate")
+_SIZES = ("Arena", "Lower bound", "MLX", "Pool", "wasted", "Separate")
+_CALLS = ("Call", "Tokens", "At", "Operations", "Buffers", *_SIZES)
 
 
 @view(StaticPlan)
@@ -19,7 +20,10 @@ def to_document(result: StaticPlan, units: Units, *, plot: bool = False) -> Docu
         facts=tuple(_facts(result)),
         tables=(
             Table(_PROVISIONS, tuple(_provision(each, units) for each in result.provisions)),
-            Table(_CALLS, tuple(_call(each, units) for each in result.calls), "The arena by call"),
+            Table(
+                *(_CALLS, tuple(_call(each, units) for each in result.calls), "The arena by call"),
+                droppable=(3, 4, 9, 2),
+            ),
         ),
         verdict=_verdict(result, units),
         colour="default",
@@ -45,7 +49,10 @@ def _provision(each: Provision, units: Units) -> tuple[str, ...]:
 
 def _call(call: CallArena, units: Units) -> tuple[str, ...]:
     counts = (call.tokens, call.position, call.operations, call.buffers)
-    sizes = (call.arena_bytes, call.lower_bound_bytes, call.separate_bytes)
+    sizes = (
+        *(call.arena_bytes, call.lower_bound_bytes, call.mlx_bytes),
+        *(call.pool_bytes, call.pool_wasted_bytes, call.separate_bytes),
+    )
     return (
         call.phase.replace("_", " "),
         *map(str, counts),

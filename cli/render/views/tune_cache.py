@@ -24,6 +24,9 @@ _RESTORED = (
     *("Cold", "Equal", "Divergence", "Perplexity"),
 )
 
+_MANY = 1000
+"""No server has more conversations; short ones on a large machine count to millions."""
+
 
 @view(CacheTuneResult)
 def to_document(result: CacheTuneResult, units: Units) -> Document:
@@ -40,7 +43,8 @@ def to_document(result: CacheTuneResult, units: Units) -> Document:
             Table(_STORED, stored, "Stored", keys=2),
             Table(
                 *(_RESTORED, restored, "Restored; peaks are without weights"),
-                droppable=(6, 5),
+                # Where there is less room, what the others say too goes first.
+                droppable=(6, 5, 8, 11),
                 keys=3,
             ),
             *_served(result.replay, units),
@@ -120,10 +124,14 @@ def _tiers(result: CacheTuneResult, units: Units) -> Iterator[str]:
     answer, tokens = result.answer, result.conversations[-1].tokens
     if answer.hot_conversations is None or answer.hot_threshold_tokens is None:
         return
+    hot, warm = (
+        str(count) if count < _MANY else f"more than {_MANY}"
+        for count in (answer.hot_conversations, answer.warm_conversations or 0)
+    )
     yield (
-        f"conversations of {tokens} tokens: {answer.hot_conversations} hot in"
-        f" {format_bytes(answer.hot_bytes, units)} of memory, {answer.warm_conversations} warm on"
-        " the disk, the others cold"
+        f"conversations of {tokens} tokens: {hot} hot in"
+        f" {format_bytes(answer.hot_bytes, units)} of memory, {warm} warm on the disk, the others"
+        " cold"
     )
     many, shortest = answer.conversations, result.conversations[0].tokens
     if answer.hot_threshold_tokens:

@@ -30,6 +30,10 @@ class TraceRequest(NamedTuple):
     completion_tokens: int
     agent: str = ""
     """Empty in a trace without agents."""
+    max_tokens: int = 0
+    """The longest reply that was asked for; 0: not recorded."""
+    session: str = ""
+    """Requests of a session begin with what was said before in it; empty: not recorded."""
 
     @property
     def total_tokens(self) -> int:
@@ -124,8 +128,13 @@ def _request(row: Row, where: str, *, agents: bool) -> TraceRequest:
     prompt, completion = (_tokens(row.get(key), f"{where}: {key}") for key in TOKEN_COLUMNS)
     if prompt == 0:
         raise InputError(f"{where}: prompt_tokens: a prompt has at least one token")
-    agent = _agent(row.get("agent"), where) if agents else ""
-    return TraceRequest(prompt, completion, agent)
+    agent = _name(row.get("agent"), f"{where}: agent") if agents else ""
+    most, session = (row.get(key) for key in ("max_tokens", "session"))
+    longest = 0 if most in (None, "") else _tokens(most, f"{where}: max_tokens")
+    if 0 < longest < completion:
+        raise InputError(f"{where}: max_tokens: {longest} are fewer than completion_tokens")
+    named = "" if session in (None, "") else _name(session, f"{where}: session")
+    return TraceRequest(prompt, completion, agent, longest, named)
 
 
 def _times(row: Row, where: str) -> tuple[float, float] | None:
@@ -150,11 +159,11 @@ def _seconds(value: Any, where: str) -> float:
     return number
 
 
-def _agent(value: Any, where: str) -> str:
+def _name(value: Any, where: str) -> str:
     name = value.strip() if isinstance(value, str) else ""
     if not name or len(name) > MAX_NAME_CHARACTERS:
         text = f"expected a name of up to {MAX_NAME_CHARACTERS} characters"
-        raise InputError(f"{where}: agent: {text}")
+        raise InputError(f"{where}: {text}")
     return name
 
 

@@ -10,7 +10,6 @@ from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.units import ceil_div, format_bytes, round_up
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import Device
-from memfit.estimators.plans.context.schedule import step_schedule
 from memfit.estimators.results.context import (
     AutoContext,
     Ceilings,
@@ -50,6 +49,7 @@ from memfit.estimators.sizing.search import (
     longest_context,
 )
 from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.step_schedule import step_schedule
 
 CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072)
 REQUESTS = (1, 2, 4, 8, 16)

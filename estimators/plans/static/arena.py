@@ -5,6 +5,7 @@ for Deep Neural Net Inference, 2020, section 5 (https://arxiv.org/abs/2001.03288
 """
 
 from bisect import insort
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple
@@ -13,11 +14,16 @@ from msgspec import Struct
 
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import round_up
+from memfit.estimators.machine.device import Backend
 from memfit.estimators.trace.graph_format import Call, Node
+from memfit.estimators.trace.layouts import Allocation
+from memfit.estimators.trace.memory import Allocator
 
 # Alignment of a buffer offset that every Mac supports (Metal feature set tables).
 ALIGNMENT = 256
 MAX_BUFFERS = 20_000
+# "Growable list of MTLBuffer chunks (default 256MB initial size)"; Foundry's MB are 2**20 bytes.
+POOL_CHUNK_BYTES = 256 * 2**20
 # Views of their input; a static graph allocates nothing for them.
 _VIEWS = frozenset(
     "Copy StopGradient Depends Broadcast BroadcastAxes Transpose Slice Split AsStrided ExpandDims"
@@ -92,6 +98,50 @@ def arena(buffers: Sequence[Lifetime]) -> Arena:
         largest_bytes=max(sizes, default=0),
         placed=tuple(placed),
     )
+
+
+class PoolUse(NamedTuple):
+    """What a pool takes that never frees a single buffer."""
+
+    nbytes: int
+    """Of all chunks."""
+    wasted_bytes: int
+    """At the ends of the chunks, and for alignment."""
+
+
+def pool(buffers: Sequence[Lifetime]) -> PoolUse:
+    """Return the chunks of Foundry's MemoryPool for the buffers of a call, until it is reset.
+
+    A chunk is filled from its start, one buffer after another; what does not fit begins another
+    chunk, of its own size where that is larger. Source: Foundry's memory architecture page, B.
+    """
+    chunks, used = 0, POOL_CHUNK_BYTES
+    for buffer in sorted(buffers, key=lambda each: each.first):
+        size = round_up(buffer.nbytes, ALIGNMENT)
+        if used + size > POOL_CHUNK_BYTES:
+            chunks, used = chunks + max(POOL_CHUNK_BYTES, size), 0
+        used += size
+    return PoolUse(chunks, chunks - sum(each.nbytes for each in buffers))
+
+
+def by_mlx(buffers: Sequence[Lifetime], backend: Backend) -> int:
+    """Return the most that MLX's own allocator has in use for the same buffers.
+
+    It rounds each, and gives a freed one to the next that is not much smaller.
+    """
+    allocator = Allocator(backend)
+    ends: dict[int, list[Allocation]] = defaultdict(list)
+    starts: dict[int, list[Lifetime]] = defaultdict(list)
+    for buffer in buffers:
+        starts[buffer.first].append(buffer)
+    for step in range(max((each.last for each in buffers), default=-1) + 1):
+        for buffer in starts[step]:
+            taken = allocator.allocate(buffer.nbytes)
+            taken.references = 1
+            ends[buffer.last].append(taken)
+        for taken in ends[step]:
+            allocator.release(taken)
+    return allocator.peak
 
 
 def _offset(neighbours: Iterable[PlacedBuffer], size: int) -> int:

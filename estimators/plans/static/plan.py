@@ -19,7 +19,7 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import round_up
 from memfit.estimators.base.workload import MAX_TOKENS
 from memfit.estimators.mlx.kv_cache import state_bytes
-from memfit.estimators.plans.static.arena import Arena, arena, needs
+from memfit.estimators.plans.static.arena import Arena, arena, by_mlx, needs, pool
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.static import (
     CallArena,
@@ -69,8 +69,12 @@ def plan_static(
             input_bytes=need.input_bytes,
             output_bytes=need.output_bytes,
             constant_bytes=need.constant_bytes,
+            pool_bytes=pooled.nbytes,
+            pool_wasted_bytes=pooled.wasted_bytes,
+            mlx_bytes=by_mlx(need.intermediates, trace.backend),
         )
         for (call, need), own in zip(planned, arenas, strict=True)
+        for pooled in (pool(need.intermediates),)
     )
     provisions = tuple(_provisions(trace, model, calls, largest, capacity, environment))
     lasting = [each for each in provisions if each.lasting]

@@ -14,7 +14,7 @@ from memfit.estimators.mlx.versions import MlxVersions, format_version, parse_ve
 from memfit.estimators.plans.train.changes import Change
 from memfit.estimators.plans.train.commands import train_commands
 from memfit.estimators.plans.train.question import TrainQuestion
-from memfit.estimators.results.estimate import Note
+from memfit.estimators.results.estimate import Limit, Note
 from memfit.estimators.results.terms import Basis
 from memfit.estimators.results.train import (
     DataSummary,
@@ -29,6 +29,7 @@ from memfit.estimators.results.train import (
 from memfit.estimators.runtimes.runtime import Need, judge
 from memfit.estimators.sizing.estimate import device_summary
 from memfit.estimators.sizing.opening import weight_bits_of
+from memfit.estimators.sizing.run_limits import ending_notes, tightened, training_buffers
 from memfit.estimators.sizing.search import first_fitting, halves, most_fitting
 from memfit.estimators.sizing.sized_model import SizedModel, is_loadable
 from memfit.estimators.sizing.training_steps import TracedSteps
@@ -122,15 +123,22 @@ class _TrainPlan:
             margin_bytes=sized.margin_bytes,
             needed_bytes=need.peak_bytes,
             basis=self._basis(peak),
-            verdict=verdict,
+            verdict=tightened(verdict, self._run_limits(peak)),
             exceeded=exceeded,
             limits=self._limits() if sized.device and self._is_searched else None,
+            run_limits=self._run_limits(peak),
             knobs=knobs,
             actions=self._actions() if verdict == "exceeds" else (),
             commands=self._commands(recipe, quantize),
             assumptions=tuple(self._assumptions()),
             notes=tuple(self._notes(peak)),
         )
+
+    def _run_limits(self, peak: TrainingPeak) -> tuple[Limit, ...]:
+        device, lengths = self._sized.device, self._question.lengths(self._recipe)
+        if device and device.backend != "metal":
+            return ()
+        return (training_buffers(peak.parameters, lengths, peak.constants),)
 
     @property
     def _versions(self) -> MlxVersions:
@@ -345,6 +353,7 @@ class _TrainPlan:
             yield "a batch is as long as max_seq_length: --data DIR takes the lengths of the data"
 
     def _notes(self, peak: TrainingPeak) -> Iterator[Note]:
+        yield from ending_notes(self._run_limits(peak))
         data, installed = self._question.data, versions()["mlx-lm"]
         if parse_version(installed) != self._versions.mlx_lm:
             text = (

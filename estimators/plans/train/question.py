@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.base.workload import Recipe
+from memfit.estimators.base.workload import PAD_TO, Recipe
 
 
 class Example(NamedTuple):
@@ -66,6 +66,18 @@ class TrainQuestion(Struct, frozen=True, kw_only=True):
         """
         data = self.data
         return longest_batch(data.train, recipe, data.directory) if data else recipe.max_seq_length
+
+    def lengths(self, recipe: Recipe) -> int:
+        """Return how many lengths the batches have, at most: mx.compile keeps a step for each."""
+        if self.data is None:
+            return len(
+                {recipe.padded(each) for each in range(1, recipe.max_seq_length + 1, PAD_TO)}
+            )
+        ordered = sorted(self.data.train, key=lambda example: example.keys)
+        size = recipe.batch_size
+        starts = range(0, len(ordered) - size + 1, size)
+        longest = (max(each.tokens for each in ordered[start : start + size]) for start in starts)
+        return len({recipe.padded(tokens) for tokens in longest})
 
     def validated(self, recipe: Recipe) -> int | None:
         """Return the same of the validation, None where there is none."""

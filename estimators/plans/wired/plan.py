@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import format_duration, open_limit, open_size
+from memfit.estimators.guard.ledger import SimulatedBackend, WiredEvent, WiredLedger
 from memfit.estimators.machine.device import RISK, Device, wired_limit
-from memfit.estimators.plans.wired.ledger import SimulatedBackend, WiredEvent, WiredLedger
 from memfit.estimators.plans.wired.scenario import (
     Change,
     DraftAdmission,

@@ -21,10 +21,8 @@ from memfit.estimators.base.reading.section import (
     one_of,
     read_yaml,
 )
-from memfit.estimators.machine.device import DEFAULT_REGIME, Device, OsRegime
-from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
-from memfit.estimators.plans.wired.ledger import Ticket, WiredSettings
-from memfit.estimators.plans.wired.policies import (
+from memfit.estimators.guard.ledger import Ticket, WiredSettings
+from memfit.estimators.guard.policies import (
     BudgetPolicy,
     FixedPolicy,
     MaxPolicy,
@@ -33,6 +31,8 @@ from memfit.estimators.plans.wired.policies import (
     SumPolicy,
     WiredPolicy,
 )
+from memfit.estimators.machine.device import DEFAULT_REGIME, Device, OsRegime
+from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.plans.wired.ticket_sizes import Part, Saved, TicketSize, TicketSizes
 from memfit.estimators.results.wired import TicketKind, WiredMode
 from memfit.estimators.runtimes.measurement import Measurement

@@ -109,8 +109,8 @@ def _python(tickets: Tickets) -> str:
     """The manager of `memfit.probes.wired`."""
     return f"""\
 # {tickets.source}
-from memfit.estimators.plans.wired.ledger import Ticket
-from memfit.estimators.plans.wired.policies import SumPolicy
+from memfit.estimators.guard.ledger import Ticket
+from memfit.estimators.guard.policies import SumPolicy
 from memfit.probes.wired import WiredMemoryManager
 
 WEIGHTS = {tickets.weights_bytes}

@@ -13,7 +13,7 @@ from uuid import uuid4
 from msgspec import Struct, field
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.plans.wired.policies import WiredPolicy
+from memfit.estimators.guard.policies import WiredPolicy
 from memfit.estimators.results.wired import TicketKind
 
 Admission = Literal["started", "waiting", "refused"]
@@ -28,6 +28,8 @@ class Ticket(Struct, frozen=True):
     kind: TicketKind = "active"
     """A reservation counts towards the limit, but does not raise it without active tickets."""
     name: str = field(default_factory=lambda: uuid4().hex)
+    may_start: Callable[[], bool] | None = None
+    """Decides beside its policy whether it starts now: a guard, for the request of the ticket."""
 
     def __post_init__(self) -> None:
         """Reject a negative size."""
@@ -199,6 +201,10 @@ class WiredLedger:
         self._emit(now_ms, "cancelled", name)
         return self._after_removal(now_ms)
 
+    def retry(self, now_ms: int) -> tuple[Ticket, ...]:
+        """Return the waiting tickets that start now; what they wait for can change by itself."""
+        return self._after_removal(now_ms) if self._queue else ()
+
     def _after_removal(self, now_ms: int) -> tuple[Ticket, ...]:
         admitted = tuple(self._admit(now_ms))
         # Once, after the next tickets have started: the limit does not dip in between.
@@ -216,7 +222,8 @@ class WiredLedger:
         for ticket in tuple(self._queue.values()):
             if ticket.policy in blocked:
                 continue
-            if self._admits(ticket, self._sizes(ticket.policy)):
+            fits = self._admits(ticket, self._sizes(ticket.policy))
+            if fits and (ticket.may_start is None or ticket.may_start()):
                 del self._queue[ticket.name]
                 self._live[ticket.name] = ticket
                 # The latest of equal policies decides for the group, as in mlx-swift.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.plans.wired.policies import (
+from memfit.estimators.guard.policies import (
     BudgetPolicy,
     FixedPolicy,
     MaxPolicy,

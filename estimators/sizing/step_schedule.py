@@ -13,7 +13,7 @@ from memfit.estimators.arch.specs import Growth
 from memfit.estimators.base.units import ceil_div, round_down
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kv_cache import buffer_counts, buffer_token_bytes
-from memfit.estimators.results.context import StepSchedule
+from memfit.estimators.results.advice import StepSchedule
 from memfit.estimators.runtimes.facets import MlxLmPrograms
 from memfit.estimators.runtimes.runtime import Need
 from memfit.estimators.runtimes.source import Formula

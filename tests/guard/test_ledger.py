@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from memfit.estimators.base.errors import InputError
-from memfit.estimators.plans.wired.ledger import (
+from memfit.estimators.guard.ledger import (
     SimulatedBackend,
     Ticket,
     WiredEvent,
     WiredLedger,
     WiredSettings,
 )
-from memfit.estimators.plans.wired.policies import FixedPolicy, MaxPolicy, SumPolicy, WiredPolicy
+from memfit.estimators.guard.policies import FixedPolicy, MaxPolicy, SumPolicy, WiredPolicy
 from memfit.estimators.results.wired import TicketKind
 
 MIB = 2**20

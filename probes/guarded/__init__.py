@@ -1,0 +1,1 @@
+"""mlx_lm.server behind a guard, in a process of its own."""
