@@ -10,6 +10,7 @@ TYPE_CHECKING = False  # `typing` takes longer to import than everything here
 if TYPE_CHECKING:
     from typing import Any
 
+    from memfit.answers import compare, fits, guard, plan_server
     from memfit.estimators.base.errors import (
         CheckpointError,
         ConfigError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from memfit.model import OpenModel, estimate, open
 
 _MODULES = {
+    "answers": ("compare", "fits", "guard", "plan_server"),
     "estimators.base.errors": (
         *("CheckpointError", "ConfigError", "InputError", "MachineError", "MemfitError"),
         *("UnreachableError", "UnsupportedError"),
@@ -59,8 +61,12 @@ __all__ = [
     "UnsupportedError",
     "Workload",
     "__version__",
+    "compare",
     "estimate",
+    "fits",
+    "guard",
     "open",
+    "plan_server",
     "tune",
 ]
 
@@ -76,4 +82,4 @@ def __getattr__(name: str) -> "Any":
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.questions.target import model_reference
+from memfit.settings import WorkloadSettings, with_keywords
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from memfit.probes.result import TuneResult
-    from memfit.settings import WorkloadSettings
 
 
 def tune(
@@ -69,3 +69,6 @@ def tune(
         sweeps=user_sweeps(),
         progress=progress,
     )
+
+
+with_keywords(tune, WorkloadSettings)

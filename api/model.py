@@ -16,6 +16,13 @@ from memfit.estimators.questions.question import WorkloadQuestion
 from memfit.estimators.questions.target import ModelQuestion, RuntimeQuestion
 from memfit.estimators.results.estimate import Estimate
 from memfit.estimators.sizing.catalog import Catalog
+from memfit.settings import (
+    EstimateSettings,
+    MachineSettings,
+    OpenSettings,
+    WorkloadSettings,
+    with_keywords,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -24,13 +31,7 @@ if TYPE_CHECKING:
     from memfit.estimators.sizing.explore import Explored
     from memfit.estimators.sizing.resolved import ResolvedTarget, TargetQuestion
     from memfit.estimators.sizing.sized_model import SizedModel
-    from memfit.settings import (
-        EstimateSettings,
-        MachineSettings,
-        OpenSettings,
-        Place,
-        WorkloadSettings,
-    )
+    from memfit.settings import Place
 
 
 SAMPLE = "qwen3-4b-4bit"
@@ -164,6 +165,15 @@ class OpenModel:
         target = self._resolved(question, device, None, measures=False)
         return explore(target.sized, target.workload)
 
+    def resolved(
+        self, question: WorkloadQuestion, device: str | Device | None = None
+    ) -> "ResolvedTarget":
+        """Return the model sized for a workload on a machine: the one of `on`, or ``device``."""
+        from memfit.settings import place
+
+        chosen = place(device, {}) if device is not None or not self._place else self._place
+        return self._resolved(question, *chosen, measures=False)
+
     def _resolved(
         self,
         question: WorkloadQuestion,
@@ -279,3 +289,13 @@ def _measured(sized: "SizedModel", workload: Workload) -> "SizedModel":
     from memfit.probes.store import user_store
 
     return with_measurement(sized, workload, host, user_store())
+
+
+for _function, _kind in (
+    (OpenModel.on, MachineSettings),
+    (OpenModel.at, WorkloadSettings),
+    (OpenModel.peak, WorkloadSettings),
+    (estimate, EstimateSettings),
+    (open, OpenSettings),
+):
+    with_keywords(_function, _kind)

@@ -1,7 +1,8 @@
 """The keyword arguments of the library: the settings of the four questions, under their names."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from inspect import Parameter, signature
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -93,6 +94,18 @@ class WorkloadSettings(TypedDict, total=False):
 
 class EstimateSettings(OpenSettings, MachineSettings, WorkloadSettings, total=False):
     """Settings of `memfit.estimate`: those of the other three."""
+
+
+def with_keywords(function: Callable[..., Any], kind: Any) -> None:
+    """Let `help`, and what else reads a signature, show the settings of a function one by one."""
+    own = signature(function)
+    named = [each for each in own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    settings = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in kind.__annotations__.items()
+        if name not in own.parameters
+    ]
+    vars(function)["__signature__"] = own.replace(parameters=[*named, *settings])
 
 
 def model_and_runtime(

@@ -95,7 +95,8 @@ def kept(row: dict[str, Any]) -> int:
     parts: defaultdict[str, int] = defaultdict(int)
     for each in alive:
         kind = _kind(each, tokens, of_weights)
-        parts[kind] += each.nbytes
+        # The result holds the log-probabilities of one token, of which a step under way has more.
+        parts[kind] = each.nbytes + (0 if kind == "log-probabilities" else parts[kind])
         if kind == "caches":
             parts["ring"] += _not_yet_full(each, prompt, generated, tokens)
         if not each.is_under_way and (

@@ -33,12 +33,16 @@ MOST = 1.33
 
 
 class Sent(NamedTuple):
-    """A request, the calls that its client waits before it, and the text that it is of."""
+    """A request, the calls that its client waits before it, and the text that it is of.
+
+    Or how many requests before it one was sent whose prompt has the same first token.
+    """
 
     prompt: int
     reply: int
     pause: int = 0
     text: int | None = None
+    after: int = 0
 
 
 class Traffic(NamedTuple):
@@ -59,9 +63,8 @@ class Question(NamedTuple):
 
     @property
     def is_near(self) -> bool:
-        """Whether the bound is of requests such as those that are searched."""
-        places = self.settings.rows + self.settings.prompt_concurrency - 1
-        return self.settings.prompt_cache_size > 0 and self.clients <= places
+        """Whether the bound is near the largest found: where a prompt cache is most of both."""
+        return self.settings.prompt_cache_size > 0
 
 
 def flags(together: int, decode: int, kept: int, step: int = 2048) -> ServerSettings:
@@ -106,7 +109,9 @@ class Search:
         prompt, reply, clients, _ = question
         workload = Workload(prompt_tokens=prompt, max_tokens=reply)
         self._bound = ServerBound(sized, workload, clients)
-        self.bound = self._bound.moment(question.settings).peak_bytes
+        self.bound = self._bound.moment(question.settings).needed_bytes
+        memory = self._bound.memory
+        self._trims = not memory.has_states and min(memory.windows, default=2**62) > prompt + reply
         step = question.settings.prefill_step
         # The last chunk is a token longer than whole steps of a cache: room is left over.
         odd = max(1, round_down(min(prompt - 1, step) - 1, 256) + 1)
@@ -122,19 +127,23 @@ class Search:
         self._pauses = [0, 0, 0, 0, 1, 2, 5, 20, 100, reply]
 
     def peak(self, traffic: Traffic) -> int:
-        """Return what the server takes for these requests, 0 where one hits: none is bounded."""
-        requests = [ServedRequest(each.prompt, each.reply, text=each.text) for each in traffic.sent]
+        """Return what the server takes for these requests."""
+        shares = [each.after and number - each.after for number, each in enumerate(traffic.sent)]
+        requests = [
+            ServedRequest(each.prompt, each.reply, shared if shared > 0 else None, 1, each.text)
+            for shared, each in zip(shares, traffic.sent, strict=True)
+        ]
         arrivals = ClosedLoop(
             traffic.clients or self._question.clients,
             group=traffic.group,
             pauses=[each.pause for each in traffic.sent],
         )
-        run = simulated(self._bound.memory, requests, self._question.settings, arrivals)
-        return 0 if run.hits else run.largest.peak_bytes
+        memory, settings = self._bound.memory, self._question.settings
+        return simulated(memory, requests, settings, arrivals).largest.needed_bytes
 
     def run(self, count: int) -> tuple[int, Traffic]:
         """Return the largest of ``count`` kinds of requests, and its requests."""
-        crafted = [*self._equal(), *self._crafted()]
+        crafted = [*self._equal(), *self._crafted(), *self._again()]
         self._random.shuffle(crafted)
         found = [(self.peak(traffic), traffic) for traffic in crafted[:count]]
         for _ in range((count - len(found)) // 3):
@@ -146,14 +155,29 @@ class Search:
         return max((self._climbed(*each, each_start) for each in starts), key=lambda each: each[0])
 
     def _mixed(self) -> Traffic:
-        """Random requests; of those that are sent together, some are of one text."""
-        clients, settings = self._question.clients, self._question.settings
-        group, share = self._random.choice((1, 1, 2, clients)), self._random.choice((0, 0.5, 1))
+        """Random requests; some that are sent together are of one text, others of an old one."""
+        clients, settings, choose = *self._question[2:], self._random.choice
+        group, together, again = (
+            choose((1, 1, 2, clients)),
+            choose((0, 0.5, 1)),
+            choose((0, 0.5, 1)),
+        )
+        texts = clients + self._random.randint(0, settings.prompt_cache_size + 1)
         sent = [self._one() for _ in range(2 * clients + 2 * settings.prompt_cache_size + 8)]
         for number, each in enumerate(sent):
-            if group > 1 and self._random.random() < share:
+            if group > 1 and self._random.random() < together:
                 sent[number] = each._replace(text=number // group)
+            elif self._random.random() < again:
+                sent[number] = each._replace(**choose(self._old(number, texts)))
         return Traffic(sent, group)
+
+    def _old(self, number: int, texts: int) -> list[dict[str, int]]:
+        """Fields of a request that finds the entry of one ``texts`` before it.
+
+        It begins with all of it, or with its first token where caches can be trimmed.
+        """
+        whole = {"text": -1 - number % texts}
+        return [whole, {"after": texts}] if self._trims else [whole]
 
     def _one(self) -> Sent:
         choose = self._random.choice
@@ -198,6 +222,20 @@ class Search:
                     yield Traffic(before + first + [ends] * (kept + 6))
                     yield Traffic(before + (first + [ends] * (kept + clients)) * 2)
 
+    def _again(self) -> Iterator[Traffic]:
+        """Requests that find the entry of an earlier one, when it is about the oldest."""
+        prompt, reply, clients, settings = self._question
+        most = settings.prompt_cache_size + 2 if settings.prompt_cache_size else 0
+        for texts, fewer, pause in product(range(clients, clients + most), (0, 1, 2), (0, 1, 3)):
+            first = [
+                Sent(prompt, max(1, reply - fewer * number), pause * (number < clients))
+                for number in range(2 * texts + 2 * clients)
+            ]
+            for kind in range(len(self._old(0, texts))):
+                yield Traffic(
+                    [each._replace(**self._old(at, texts)[kind]) for at, each in enumerate(first)]
+                )
+
     def _climbed(self, peak: int, traffic: Traffic, count: int) -> tuple[int, Traffic]:
         choose = self._random
         for _ in range(count):
@@ -209,8 +247,9 @@ class Search:
                     changed[at], changed[other] = changed[other], changed[at]
                 else:
                     new = self._one()
-                    field = choose.choice(("prompt", "reply", "pause", "text", None))
-                    new = new._replace(text=changed[other].text if choose.random() < 0.2 else None)
+                    field = choose.choice(("prompt", "reply", "pause", "text", "after", None))
+                    if choose.random() < 0.2:
+                        new = new._replace(text=changed[other].text, after=changed[other].after)
                     only = new._asdict() if field is None else {field: getattr(new, field)}
                     changed[at] = changed[at]._replace(**only)
             found = self.peak(traffic._replace(sent=changed))

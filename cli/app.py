@@ -35,6 +35,7 @@ class Commands(LazyGroup):
         "tune": "Run a model, and compare its memory with the estimate.",
         "tune experts": "Run a model with a part of its experts in memory.",
         "tune train": "Train a few steps, and compare their memory with the plan.",
+        "tune disk": "Read experts, a layer and a file of a model from the disk, in three ways.",
         "tune cache": "Store the cache of prompts on the disk, and restore it.",
         "compare": "Compare models side by side, and show what fits where.",
         "fits": "List the models that fit a machine.",
@@ -60,7 +61,8 @@ class Commands(LazyGroup):
         "What most people need": ("estimate", "fits", "server", "compare", "tune", "gate"),
         "Plan": ("plan",),
         "Measure on this machine": (
-            *("tune experts", "tune train", "tune cache", "measurements", "compare-kit"),
+            *("tune experts", "tune train", "tune cache", "tune disk"),
+            *("measurements", "compare-kit"),
         ),
         "Look up": ("devices", "runtimes", "schema", "cache", "index"),
         "For other programs": ("card", "serve", "replay", "diff", "mcp"),
@@ -72,10 +74,27 @@ class Commands(LazyGroup):
         if not args and not ctx.resilient_parsing:
             args = _for_this_machine()
         elif args[:1] == ["fits"] and _is_model(args[1:2]):
+            self._require_for_one(args[2:])
             args = ["estimate", *args[1:]]
         elif args and not self._is_own(ctx, args[0]):
             args = ["estimate", *args]
         return super().parse_args(ctx, args)
+
+    def _require_for_one(self, args: list[str]) -> None:
+        """Check that ``fits MODEL`` has no option of the list of models.
+
+        Raises:
+            InputError: when it has one.
+        """
+        of_list, of_one = (
+            {name for option in self.load(each).params for name in option.opts}
+            for each in ("fits", "estimate")
+        )
+        given = {word.partition("=")[0] for word in args}
+        if only := sorted(given & (of_list - of_one)):
+            raise InputError(
+                f"{only[0]} is for the list of models that fit: leave it out, or the model's name"
+            )
 
     def _is_own(self, ctx: Any, word: str) -> bool:
         if word.startswith("-"):

@@ -17,6 +17,7 @@ from typing import Any
 
 from memfit.estimators.base.errors import MemfitError
 from memfit.probes.codeless import forbid_repository_code, refusals
+from memfit.probes.disk_reads import DiskRunner
 from memfit.probes.experts.runner import ExpertRunner
 from memfit.probes.kit.runner import KitRunner
 from memfit.probes.model_runner import ModelRunner
@@ -36,6 +37,8 @@ def _runner(setup: RunnerSetup, report: ReportFigures) -> ModelRunner:
         return ExpertRunner(path, limit, report, setup.experts)
     if setup.task == "store caches":
         return CacheRunner(path, limit, report)
+    if setup.task == "disk":
+        return DiskRunner(path, limit, report)
     if setup.task == "kit":
         return KitRunner(path, limit, report)
     if setup.task == "train":

@@ -81,7 +81,7 @@ class RunnerSetup(Struct, frozen=True, kw_only=True):
     """Whether what macOS charges the process for is read."""
     experts: ExpertSetup | None = None
     """The experts that are in memory; None runs the model as mlx-lm does."""
-    task: Literal["generate", "store caches", "train", "kit"] = "generate"
+    task: Literal["generate", "store caches", "train", "kit", "disk"] = "generate"
     """What it does apart from experts, by the runner that can."""
 
 

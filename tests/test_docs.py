@@ -41,7 +41,7 @@ GENERATED = {
     *("published-peaks.md", "published-image-peaks.md", "architectures.md", "trace-rules.md"),
 }
 """Pages whose tables a program writes; on other pages such a table has a mark."""
-QUICK_PAGES = {"README", "compare", "gate"}
+QUICK_PAGES = {"README"}
 """Whose commands `make test` runs; `make check` runs those of all pages."""
 EVERY_DAY = pytest.mark.exhaustive(daily=True)
 LINKED = [
@@ -153,6 +153,7 @@ def test_a_documented_command_prints_the_shown_output(command: str, shown: str) 
     assert output_of(command, shown) == shown
 
 
+@EVERY_DAY
 @pytest.mark.parametrize("name", IMAGES)
 def test_a_picture_on_the_pages_is_what_its_command_draws(name: str) -> None:
     assert picture(IMAGES[name]) == image(name).read_text(encoding="utf-8")

@@ -26,10 +26,23 @@ def complete_runtime(incomplete: str) -> list[str]:
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """Return the samples that begin with a text; without any the shell completes files."""
+    """Return the samples that begin with a text, and the models of the index with a config.
+
+    Those are found without their owner. Without any the shell completes files.
+    """
+    from memfit.estimators.checkpoint.index.records import index
     from memfit.estimators.checkpoint.local.samples import sample_names
 
-    return [name for name in sample_names() if name.startswith(incomplete)]
+    samples = [name for name in sample_names() if name.startswith(incomplete)]
+    if not incomplete:
+        return samples
+    known = index()
+    names = [
+        name if "/" in incomplete else name.partition("/")[2].lower()
+        for name in known.names
+        if known.model(name).config
+    ]
+    return list(dict.fromkeys((*samples, *(n for n in names if n.startswith(incomplete)))))
 
 
 def complete_type(incomplete: str) -> list[str]:

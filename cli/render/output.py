@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,6 +29,13 @@ _SUFFIXES: dict[str, Format] = {
     ".svg": "svg",
     ".xml": "junit",
 }
+
+_ONE = re.compile(
+    r"(?<![\w.,:/-])1 (token|request|client|prompt|image|layer|expert|row|model|file|step|chunk"
+    r"|conversation|turn|session|rank|machine|sequence|slot|block|buffer|call|group|run|sample"
+    r"|target|limit|measurement|adapter|parameter|byte|second|minute|day|other)s\b(?!/)"
+)
+"""One of what a sentence counts, in the plural."""
 
 
 def format_of(path: Path, offered: Sequence[Format]) -> Format:
@@ -166,16 +174,17 @@ def _mode(path: Path) -> int:
 
 
 def visible(text: str) -> str:
-    r"""Return a text with escape sequences for control characters and marks of direction.
+    r"""Return a text as it is printed, with escape sequences for marks that nobody sees.
 
-    Also for "##[": it starts a command to GitHub's runner, which reads all that a job prints.
+    These are control characters, marks of direction, and "##[": it starts a command to GitHub's
+    runner, which reads all that a job prints. What is counted is singular where there is one.
 
-    >>> visible("a\x1b[1m b\u202e")
-    'a\\x1b[1m b\\u202e'
+    >>> visible("a\x1b[1m b\u202e"), visible("1 tokens, 11 requests")
+    ('a\\x1b[1m b\\u202e', '1 token, 11 requests')
     """
     if not text.isprintable():
         text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    return text.replace("##[", r"##\x5b")
+    return _ONE.sub(r"1 \1", text).replace("##[", r"##\x5b")
 
 
 def message(text: str) -> str:

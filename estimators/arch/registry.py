@@ -161,8 +161,16 @@ class ClassRow(Struct, frozen=True, kw_only=True):
     """The first package with the class as it is described, and its commit, where it changed."""
     only_mlx_vlm: bool = False
     """Whether mlx-vlm has the class and mlx-lm has none."""
+    text_keys: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that mlx-lm's class needs in ``text_config``, and what mlx-vlm's takes without them."""
     vision: VisionTraits | None = None
     """How mlx-vlm's class runs its tower; None: no formula has it."""
+
+    def missing_key(self, config: Mapping[str, Any]) -> str:
+        """Return the first of ``text_keys`` that a config does not have; else nothing."""
+        text = config.get("text_config")
+        given = text if isinstance(text, Mapping) else config
+        return next((key for key in self.text_keys if key not in given), "")
 
     def build(self, fields: Fields) -> Model:
         """Return the model of a config, or of a section of one."""

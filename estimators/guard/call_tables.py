@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from memfit.estimators.arch.specs import STEP
 from memfit.estimators.base.errors import InputError, UnsupportedError
@@ -27,6 +28,8 @@ from memfit.estimators.sizing.sized_model import SizedModel, for_phases, workspa
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
 _TOKENS = (1, 32, 128, 256, 512, 1024, 2048, 4096, 8192)
 LONGEST_STEP = _TOKENS[-1]
+_MOST = 2**20
+"""Tokens of a request, where the model states no context."""
 
 
 class _Calls(Protocol):
@@ -68,14 +71,20 @@ class CallTables:
         """Return the figures themselves, to which their stated error is not added."""
         return CallTables(self._card, self._calls.without_error())
 
-    def row_bytes(self, width: int, chunk: int = 1) -> int:
+    def row_bytes(self, width: int, chunk: int = 1, *, fills_windows: bool = False) -> int:
         """Return the bytes of a row of a batch that is ``width`` tokens wide.
+
+        A window is as wide, or where it ``fills_windows`` whole: it keeps the padding of rows that
+        left the batch (cache.py, BatchRotatingKVCache.filter).
 
         After chunks of a length a window is longer by as many tokens, and states are slices of as
         many (cache.py, RotatingKVCache._update_concat).
         """
         view = self._views[1] if chunk == 1 else max(self._views)
-        windows = (own * min(width, limit - 1 + chunk) for limit, own in self._of_windows)
+        windows = (
+            own * (limit - 1 + chunk if fills_windows else min(width, limit - 1 + chunk))
+            for limit, own in self._of_windows
+        )
         return self._state_bytes + view * chunk + self._per_token * width + sum(windows)
 
     def buffer_bytes(self, buffer: BatchBuffer) -> int:
@@ -228,4 +237,5 @@ def model_tables(sized: SizedModel) -> CallTables:
     """
     if reason := one_at_a_time(sized, Workload(prompt_tokens=1)):
         raise UnsupportedError(f"{sized.checkpoint.id}: a guard is of batches, and {reason}")
-    return CallTables(card_facts(sized), _OfModel(ServerMemory(sized, Workload(prompt_tokens=1))))
+    facts = replace(card_facts(sized), max_tokens=min(sized.model.max_context or _MOST, _MOST))
+    return CallTables(facts, _OfModel(ServerMemory(sized, Workload(prompt_tokens=1))))

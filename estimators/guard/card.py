@@ -65,7 +65,9 @@ def _fault(card: MemoryCard) -> str:
             return f"vectors: {short(question)}: {error}"
         if answer != expected:
             return f"vectors: {short(question)} gives {answer}, not {expected}"
-    return "" if card.vectors else "vectors: there are none to check it by"
+    if not card.vectors:
+        return "vectors: there are none to check it by"
+    return "" if card.sha256 == card.digest() else "sha256: the card was altered"
 
 
 def _ascends(knots: tuple[Knot, ...], most: int) -> bool:

@@ -16,6 +16,7 @@ Sources: mlx-lm 0.32.2 generate.py (BatchGenerator._next), cache.py (BatchKVCach
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import partial
 from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Any
@@ -212,7 +213,10 @@ class Guard(Struct, frozen=True, kw_only=True):
         for servers that ask before every call; what `admit` admitted needs no such question.
         """
         rows = max(1, len(state.prefilling))
+        widest = max((row.tokens for row in state.decoding), default=0)
+        decoding = len(state.decoding) * self.tables.row_bytes(widest)
         held = self.held_bytes(state) - state.prompt_bytes
+        held += max(0, decoding - state.decode_bytes)
         held += self.tables.logits_bytes(len(state.decoding))
         for size in (tokens, *(step for step in STEPS if step < tokens), 32, 1):
             if size > min(tokens, LONGEST_STEP) or keys + size > self.tables.max_tokens:
@@ -307,8 +311,10 @@ class Guard(Struct, frozen=True, kw_only=True):
     ) -> int:
         tables = self.tables
         (rows, width), (prompts, chunk, wide) = decode, prefill
-        caches = rows * tables.row_bytes(width, step if prompts else 1) if rows else 0
-        of_prompts = prompts * tables.row_bytes(wide, step) if prompts else 0
+        is_shared = len(state.decoding) + len(state.prefilling) > 1 or state.decode_bytes > 0
+        size = partial(tables.row_bytes, fills_windows=is_shared)
+        caches = rows * size(width, step if prompts else 1) if rows else 0
+        of_prompts = prompts * size(wide, step) if prompts else 0
         if is_first:
             caches, of_prompts = (
                 max(caches, state.decode_bytes),

@@ -134,7 +134,8 @@ def make_card(sized: SizedModel, *, questions: int = 2000, seed: int = 1) -> Mem
     still, growing = _decode(engine, card, random)
     rows = tuple(_rows(engine, card, random))
     card = replace(card, rows=rows, decode=still, growing=growing)
-    return _checked(engine, card, random, questions)
+    card = _checked(engine, card, random, questions)
+    return replace(card, sha256=card.digest())
 
 
 def card_facts(sized: SizedModel) -> MemoryCard:

@@ -16,10 +16,6 @@ class TokenRun(Struct, frozen=True):
     count: int
 
 
-ONE_TOKEN = TokenRun("text", 1)
-"""A tag, a break of a line, a start or an end."""
-
-
 class InputArray(Struct, frozen=True):
     """An array that the model is given with the ids."""
 

@@ -11,7 +11,7 @@ from memfit.estimators.base.files import short
 from memfit.estimators.base.images import Images
 from memfit.estimators.base.reading.section import Reading, Section, json_section
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.images.plan import ImagePlan
+from memfit.estimators.images.plan import ImagePlan, TokenRun
 
 IMAGE_FILE = "preprocessor_config.json"
 PROCESSOR_FILE = "processor_config.json"
@@ -22,6 +22,8 @@ MAX_VALUES = 200_000
 MAX_SIDE = 2**16
 MAX_PIXELS = 2**32
 MAX_SIZES = 256
+ONE_TOKEN = TokenRun("text", 1)
+"""A tag, a break of a line, a start or an end."""
 
 
 class FileSettings(Section):

@@ -146,12 +146,14 @@ def stock_working_set(memory_bytes: int, *, os_regime: OsRegime) -> WorkingSet:
     WorkingSet(bytes=55662788608, measured=True)
     """
     table = WORKING_SETS[os_regime.value]
-    reported: dict[int, int] = table["bytes"]
-    whole_gib, rest = divmod(memory_bytes, GIB)
-    if not rest and whole_gib in reported:
-        return WorkingSet(reported[whole_gib], measured=True)
-    smaller = max((size for gib, size in reported.items() if gib <= whole_gib), default=0)
-    return WorkingSet(max(smaller, working_set_by_rule(memory_bytes, table["rules"])), False)
+    by_rule = working_set_by_rule(memory_bytes, table["rules"])
+    smaller = max(
+        (gib * GIB for gib in table["measured_gib"] if gib * GIB <= memory_bytes), default=0
+    )
+    if smaller == memory_bytes:
+        return WorkingSet(by_rule, measured=True)
+    least = working_set_by_rule(smaller, table["rules"]) if smaller else 0
+    return WorkingSet(max(least, by_rule), measured=False)
 
 
 def working_set_by_rule(memory_bytes: int, rules: list[dict[str, int]]) -> int:

@@ -236,7 +236,7 @@ def _cuda_device(model: GpuModel) -> Device:
 def _as_sold(memory_bytes: int) -> int:
     """Return n GiB for n x 10^9 bytes when Macs are sold with n "GB", else the bytes as given."""
     gigabytes, rest = divmod(memory_bytes, 10**9)
-    sold: Any = WORKING_SETS[OsRegime.MACOS_26.value]["bytes"]
+    sold: Any = WORKING_SETS[OsRegime.MACOS_26.value]["measured_gib"]
     return gigabytes * GIB if not rest and gigabytes in sold else memory_bytes
 
 

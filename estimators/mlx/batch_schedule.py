@@ -45,9 +45,11 @@ class _StoredBatch:
         self.buffer, self.tokens, self.is_evaluated = buffer, tokens, False
 
     def row(self) -> BatchBuffer:
-        """Return the row alone (cache.py, extract)."""
-        windows = tuple((limit, min(room, self.tokens)) for limit, room in self.buffer.windows)
-        return BatchBuffer(1, windows, self.tokens, self.tokens, self.tokens, self.buffer.viewed)
+        """Return the row alone (cache.py, extract): KV is copied, states stay slices of all."""
+        batch, tokens = self.buffer, self.tokens
+        windows = tuple((limit, min(room, tokens)) for limit, room in batch.windows)
+        states = batch.state_rows or batch.rows
+        return BatchBuffer(1, windows, tokens, tokens, tokens, batch.viewed, states)
 
 
 class ServedRow:

@@ -291,12 +291,12 @@ def _request(workload: Workload) -> ServedRequest:
 def buffer_bytes(model: Model, workload: Workload, buffer: BatchBuffer) -> int:
     """Return the bytes of the caches and states of a batch."""
     windows = dict(buffer.windows)
-    one = state_bytes(model, 1) + view_bytes(model, buffer.viewed)
+    state, one = state_bytes(model, 1) + view_bytes(model, buffer.viewed), 0
     for kv, layers in buffer_counts(model, workload.max_kv_size).items():
         # The step by which a cache grows is in the tokens of the buffer.
         tokens = windows[kv.limit] if kv.limit else kv.held_tokens(buffer.capacity)
         one += layers * tokens * buffer_token_bytes(model, kv, workload, tokens)
-    return buffer.rows * one
+    return buffer.rows * one + (buffer.state_rows or buffer.rows) * state
 
 
 def prefilled_alone(workload: Workload, rows: int, tokens: int) -> Workload:

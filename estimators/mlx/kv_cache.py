@@ -326,6 +326,8 @@ class BatchBuffer(Struct, frozen=True):
     """Tokens written by BatchRotatingKVCache, which keeps the padding of rows that left."""
     viewed: int = 0
     """Tokens of the last call, where a state is a slice of all of them."""
+    state_rows: int = 0
+    """Rows of the states, where they are not ``rows``: a row of a state is a slice of all."""
 
     def grown(self, tokens: int, step: int = 1, *, padded: bool = False) -> "BatchBuffer":
         """Return the buffer after updates of up to ``step`` tokens each (cache.py).

@@ -1,7 +1,10 @@
 """The memory card of a model: what an evaluator in any language needs for its peak."""
 
+from hashlib import sha256
+
 from msgspec import Struct
 from msgspec.json import encode
+from msgspec.structs import replace
 
 from memfit.estimators.base.units import Bytes, Count, Number, Positive, Tokens
 from memfit.estimators.results.result import Result
@@ -82,6 +85,13 @@ class MemoryCard(Result, frozen=True, kw_only=True, tag="memfit.card/1"):
     check: CardCheck
     vectors: tuple[tuple[int, int, int, int, int], ...]
     """New tokens, cached tokens, prefill step, reply, and the peak in bytes."""
+
+    sha256: str = ""
+    """Of the JSON of everything else: a card that was altered is refused."""
+
+    def digest(self) -> str:
+        """Return what ``sha256`` must be."""
+        return sha256(encode(replace(self, sha256=""))).hexdigest()
 
     def to_json(self) -> str:
         """Return it as JSON without spaces: a card is read by programs, and carried around."""

@@ -16,7 +16,7 @@ from memfit.estimators.results.terms import Verdict
 class ServerMoment(Struct, frozen=True, kw_only=True):
     """The moment that takes the most memory of those compared."""
 
-    peak_bytes: Bytes
+    needed_bytes: Bytes
     """Everything, with the margin."""
     weights_bytes: Bytes
     cache_bytes: Bytes
@@ -41,12 +41,13 @@ class ServerMix(Struct, frozen=True, kw_only=True):
 
     name: str
     requests: Count
-    peak_bytes: Bytes
+    needed_bytes: Bytes
+    """The most that it needs at a time, with the margin."""
     waited: Count
     """Requests that found no room when they arrived."""
 
 
-class ServerPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-server/2"):
+class ServerPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-server/3"):
     """The answer of ``memfit plan server``."""
 
     server: Literal["mlx_lm.server", "mlx_vlm.server"] = "mlx_lm.server"
@@ -85,6 +86,9 @@ class ServerPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-server/2"):
     """Requests that found no room when they arrived."""
     fitting: ServerSettings | None
     """The nearest settings whose bound fits; None: not needed, or there are none."""
+    fitting_clients: Count | None
+    """Requests open at a time for which they fit: fewer than ``clients`` where nobody stated these,
+    as many as find a place and a prompt cache."""
     fitting_bound: ServerMoment | None
     fitting_mixes: tuple[ServerMix, ...]
     """The same mixes with these settings."""

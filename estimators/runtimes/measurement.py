@@ -96,7 +96,7 @@ class MeasuredCache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Of the quantised layers; None: no layer is quantised, or not all in the same groups."""
     file_bytes: Positive
     write_ns: Positive | None
-    """Until file and checksum are on the disk; None for a file that was there."""
+    """Of quantising, and until file and checksum are on the disk; None: it was there before."""
     restores: tuple[MeasuredRestore, ...]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.registry import row_or_default
 from memfit.estimators.arch.specs import (
     Attention,
     GatedDelta,
@@ -56,6 +57,10 @@ class MlxRuntimeModel(RuntimeModel, OnMlx, frozen=True):
             return "mlx-lm loads only model*.safetensors, and the weights are in other files"
         if checkpoint.config.get("model_file") is not None:
             return "model_file in the config: mlx-lm runs no code of a model unless it is trusted"
+        if key := row_or_default(str(checkpoint.config.get("model_type"))).missing_key(
+            checkpoint.config
+        ):
+            return f"text_config.{key} is missing, which mlx-lm's class needs"
         return ""
 
     def _premises(self) -> Iterator[str]:

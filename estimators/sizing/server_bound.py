@@ -30,10 +30,13 @@ from memfit.estimators.sizing.sized_model import (
     kept_of,
 )
 
+_BETWEEN_LENGTHS = 128
+"""Tokens between the single chunks that are compared."""
+
 
 def need_of(moment: ServerMoment) -> Need:
     """Return what a moment needs, with its error."""
-    return Need(moment.peak_bytes, 0, error_bytes=moment.prefill_error_bytes)
+    return Need(moment.needed_bytes, 0, error_bytes=moment.prefill_error_bytes)
 
 
 def held_limits(bound: "ServerBound", settings: ServerSettings) -> tuple[Limit, ...]:
@@ -41,7 +44,7 @@ def held_limits(bound: "ServerBound", settings: ServerSettings) -> tuple[Limit, 
     sized = bound.memory.sized
     if sized.device is None or sized.device.backend != "metal":
         return ()
-    peak_bytes = bound.moment(settings).peak_bytes - sized.margin_bytes
+    peak_bytes = bound.moment(settings).needed_bytes - sized.margin_bytes
     remedy = "fewer requests that decode together (--decode-concurrency) leave less"
     return tuple(held_limit(peak_bytes, bound.held_bytes(settings), sized.device, remedy=remedy))
 
@@ -73,7 +76,7 @@ def server_moment(
     """Return a moment: bytes of caches, of images, of logits, and of a chunk with its error."""
     nbytes, error = prefill
     return ServerMoment(
-        peak_bytes=weights_bytes + held_bytes + images + logits + nbytes + margin_bytes,
+        needed_bytes=weights_bytes + held_bytes + images + logits + nbytes + margin_bytes,
         weights_bytes=weights_bytes,
         cache_bytes=held_bytes,
         images_bytes=images,
@@ -194,7 +197,7 @@ class ServerBound:
         if self.is_sequential:
             return self.memory.alone(settings, prompt, reply, settings.prompt_cache_size)
         limits = _Limits(self.memory, settings, self.clients, prompt, reply)
-        return max(limits.moments(), key=lambda moment: moment.peak_bytes)
+        return max(limits.moments(), key=lambda moment: moment.needed_bytes)
 
     def kept_bytes(self, settings: ServerSettings) -> int | None:
         """Return the most freed bytes that MLX keeps beside a moment, None where not known."""
@@ -210,7 +213,7 @@ class ServerBound:
         Without the margin.
         """
         sized, kept = self.memory.sized, self.kept_bytes(settings)
-        peak_bytes = self.moment(settings).peak_bytes - sized.margin_bytes
+        peak_bytes = self.moment(settings).needed_bytes - sized.margin_bytes
         return most_held_bytes(
             peak_bytes, None if kept is None else peak_bytes + kept, sized.device
         )
@@ -292,12 +295,15 @@ class _Limits:
     def _prefill_bytes(self, rows: int) -> tuple[int, int]:
         """Bytes of a chunk of prompts with their caches, and the error of that.
 
-        It does not grow with every token: the last two of a prompt, and whole chunks are compared.
+        It does not grow with every token: the last two of a prompt and whole chunks are compared,
+        and shorter prompts where there is one chunk, whose operations in flight are fewer at once.
         """
         if self.prompt == 1:
             return 0, 0
         step, index = self.settings.prefill_step, self._index
         ends = {max(1, self.prompt - 2), self.prompt - 1, index, round_down(index, step) or index}
+        if index <= step:
+            ends.update(range(index, 0, -_BETWEEN_LENGTHS))
         return max(self._chunk_bytes(self._batch(rows), step, end) for end in ends)
 
     def _chunk_bytes(self, batch: BatchBuffer, step: int, end: int) -> tuple[int, int]:
@@ -338,34 +344,63 @@ class _Limits:
     def _row(self) -> int:
         """Bytes of the row of an entry that a request continues: its first call computes it."""
         windows, tokens = self._windows(0, None), self.longest
-        return self.memory.cache_bytes(BatchBuffer(1, windows, tokens, tokens, tokens, self._chunk))
+        row = BatchBuffer(1, windows, tokens, tokens, tokens, self._chunk, self._together)
+        return self.memory.cache_bytes(row)
 
-    def _hits(self, prompts: int, rows: int, idle: int) -> int:
+    def _hits(self, begins: int, rows: int, idle: int, begun: int = 0) -> int:
         """Bytes of what requests keep that begin with an entry.
 
-        Prompts that begin copy its row, the batch beside it. Where there are more clients than
-        places, those and all that wait keep the batch of one that was dropped since, by the prefix
-        and the reply of each request before them.
+        Prompts that begin copy its row, the batch beside it. Those and all that wait can keep the
+        batch of an entry that was dropped. At most as many as entries are older than the first of
+        these requests; the others are of replies that ended while it waited, each with fewer rows.
         """
         if not self._entries:
             return 0
-        others = max(0, self.clients - idle - rows)
-        dropped = min(others, self._dropped) * self._decoded(self._together)
-        return prompts * self._row + dropped
+        keeping = self.clients - idle - rows - begun if self._waits else 0
+        if keeping <= 0:
+            return begins * self._row
+        ended = sorted(self._ended(rows, each) for each in range(1, keeping + idle))[::-1]
+        if self.clients <= self.settings.rows:
+            ended = list(map(min, ended, self._in_calls))
+        prefix = self._prefilled(self._prompts)
+        since = sorted((*(max(prefix, self._decoded(each)) for each in ended), prefix))
+        return begins * self._row + sum(since[::-1][:keeping])
+
+    def _ended(self, rows: int, since: int) -> int:
+        """Rows of the batch that so many replies before the present ``rows`` ended in.
+
+        A request waits while as many decode as may, or as many prompts are prefilled.
+        """
+        before = rows + since
+        if since > 1 and before <= self.settings.rows:
+            before -= self.settings.prompt_concurrency
+        return max(0, min(self._together, before))
 
     @cached_property
-    def _dropped(self) -> int:
-        """The most requests that wait so long that the entry they begin with is dropped.
+    def _in_calls(self) -> list[int]:
+        """The most rows of the batches in which replies end while a request waits for prompts.
 
-        As many entries as are kept were stored since, two by each request that was served before.
+        One ends in each of the calls that a prompt takes. It waits longer only behind others, which
+        do not decode meanwhile. In the call in which it begins those prompts decode.
         """
-        if self.clients <= self._together:
-            return 0
-        return max(0, self.clients - ceil_div(self._entries, 2))
+        calls = ceil_div(self.prompt - 1, self.settings.prefill_step) + 1
+        prompts = self.settings.prompt_concurrency
+        rows = (
+            most - call
+            for most in range(self.clients - prompts - 1, 0, -prompts)
+            for call in range(min(calls, most))
+        )
+        return sorted((self.clients - 1, *rows), reverse=True)
+
+    @cached_property
+    def _waits(self) -> bool:
+        """Whether a request can wait while others are prefilled or decode."""
+        return self.clients > self.settings.prompt_concurrency
 
     def _fewer(self, prompts: int, rows: int) -> tuple[int, ...]:
-        """Rows that decode: the most, and none where a request that waits keeps more than one."""
-        return (rows, 0) if prompts == self._prompts and rows > 0 and self._dropped else (rows,)
+        """Rows that decode: fewer where requests wait, which may keep more than a row takes."""
+        waits = self._waits and prompts == self._prompts and self._entries
+        return tuple(range(max(0, rows) + 1))[::-1] if waits else (rows,)
 
     def moments(self) -> Iterator[ServerMoment]:
         """Yield a moment of each kind, the largest of its kind among them."""
@@ -387,7 +422,7 @@ class _Limits:
     ) -> Iterator[ServerMoment]:
         held_bytes = last + self._prefilled(prompts) + self._decoded(rows)
         held_bytes += self._decoded(min(self._together, rows + 1)) if ended else 0
-        held_bytes += self._hits(prompts, rows, idle)
+        held_bytes += self._hits(0, rows, idle, prompts)
         # One layer after the other grows.
         grown = held_bytes + ceil_div(self._decoded(rows), self.memory.layers)
         yield self._moment(self._kept + grown, prompts, rows)
@@ -421,7 +456,7 @@ class _Limits:
 
     def _prefilling(self, prompts: int) -> Iterator[ServerMoment]:
         """A chunk, beside rows that just left for the decoding batch and replies that end."""
-        waits = self.clients > self.settings.prompt_concurrency
+        waits = self._waits
         for last, idle in self._last():
             others = self.clients - prompts - idle
             for rows, ended, chunk in self._beside(prompts, others):

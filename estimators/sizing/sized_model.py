@@ -6,6 +6,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.registry import row_or_default
 from memfit.estimators.base.errors import DoesNotLoadError, UnsupportedError
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.base.setting_names import setting
@@ -369,7 +370,11 @@ def _is_loaded_by(sized: SizedModel, name: str) -> bool:
     except UnsupportedError:
         return False
     mlx = other.facet(OnMlx)
-    if mlx and sized.checkpoint.has_other_names:
+    config = sized.checkpoint.config
+    misses = row_or_default(str(config.get("model_type"))).missing_key(config)
+    if misses and not other.facet(Images):
+        return False
+    if mlx and (misses or sized.checkpoint.has_other_names):
         # The rules of all image processors, for a question that few models have.
         from memfit.estimators.images.processor import has_tower
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from memfit.estimators.arch.registry import row_or_default
 from memfit.estimators.checkpoint.manifest import Tensor
+from memfit.estimators.weights.quantization_plan import foreign_block
 
 PACKS_ITSELF = ("prism_hadamard_qwen35",)
 """A class that builds the packed modules that its config lists, and packs no others."""
@@ -41,7 +42,7 @@ def to_convert(
 
 def unread_format(config: Mapping[str, Any]) -> str | None:
     """Return the declared quantisation method if its packed layout is unknown, or None."""
-    block = _foreign_block(config)
+    block = foreign_block(config)
     if config.get("quantization") is not None or not isinstance(block, Mapping):
         return None
     method = block.get("quant_method")
@@ -57,7 +58,7 @@ def _packed_by_method(
     matrices, they are those that the method packs: OpenAI's experts, AutoAWQ's linear layers.
     Source: mlx-lm utils.py, load_model; for packed integers models/deepseek_v3.py, sanitize.
     """
-    block = _foreign_block(config)
+    block = foreign_block(config)
     method, model_type = block.get("quant_method"), config["model_type"]
     if method == "mxfp4" and row_or_default(model_type).splits_mxfp4:
         return {"bits": 4, "group_size": 32, "mode": "mxfp4"}, _is_experts
@@ -83,21 +84,13 @@ def _is_awq(path: str, module: Any) -> bool:
     return type(module).__name__ != "Embedding" and _NEVER_AWQ.isdisjoint(path.split("."))
 
 
-def _foreign_block(config: Mapping[str, Any]) -> Any:
-    text = config.get("text_config")
-    # load_model takes the block of text_config too (mlx-lm utils.py).
-    if "quantization_config" not in config and isinstance(text, Mapping):
-        return text.get("quantization_config")
-    return config.get("quantization_config")
-
-
 def quantize_as_declared(nn: Any, model: Any, config: dict[str, Any]) -> None:
     """Quantise as load_model would do with the files of the config. Source: mlx-lm utils.py."""
     if config["model_type"] in PACKS_ITSELF:
         return
     block = config.get("quantization")
     if block is None:
-        block = _foreign_block(config)
+        block = foreign_block(config)
         if not block:
             return
         if "quant_method" in block:

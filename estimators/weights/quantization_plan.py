@@ -55,7 +55,9 @@ def declared(config: Mapping[str, Any], model: Model, name: str) -> Declared:
 
 
 def foreign_block(config: Mapping[str, Any]) -> Any:
+    """Return what declares a format that is not MLX's, None where nothing does."""
     text = config.get("text_config")
+    # load_model takes the block of text_config too (mlx-lm utils.py).
     if "quantization_config" not in config and isinstance(text, Mapping):
         return text.get("quantization_config")
     return config.get("quantization_config")

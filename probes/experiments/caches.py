@@ -241,6 +241,7 @@ class _CacheExperiment(Experiment[CacheRequest], kw_only=True):
             file_bytes=nbytes,
             sha256=digest,
             write_ns=written.write_ns,
+            quantise_ns=written.quantise_ns,
             group_size=written.group_size,
             exact_layers=written.layers - quantised,
             quantised_layers=quantised,

@@ -287,8 +287,11 @@ def _without_wired_limit(
     workspace = figures.moment.nbytes - sized.resident_bytes - caches
     parts = {"weights": sized.resident_bytes, "caches": caches, "workspace": workspace}
     listed = ", ".join(f"{name} {format_bytes(size, units)}" for name, size in parts.items())
+    # A Mac's own policies begin with the whole working set where no limit can be set.
+    is_mac = device.name.startswith("Apple")
+    alone = "by policy, with a baseline or a cap," if is_mac else "by policy alone"
     reason = (
-        f"{format_limit(limit, units)} by policy alone for {workload.total_tokens}"
+        f"{format_limit(limit, units)} {alone} for {workload.total_tokens}"
         f" tokens ({listed}, margin {format_bytes(sized.margin_bytes, units)}); the"
         f" {device.backend} backend has no wired limit, nothing was set"
     )

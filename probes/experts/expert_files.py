@@ -35,6 +35,11 @@ class _Stored(NamedTuple):
     shape: tuple[int, ...]
 
 
+def tensor_bytes(stored: _Stored) -> int:
+    """Return the bytes of a tensor in its file."""
+    return dtypes.nbytes(prod(stored.shape), stored.dtype)
+
+
 class ExpertRows(NamedTuple):
     """Where the files may have a stacked parameter: a place for each expert, of one type."""
 
@@ -50,7 +55,7 @@ class ExpertFiles:
 
     def __init__(self, directory: Path) -> None:
         """Read the headers; `memfit.estimators.checkpoint` has checked them before."""
-        self._layers: dict[str, dict[str, _Stored]] = defaultdict(dict)
+        self.layers: dict[str, dict[str, _Stored]] = defaultdict(dict)
         self.read_bytes = self.wait_ns = 0
         for path in sorted(directory.glob("model*.safetensors")):
             with open_regular(path) as file:
@@ -60,7 +65,7 @@ class ExpertFiles:
                 if name != "__metadata__" and entry["dtype"] in _DTYPES:
                     offset = _LENGTH_BYTES + length + entry["data_offsets"][0]
                     stored = _Stored(path, offset, entry["dtype"], tuple(entry["shape"]))
-                    self._layers[_layer(name)][name] = stored
+                    self.layers[_layer(name)][name] = stored
 
     def candidates(self, name: str, array_shape: tuple[int, ...], dtype: Any) -> list[ExpertRows]:
         """Return where the experts of a parameter may be stored, by types and shapes.
@@ -72,7 +77,7 @@ class ExpertFiles:
         experts, *shape = array_shape
         found = [
             rows
-            for rows in _all_rows(self._layers[_layer(name)], experts)
+            for rows in _all_rows(self.layers[_layer(name)], experts)
             if rows.shape == tuple(shape) and str(dtype).endswith(f".{_DTYPES[rows.dtype]}")
         ]
         return [rows for rows in found if rows.name == name] or found

@@ -175,8 +175,9 @@ class SettledRows(GenerationBatch):  # type: ignore[misc]
     """That its buffers hold, with the rows that have just ended."""
 
     def extend(self, batch: Any) -> None:
-        """Add rows."""
+        """Add rows; the batch that they come from is a variable until the call ends."""
         super().extend(batch)
+        batch.prompt_cache = []
         settle(self.prompt_cache)
         self.held_bytes = held_bytes(self.prompt_cache)
 

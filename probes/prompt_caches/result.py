@@ -50,13 +50,15 @@ class StoredCache(Struct, frozen=True, kw_only=True):
     file_bytes: Bytes
     sha256: Sha256
     write_ns: Count | None
-    """Until file and checksum are on the disk; None for a file that was there."""
+    """Of quantising, and until file and checksum are on the disk; None: it was there before."""
     exact_layers: Count
     """Layers that are stored as they are."""
     quantised_layers: Count
     restores: tuple[CacheRestore, ...]
     group_size: Positive | None = None
     """Values that are quantised together; None: none are, or not the same in all layers."""
+    quantise_ns: Count = 0
+    """Of ``write_ns``, and also measured where the file was there."""
 
 
 class Conversation(Struct, frozen=True, kw_only=True):

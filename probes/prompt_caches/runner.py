@@ -45,6 +45,9 @@ class WrittenCache(Struct, frozen=True, kw_only=True):
     nbytes: Bytes | None
     """Of the file; None: no layer can be quantised, so that nothing was written."""
     write_ns: Positive | None
+    """With the time of quantising."""
+    quantise_ns: Count
+    """Of that; 0 with all bits."""
     group_size: Positive | None
     """Of all quantised layers; None: there is none, or they differ."""
     layers: Count
@@ -220,16 +223,21 @@ class CacheRunner(ModelRunner):
 
     def _write(self, caches: list[Any], file: CacheFile, metadata: dict[str, str]) -> WrittenCache:
         """Write one file, unless it is there or no layer can be quantised."""
-        bits, exact = file.bits, list[str | None]()
+        import mlx.core as mx
+
+        bits, exact, start = file.bits, list[str | None](), perf_counter_ns()
         if bits != stored.FULL_BITS:
             pairs = [stored.quantised(cache, bits) for cache in caches]
             caches, exact = [cache for cache, _ in pairs], [reason for _, reason in pairs]
+            mx.eval([cache.state for cache in caches])
+        quantise_ns = perf_counter_ns() - start if exact else 0
         groups = {getattr(cache, "group_size", None) for cache in caches} - {None}
         written = WrittenCache(
             bits=bits,
             held_bytes=sum(cache.nbytes for cache in caches),
             nbytes=None,
             write_ns=None,
+            quantise_ns=quantise_ns,
             group_size=groups.pop() if len(groups) == 1 else None,
             layers=len(caches),
             exact=tuple(exact),
@@ -237,12 +245,10 @@ class CacheRunner(ModelRunner):
         if exact and all(exact):
             return written
         if file.write:
-            import mlx.core as mx
-
             mx.eval([cache.state for cache in caches])
             start = perf_counter_ns()
             stored.save(file.path, caches, metadata)
-            written = replace(written, write_ns=perf_counter_ns() - start)
+            written = replace(written, write_ns=quantise_ns + perf_counter_ns() - start)
         self.report({})
         return replace(written, nbytes=file.path.stat().st_size)
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from memfit.estimators.base.errors import CheckpointError, MemfitError
+from memfit.estimators.arch.registry import build_model
+from memfit.estimators.base.errors import CheckpointError, ConfigError, MemfitError
 from memfit.estimators.checkpoint.index.checkpoint import indexed_checkpoint
-from memfit.estimators.checkpoint.index.lookup import look_up
+from memfit.estimators.checkpoint.index.lookup import look_up, model_size
 from memfit.estimators.checkpoint.index.names import find, name_words
 from memfit.estimators.checkpoint.index.records import (
     Index,
@@ -20,6 +21,7 @@ from memfit.estimators.checkpoint.index.records import (
 )
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.sizing.catalog import Catalog
+from memfit.estimators.sizing.sized_model import refusal_of, runtimes_that_load
 from tests.selection import quick
 
 INDEX = shipped_index()
@@ -27,7 +29,6 @@ CONFIGURED = [name for name in INDEX.names if INDEX.model(name).config is not No
 # Configs of types that memfit does not describe, or that mlx-lm's class cannot take: each says why.
 REFUSED = (
     "is not described",
-    "missing; the model class needs it",
     "but mlx-lm's model class takes",
 )
 
@@ -144,6 +145,35 @@ def test_sizes_are_listed_also_where_no_name_is_plain(word: str) -> None:
 def test_an_unknown_name_of_several_words_has_the_nearest_names(word: str, near: str) -> None:
     with pytest.raises(CheckpointError, match=rf"no such path.*; nearest: .*{near}"):
         open_checkpoint(word)
+
+
+def test_no_model_is_listed_with_the_parameters_of_a_part_of_it() -> None:
+    sizes = {name: model_size(INDEX.model(name)) for name in INDEX.names}
+    assert sizes["baidu/ERNIE-4.5-21B-A3B-PT"] == "21B"
+    assert sizes["upstage/Solar-Open-100B"] == "100B"
+    assert sizes["openai/gpt-oss-safeguard-120b"] == "120B"
+    # A model that drafts has the size of another in its name.
+    assert sizes["z-lab/Qwen3.6-27B-DFlash"] == "1.7 B"
+    for name, size in sizes.items():
+        named = re.fullmatch(r"(\d+)b", name_words(name).size)
+        number, _, unit = size.partition(" ")
+        # A "_" ends a word: "1_6b" is not six billion.
+        drafts = re.search("DFlash|[Ee]agle|EAGLE|_6b", name)
+        if named and unit == "B" and not drafts:
+            assert 2 * float(number) >= int(named[1]) - 0.1, name
+
+
+def test_qwen3_vl_without_the_key_that_mlx_lm_needs_is_sized_for_mlx_vlm() -> None:
+    """Its config says at the root alone that the head is not tied."""
+    catalog = Catalog()
+    model = INDEX.model("Qwen/Qwen3-VL-8B-Instruct")
+    sized = catalog.sized(catalog.add(indexed_checkpoint(model)))
+    assert sized.footprint.parameters == model.published
+    assert "tie_word_embeddings is missing" in refusal_of(sized)
+    assert runtimes_that_load(sized) == ("mlx-vlm",)
+    config = {**(model.config or {}), "tie_word_embeddings": True}
+    with pytest.raises(ConfigError, match="tie_word_embeddings"):
+        build_model(config, "config")
 
 
 def test_where_nothing_is_guessed_the_name_to_write_is_given() -> None:

@@ -26,7 +26,9 @@ OPTIONS = {"weight_bits": "--quantize", "kv_bits": "--kv-bits", "prefill_step": 
     "question",
     [
         pytest.param(
-            each, id=" ".join(each), marks=() if each[0] == "qwen3-8b-4bit" else EXHAUSTIVE
+            each,
+            id=" ".join(each),
+            marks=() if each[:3] == ("qwen3-8b-4bit", "--memory", "8GB") else EXHAUSTIVE,
         )
         for each in QUESTIONS
     ],

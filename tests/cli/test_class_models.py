@@ -238,6 +238,7 @@ def test_a_key_that_no_family_reads_is_left_to_the_class(memfit: Memfit, tmp_pat
     assert data["components"] == {**known, "weights": {**known["weights"], "basis": "traced"}}
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_other_weights_are_between_traces_of_the_converted_class(
     memfit: Memfit, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def test_a_broken_limit_names_the_workload_that_breaks_it(
     assert f"GB {at}, allowed at most 21.000 GB" in screen
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_each_remedy_passes_with_its_smaller_workloads(
     memfit: Memfit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

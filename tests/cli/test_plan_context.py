@@ -212,6 +212,7 @@ def test_kv_bits_of_a_batch_are_noted_as_mlx_lm_runs_them(memfit: Memfit) -> Non
     assert "kv-batch" in [note["code"] for note in memfit(*arguments).json["notes"]]
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_programs_get_it_and_no_printed_command_has_it(memfit: Memfit) -> None:
     asked = ("plan", "context", "qwen3.6-35b-a3b", "--quantize", "4", "--memory", "32GB")
     answer = memfit(*asked, "--json").json

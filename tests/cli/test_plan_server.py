@@ -27,6 +27,27 @@ def test_flags_that_do_not_fit_get_flags_that_do(memfit: Memfit) -> None:
     assert again.json["bound"] == run.json["fitting_bound"]
 
 
+def test_without_clients_the_flags_are_for_as_many_as_fit_with_a_prompt_cache(
+    memfit: Memfit,
+) -> None:
+    asked = ("server", DENSE, "--memory", "32GB")
+    run = memfit(*asked, "--json")
+    assert run.json["clients"] == run.json["settings"]["decode_concurrency"] == 32
+    better, clients = run.json["fitting"], run.json["fitting_clients"]
+    assert better["prompt_cache_size"] > 0
+    assert better["decode_concurrency"] >= clients > 1
+    out = " ".join(memfit(*asked).out.split())
+    bound = format_bytes(run.json["fitting_bound"]["needed_bytes"])
+    assert f"no order of such requests from {clients} clients takes more than {bound}" in out
+    # What is printed, given back, has the verdict and the bound that it was printed with.
+    flags = (f"--{key}-concurrency={better[f'{key}_concurrency']}" for key in ("prompt", "decode"))
+    kept = f"--prompt-cache-size={better['prompt_cache_size']}"
+    again = memfit(*asked, *flags, kept, f"--clients={clients}", "--json").json
+    assert (again["verdict"], again["bound"]) == ("fits", run.json["fitting_bound"])
+    more = memfit(*asked, *flags, kept, f"--clients={clients + 1}", "--json").json
+    assert more["bound"]["needed_bytes"] > again["bound"]["needed_bytes"]
+
+
 def test_the_command_to_paste_is_printed(memfit: Memfit) -> None:
     run = memfit("plan", "server", DENSE, "--memory", "64GB", "--context", "2k", "--clients", "1")
     assert run.code == 0
@@ -61,14 +82,14 @@ def test_what_only_usual_mixes_fit_is_tight_and_both_figures_are_printed(memfit:
     data = run.json
     limit = data["device"]["working_set_bytes"]
     assert (run.code, data["verdict"]) == (0, "tight")
-    assert data["usual"]["peak_bytes"] <= limit < data["bound"]["peak_bytes"]
-    assert max(mix["peak_bytes"] for mix in data["mixes"]) == data["usual"]["peak_bytes"]
+    assert data["usual"]["needed_bytes"] <= limit < data["bound"]["needed_bytes"]
+    assert max(mix["needed_bytes"] for mix in data["mixes"]) == data["usual"]["needed_bytes"]
     assert len(data["mixes"]) == 4
     # The cache is the first lever.
     assert data["fitting"]["prompt_cache_size"] == 4
     for style in ("table", "markdown", "html"):
         out = " ".join(memfit(*ASKED, "--memory", "64GB", "--format", style).out.split())
-        for nbytes in (data["usual"]["peak_bytes"], data["bound"]["peak_bytes"]):
+        for nbytes in (data["usual"]["needed_bytes"], data["bound"]["needed_bytes"]):
             assert format_bytes(nbytes) in out
         assert "orst moment" not in out
         assert "4 of 10 caches are kept" in out
@@ -84,7 +105,7 @@ def test_no_simulation_decides_about_flags(memfit: Memfit) -> None:
     asked = (*ASKED, "--memory", "32GB", "--json")
     better = memfit(*asked).json
     limit = better["device"]["working_set_bytes"]
-    assert better["fitting_bound"]["peak_bytes"] * 10 <= limit * 9
+    assert better["fitting_bound"]["needed_bytes"] * 10 <= limit * 9
 
 
 def test_times_in_the_file_replay_the_arrivals(memfit: Memfit, tmp_path: Path) -> None:
@@ -96,7 +117,7 @@ def test_times_in_the_file_replay_the_arrivals(memfit: Memfit, tmp_path: Path) -
         path = tmp_path / f"{name}.csv"
         path.write_text(header + "".join(rows))
         data = memfit("plan", "server", DENSE, "--memory", "64GB", "--traffic", path, "--json").json
-        peaks.append(data["usual"]["peak_bytes"])
+        peaks.append(data["usual"]["needed_bytes"])
         clients.append(data["clients"])
         assert not [note for note in data["notes"] if note["code"] == "server-traffic-times"]
     assert peaks[0] > peaks[1]

@@ -115,6 +115,7 @@ def test_the_sysctl_line_is_for_the_given_workload(memfit: Memfit, tmp_path: Pat
     assert advice("80000")["wired_limit_mb"]["state"] == "impossible"
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_an_allocation_above_the_devices_limit_is_reported_with_both_sizes(
     memfit: Memfit, tmp_path: Path
 ) -> None:

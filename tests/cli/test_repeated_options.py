@@ -28,6 +28,7 @@ def repeated(option: Any) -> list[str]:
     return [word for name in names for word in ((name,) if option.is_flag else (name, "1"))]
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_no_command_drops_an_option_that_is_given_twice(memfit: Memfit) -> None:
     dropped, looked_at = [], 0
     for words, command in commands(get_command(app)):

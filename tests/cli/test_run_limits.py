@@ -45,6 +45,7 @@ def test_the_reason_is_on_line_one_and_the_advice_below_in_its_order(
     assert text.count(REASON) == bool(advice)
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_an_unknown_chip_fits_with_what_is_open(memfit: Memfit) -> None:
     run = memfit("estimate", *MODEL, "--memory", "64GB", "--context", "128k")
     assert "fits" in first_line(run.out)

@@ -229,6 +229,7 @@ def test_without_standard_input_there_is_no_piped_prompt(monkeypatch: pytest.Mon
         prompt_text("-")
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_a_result_is_a_page_with_its_charts(result: TuneResult) -> None:
     page = Page(rendered(TuneView(result, Units.GB, plot=True), "html", to_file=True))
     assert [each["aria-label"] for each in page.every("svg")] == [

@@ -51,6 +51,7 @@ def test_without_headers_no_weights_are_claimed(memfit: Memfit, tmp_path: Path) 
     assert (run.code, "no headers were read, so that nothing is known" in run.err) == (3, True)
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_an_assumed_type_gives_that_types_figures_marked_on_every_line(
     memfit: Memfit, unknown: Path, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def test_a_version_of_two_numbers_is_the_first_of_its_kind(memfit: Memfit) -> No
     assert memfit("estimate", HYBRID, *LONG, "--mlx-version", "0.32", "--json").json == before
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_a_comparison_is_of_the_version_where_a_runtime_runs_on_it(memfit: Memfit) -> None:
     alone = memfit("estimate", HYBRID, *LONG, *OLD, "--json").json["peak_bytes"]
     result = memfit("compare", HYBRID, "--runtimes", "mlx-lm,vllm", *LONG, *OLD, "--json").json

@@ -59,6 +59,7 @@ def test_the_verdict_is_of_both_memories(
         assert ("Nothing to change" in text) == (verdict == "fits")
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_a_host_of_unknown_size_leaves_nothing_decided(memfit: Memfit) -> None:
     run = memfit(*ON_HOST, "--json")
     assert run.json["actions"] == []

@@ -139,14 +139,20 @@ def _program(language: str, source: Path) -> list[str]:
         (lambda card: card.update(max_tokens=-5), "max_tokens"),
         (lambda card: card.update(steps=["a"]), "steps"),
         (lambda card: card["rows"][0].append(1), "at most length 4"),
+        # What no vector meets.
+        (lambda card: card["rows"][-2][3].pop(-2), "sha256: the card was altered"),
+        (lambda card: card["check"].update(below=9), "sha256: the card was altered"),
+        (lambda card: card.update(model="another"), "sha256: the card was altered"),
     ],
 )
 def test_an_altered_card_is_refused(
     made: Made, tmp_path: Path, change: Callable[[dict[str, Any]], Any], reason: str
 ) -> None:
-    card = json.loads(made("qwen3-0.6b")[1].to_json())
-    change(card)
     file = tmp_path / "card.json"
+    file.write_text(text := made("qwen3-0.6b")[1].to_json())
+    assert read_card(file).to_json() == text
+    card = json.loads(text)
+    change(card)
     file.write_text(json.dumps(card))
     with pytest.raises(InputError, match=reason):
         read_card(file)

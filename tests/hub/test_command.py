@@ -111,18 +111,23 @@ def test_a_fault_gives_a_one_line_error_and_its_exit_code(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("HF_ENDPOINT", ""),
-        ("HF_ENDPOINT", "huggingface.co"),
-        ("HF_ENDPOINT", "ftp://host"),
-        ("HF_ENDPOINT", "http://["),
-        ("HF_ENDPOINT", "http://127.0.0.1:99999"),
-        ("HF_HUB_DOWNLOAD_TIMEOUT", "abc"),
-        ("HF_HUB_DOWNLOAD_TIMEOUT", "99999999999999"),
-        ("HF_HUB_DOWNLOAD_TIMEOUT", "-1"),
         ("HF_ENDPOINT", "https://user:secret@127.0.0.1"),
-        ("ALL_PROXY", "socks5://127.0.0.1:1"),
+        ("HF_HUB_DOWNLOAD_TIMEOUT", "abc"),
         ("ALL_PROXY", "garbage://x"),
-        ("SSL_CERT_FILE", "/nothere"),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive(daily=True))
+            for case in (
+                ("HF_ENDPOINT", ""),
+                ("HF_ENDPOINT", "huggingface.co"),
+                ("HF_ENDPOINT", "ftp://host"),
+                ("HF_ENDPOINT", "http://["),
+                ("HF_ENDPOINT", "http://127.0.0.1:99999"),
+                ("HF_HUB_DOWNLOAD_TIMEOUT", "99999999999999"),
+                ("HF_HUB_DOWNLOAD_TIMEOUT", "-1"),
+                ("ALL_PROXY", "socks5://127.0.0.1:1"),
+                ("SSL_CERT_FILE", "/nothere"),
+            )
+        ),
     ],
 )
 def test_an_unusable_setting_is_reported_as_bad_input(
@@ -172,6 +177,7 @@ def test_an_interrupt_does_not_wait_for_a_stalled_hub(
     assert (process.returncode, out, err) == (130, "", "memfit: interrupted\n")
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_offline_uses_the_previous_call_with_a_note(shell: Shell, hub: FakeHub) -> None:
     first = estimate(shell("estimate", NAME, "--json"))
     hub.made.clear()
@@ -183,6 +189,7 @@ def test_offline_uses_the_previous_call_with_a_note(shell: Shell, hub: FakeHub) 
     assert second == first
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_verbose_prints_each_request_and_response(shell: Shell, hub: FakeHub) -> None:
     ran = shell("estimate", NAME, "--json", "-v")
     assert estimate(ran)
@@ -193,7 +200,9 @@ def test_verbose_prints_each_request_and_response(shell: Shell, hub: FakeHub) ->
     assert "no" not in shell("estimate", NAME, "-v").stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("latency", "bar"), [(0.4, True), (0.0, False)])
+@pytest.mark.parametrize(
+    ("latency", "bar"), [(0.4, True), pytest.param(0.0, False, marks=pytest.mark.exhaustive)]
+)
 def test_a_terminal_shows_progress_after_half_a_second(
     shell: Shell, hub: FakeHub, latency: float, bar: bool
 ) -> None:
@@ -245,6 +254,7 @@ def _piece(terminal: int) -> bytes:
         return b""
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_the_cache_is_shown_and_cleared(shell: Shell, tmp_path: Path) -> None:
     assert "0 entries, 0 B; at most 256.0 MB" in shell("cache", "info").stdout
     estimate(shell("estimate", NAME, "--json"))
@@ -255,6 +265,7 @@ def test_the_cache_is_shown_and_cleared(shell: Shell, tmp_path: Path) -> None:
     assert list(Path(folder).iterdir()) == []
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_models_on_the_hub_are_compared_and_gated(
     shell: Shell, hub: FakeHub, model: Path, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def gate(shell: Shell, policy: Path, *options: str) -> tuple[int, Any]:
     return ran.returncode, json.loads(ran.stdout)
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_a_branch_that_moved_to_another_commit_is_reported(
     shell: Shell, hub: FakeHub, policy: Path
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_missing_directory_is_not_looked_up_on_the_hub(
         assert (code, report["verdict"], hub.made) == (2, "invalid", [])
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_a_revision_that_is_not_a_commit_is_named(
     shell: Shell, hub: FakeHub, tmp_path: Path
 ) -> None:

@@ -11,7 +11,6 @@ from memfit.estimators.machine.device import (
     OsRegime,
     stock_max_buffer,
     stock_working_set,
-    working_set_by_rule,
 )
 
 # macOS 26: mx.device_info of published machines; 192 GB from heylookitsanllm's observability
@@ -55,11 +54,10 @@ def test_working_set_before_macos_26_agrees_with_the_logs(gib: int) -> None:
     assert f"{working_set.bytes / 2**20:.2f}" == LOGGED_MIB[gib]
 
 
-@pytest.mark.parametrize("regime", OsRegime)
-def test_the_rule_gives_every_row_of_the_table(regime: OsRegime) -> None:
-    table = WORKING_SETS[regime.value]
-    by_rule = {gib: working_set_by_rule(gib * GIB, table["rules"]) for gib in table["bytes"]}
-    assert by_rule == table["bytes"]
+def test_every_measured_size_has_its_report() -> None:
+    logged = {(OsRegime.MACOS_15, gib) for gib in LOGGED_MIB}
+    measured = {(regime, g) for regime in OsRegime for g in WORKING_SETS[regime]["measured_gib"]}
+    assert measured == {*REPORTED, *logged}
 
 
 def test_a_size_between_two_machines_uses_the_lower_ratio_with_a_note() -> None:

@@ -255,7 +255,7 @@ def test_a_pool_and_mlx_take_at_least_what_is_alive_at_once(buffers: list[Lifeti
     )
     assert pool(buffers).nbytes >= sum(each.nbytes for each in buffers)
     for backend in ("metal", "cpu"):
-        taken = by_mlx(buffers, backend)  # type: ignore[arg-type]
+        taken = by_mlx(buffers, backend)
         # A reused buffer wastes less than two pages, and less than itself.
         assert alive <= taken <= sum(each.nbytes for each in buffers) + 3 * 16384 * len(buffers)
 

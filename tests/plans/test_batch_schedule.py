@@ -73,6 +73,16 @@ def test_one_request_runs_through_its_chunks() -> None:
     assert [(each.rows, each.capacity) for each in moments[-1].buffers] == [(1, 1280), (1, 1280)]
 
 
+def test_an_entry_that_was_used_keeps_the_states_of_its_whole_batch() -> None:
+    """ArraysCache.extract is a slice, which shares the buffer; keys and values are copied."""
+    requests = [ServedRequest(100, 5)] * 3 + [ServedRequest(300, 5, 0, 105)]
+    arrivals = ClosedLoop(3, group=3)
+    schedule = BatchSchedule(requests, ServerSettings(), arrivals, has_states=True)
+    buffers = {each for moment in schedule.moments() for each in moment.buffers}
+    assert schedule.hits == 1
+    assert {(each.rows, each.state_rows) for each in buffers if each.state_rows} == {(1, 3)}
+
+
 def test_a_row_that_stays_keeps_every_token_it_has() -> None:
     moments = moments_of([ServedRequest(100, 2), ServedRequest(100, 9)], ClosedLoop(2), 0)
     # The prompt's last token, and nine more.

@@ -291,7 +291,7 @@ def test_the_plan_is_within_ten_percent_of_the_server(model: Path, name: str) ->
     weights = largest.weights_bytes
     # With KV bits the estimate of one request itself is 12 % above the measured peak on the CPU.
     error = 0.15 if kv_bits else 0.10
-    assert largest.peak_bytes - weights == pytest.approx(peak - weights, rel=error)
+    assert largest.needed_bytes - weights == pytest.approx(peak - weights, rel=error)
     assert plan.idle_bytes - weights == pytest.approx(idle - weights, rel=0.10)
 
 
@@ -331,12 +331,12 @@ def test_plans_of_windows_and_states_are_not_below_the_server(
     settings, requests = CASES[name]
     idle, peak, seen = measured(model, settings, requests, None)
     by_formula = usual(planned(model, settings, seen, None))
-    assert by_formula.peak_bytes + by_formula.prefill_error_bytes >= peak
+    assert by_formula.needed_bytes + by_formula.prefill_error_bytes >= peak
     plan = planned(model, settings, seen, None, "trace")
     largest = usual(plan)
     weights = largest.weights_bytes
     # Masks of padding are up to 2 % of it; a plan takes the largest chunk where a later one ran.
-    assert 0.98 * (peak - weights) <= largest.peak_bytes - weights <= 1.25 * (peak - weights)
+    assert 0.98 * (peak - weights) <= largest.needed_bytes - weights <= 1.25 * (peak - weights)
     assert plan.idle_bytes - weights == pytest.approx(idle - weights, rel=0.01)
 
 
@@ -454,7 +454,7 @@ def is_replayed(model: Path, run: Run) -> bool:
         max_tokens=max(each.max_tokens for each in requests),
     )
     bound = ServerBound(sized, longest, run.clients).moment(run.settings)
-    assert bound.peak_bytes + bound.prefill_error_bytes >= peak
+    assert bound.needed_bytes + bound.prefill_error_bytes >= peak
     if run.chats or run.config in (WINDOWS, STATES) or run.settings.prompt_cache_bytes:
         # Segments of chats and dropped bytes are not replayed; formulas have errors of their own.
         return True
@@ -462,6 +462,8 @@ def is_replayed(model: Path, run: Run) -> bool:
     replay = simulated(memory, requests, run.settings, AtCalls([calls for _, calls in seen]))
     weights = bound.weights_bytes
     error = 0.2 if any(each.continues is not None for each in requests) else 0.1
-    is_near: bool = replay.largest.peak_bytes - weights == pytest.approx(peak - weights, rel=error)
+    is_near: bool = replay.largest.needed_bytes - weights == pytest.approx(
+        peak - weights, rel=error
+    )
     is_idle: bool = replay.idle_bytes - weights == pytest.approx(idle - weights, rel=0.05)
     return is_near and is_idle

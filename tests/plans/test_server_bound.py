@@ -113,28 +113,47 @@ def test_a_larger_cache_and_more_clients_never_take_less_nor_more_rows_that_all_
 
     def need(together: int, decode: int, kept: int, clients: int) -> int:
         return (
-            ServerBound(sized, workload, clients).moment(flags(together, decode, kept)).peak_bytes
+            ServerBound(sized, workload, clients).moment(flags(together, decode, kept)).needed_bytes
         )
 
-    for base in ((1, 1, 1, 3), (1, 2, 2, 3), (2, 3, 4, 5), (2, 3, 4, 4)):
-        together, decode, _, clients = base
-        has_places = clients <= max(together, decode) + together - 1
+    for base in ((1, 1, 1, 3), (1, 2, 2, 3), (2, 3, 4, 5), (2, 3, 4, 4), (3, 4, 2, 3)):
+        together, _, _, clients = base
         # With more places fewer requests wait, and keep the entries that they begin with.
-        for at in range(4) if has_places else (2, 3):
+        for at in range(4) if clients <= together else (2, 3):
             more = tuple(each + (at == place) for place, each in enumerate(base))
             assert need(*base) <= need(*more), (base, more)
 
 
 @pytest.mark.parametrize("name", ["qwen3-4b-4bit", "gemma-3-4b", "lfm2.5-8b-a1b-4bit"])
-@pytest.mark.parametrize("clients", [1, 2, 5, 12])
+@pytest.mark.parametrize("clients", [1, 2, 4, 5, 12])
 def test_conversations_that_continue_stay_within_the_bound(name: str, clients: int) -> None:
     bound = ServerBound(
         sized_sample(name, 64), Workload(prompt_tokens=4096, max_tokens=512), clients
     )
-    for settings in (flags(1, 1, 1), flags(1, 1, 2), flags(1, 4, 2), flags(2, 4, 2)):
-        mixes = usual_mixes(bound.memory, 4096, 512, settings, clients)
-        most = max(mix.peak_bytes for mix, _ in mixes)
-        assert most <= bound.moment(settings).peak_bytes, settings
+    settings = (flags(1, 1, 1), flags(1, 1, 2), flags(1, 4, 1), flags(1, 4, 2), flags(2, 4, 2))
+    for each in settings:
+        mixes = usual_mixes(bound.memory, 4096, 512, each, clients)
+        most = max(mix.needed_bytes for mix, _ in mixes)
+        assert most <= bound.moment(each).needed_bytes, each
+
+
+def test_requests_that_wait_with_an_entry_that_was_dropped_are_counted() -> None:
+    """Each of them keeps the buffers of the batch that the entry is a slice of."""
+    question = Question(1500, 300, 4, flags(1, 1, 4))
+    search = Search(sized_sample("qwen3-8b-4bit", 64), question)
+    # Each finds the oldest entry, which the next one drops.
+    again = Traffic([Sent(1500, 300, after=6) for _ in range(28)])
+    others = Traffic([Sent(1500, 300) for _ in range(28)])
+    row = 1800 * 36 * 8 * 128 * 2 * 2
+    assert search.peak(again) > search.peak(others) + 2 * row
+    assert search.peak(again) <= search.bound
+
+
+def test_a_single_chunk_shorter_than_the_longest_can_take_more() -> None:
+    """Fewer operations are in flight in a chunk of 1,499 tokens than in one of 1,281."""
+    search = Search(sized_sample("qwen3-8b-4bit", 96), Question(1500, 300, 1, flags(3, 2, 0)))
+    longest = search.peak(Traffic([Sent(1500, 2)]))
+    assert longest < search.peak(Traffic([Sent(1282, 2)])) <= search.bound
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,7 @@ def test_routers_choose_without_reading_an_expert(case: Any) -> None:
     assert alone.routing((0, 1), STEP)[0] == full.routing[0]
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_tokens_and_prompts_are_counted_apart(case: Any) -> None:
     full = case("gpt_oss")
     for layer in full.routing:
@@ -237,6 +238,7 @@ def test_experts_that_are_stored_transposed_are_refused_by_name(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("capacity", [2, pytest.param(6, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive(daily=True)
 def test_start_up_from_files_as_the_hub_has_them_is_as_planned(
     tmp_path: Path, capacity: int
 ) -> None:
@@ -282,6 +284,7 @@ def test_a_missing_expert_is_an_error_if_the_user_says_so(case: Any) -> None:
         found.run(RUN, None)
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_misses_and_reads_are_counted_for_each_phase(case: Any) -> None:
     full = case("gpt_oss")
     run = slots_of(full.path, 2, "load", len(full.layers)).run(RUN, None)

@@ -148,6 +148,7 @@ def test_caches_and_states_of_a_batch_equal_the_estimate(
     assert run.decode_ns > 0
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_shorter_prompts_of_a_batch_stay_until_the_longest_ends(checkpoints: Checkpoints) -> None:
     workload = replace(WORKLOAD, batch=2, prompt_tokens=300)
     path = checkpoints("dense")
@@ -186,6 +187,7 @@ def test_a_peak_above_the_memory_limit_is_reported(checkpoints: Checkpoints) -> 
     assert stopped.value.partial_figures["weights_bytes"] == 1_190_400
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_a_run_above_the_memory_limit_keeps_its_figures(checkpoints: Checkpoints) -> None:
     process = ModelProcess(checkpoints("dense"), memory_limit_bytes=1_300_000, timeout_seconds=60)
     with process:

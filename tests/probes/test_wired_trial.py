@@ -51,3 +51,28 @@ def test_a_wired_limit_that_is_not_tried_is_reported(
     points, found = with_wired_trial(session, (asked,), NO_ADVICE.recommendation, Units.GB)
     assert points == (asked,)
     assert found.wired_limit_bytes.reason == f"not searched; {reason}"
+
+
+@pytest.mark.parametrize(
+    ("name", "alone"),
+    [
+        ("x86_64 CPU", "by policy alone for"),
+        ("Apple M4 CPU", "by policy, with a baseline or a cap,"),
+    ],
+)
+def test_a_limit_without_metal_is_by_policy_alone_only_where_that_admits_anything(
+    tmp_path: Path, name: str, alone: str
+) -> None:
+    here = Device(name, "cpu", 64 * GB, 64 * GB, None, "detected")
+    sized = size(open_checkpoint(str(write_config(tmp_path, QWEN3_4B))), device=here)
+    session = Points(
+        request=RunRequest(checkpoint=sized.checkpoint),
+        start=never,
+        save=lambda _: None,
+        machine=here,
+        sized=sized,
+        worker=Worker(never),
+    )
+    measured = point(WORKLOAD, 9 * GB)
+    _, found = with_wired_trial(session, (measured,), NO_ADVICE.recommendation, Units.GB)
+    assert alone in (found.wired_limit_bytes.reason or "")

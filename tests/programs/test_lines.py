@@ -14,7 +14,7 @@ from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.questions.programs.reading import programs, read_line
 from tests.cli.running import Memfit
 from tests.gguf.writing import recorded, write
-from tests.selection import examples
+from tests.selection import examples, quick
 
 QWEN = "qwen3-4b-4bit"
 SERVER = f"mlx_lm.server --model {QWEN}"
@@ -63,40 +63,41 @@ def test_a_line_of_llama_cpp_has_the_answer_of_its_settings(
     assert without_line(pasted.json) == asked.json
 
 
-@pytest.mark.parametrize(
-    ("line", "command"),
-    [
-        (
-            f"{SERVER} --prompt-concurrency 2 --temp 0.7",
-            f"plan server {QWEN} --prompt-concurrency 2",
-        ),
-        (
-            f"python -m mlx_lm.server --model={QWEN} --prefill-step 512 --max-tokens 9 --kv-bits 8",
-            f"plan server {QWEN} --prefill-step-size 512 --max-tokens 9 --kv-bits 8",
-        ),
-        (
-            f"mlx_lm.generate --model {QWEN} --kv-bits 4 --kv-group-size 32 -p 'a long prompt'",
-            f"{QWEN} --prompt-tokens 4096 --max-tokens 100 --kv-bits 4 --kv-group-size 32",
-        ),
-        (
-            f"python -m mlx_lm generate --model {QWEN} -m 7 --draft-model qwen3-0.6b",
-            f"{QWEN} --prompt-tokens 4096 --max-tokens 7 --draft qwen3-0.6b",
-        ),
-        (
-            "mlx_vlm.generate --model gemma-3-4b --image 640x480 320x200 --temperature 0.0",
-            "gemma-3-4b --runtime mlx-vlm --prompt-tokens 4096 --max-tokens 2048"
-            " --image 640x480 --image 320x200",
-        ),
-        (
-            f"vllm serve {QWEN} --max-model-len 32K --gpu_memory_utilization 0.8 --port 80",
-            f"{QWEN} --runtime vllm --context 32768 --gpu-memory-utilization 0.8",
-        ),
-        (
-            f"vllm serve --model {QWEN} --max-num-seqs 64 --max-num-batched-tokens 8k",
-            f"{QWEN} --runtime vllm --context model --max-requests 64 --prefill-step 8000",
-        ),
-    ],
-)
+LINES = [
+    (
+        f"{SERVER} --prompt-concurrency 2 --temp 0.7",
+        f"plan server {QWEN} --prompt-concurrency 2",
+    ),
+    (
+        f"python -m mlx_lm.server --model={QWEN} --prefill-step 512 --max-tokens 9 --kv-bits 8",
+        f"plan server {QWEN} --prefill-step-size 512 --max-tokens 9 --kv-bits 8",
+    ),
+    (
+        f"mlx_lm.generate --model {QWEN} --kv-bits 4 --kv-group-size 32 -p 'a long prompt'",
+        f"{QWEN} --prompt-tokens 4096 --max-tokens 100 --kv-bits 4 --kv-group-size 32",
+    ),
+    (
+        f"python -m mlx_lm generate --model {QWEN} -m 7 --draft-model qwen3-0.6b",
+        f"{QWEN} --prompt-tokens 4096 --max-tokens 7 --draft qwen3-0.6b",
+    ),
+    (
+        "mlx_vlm.generate --model gemma-3-4b --image 640x480 320x200 --temperature 0.0",
+        "gemma-3-4b --runtime mlx-vlm --prompt-tokens 4096 --max-tokens 2048"
+        " --image 640x480 --image 320x200",
+    ),
+    (
+        f"vllm serve {QWEN} --max-model-len 32K --gpu_memory_utilization 0.8 --port 80",
+        f"{QWEN} --runtime vllm --context 32768 --gpu-memory-utilization 0.8",
+    ),
+    (
+        f"vllm serve --model {QWEN} --max-num-seqs 64 --max-num-batched-tokens 8k",
+        f"{QWEN} --runtime vllm --context model --max-requests 64 --prefill-step 8000",
+    ),
+]
+
+
+# Of each program one line in `make test`.
+@pytest.mark.parametrize(("line", "command"), quick(LINES, LINES[::2]))
 def test_a_line_has_the_answer_of_its_settings(memfit: Memfit, line: str, command: str) -> None:
     machine = ("--device", "rtx-4090") if "vllm" in line else ("--memory", "16")
     asked = memfit(*shlex.split(command), *machine, "--json").json

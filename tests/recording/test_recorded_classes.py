@@ -19,6 +19,7 @@ from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.sized_model import SizedModel
 from tests.models import quantised_tensors, write_checkpoint, write_config
 from tests.recording.configs import CONFIGS
+from tests.selection import quick
 
 pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
@@ -62,7 +63,7 @@ def test_the_data_of_all_classes_is_small() -> None:
     assert sum(len(zlib.compress(path.read_bytes())) for path in DATA.glob("*.json")) < 3 << 20
 
 
-@pytest.mark.parametrize("bits", [None, 4, 8])
+@pytest.mark.parametrize("bits", quick([None, 4, 8], (4,)))
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in CONFIGS],

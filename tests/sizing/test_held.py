@@ -127,7 +127,7 @@ def test_a_server_on_a_shared_machine_is_judged_by_its_life() -> None:
     assert shared.held_bytes == alone.held_bytes
     assert isinstance(alone.held_bytes, int)
     row = next(limit for limit in shared.limits if limit.name == "held_memory")
-    assert row.figure == alone.held_bytes > alone.bound.peak_bytes
+    assert row.figure == alone.held_bytes > alone.bound.needed_bytes
     assert (shared.verdict, row.verdict) == ("tight", "tight")
     assert "held_memory" not in {limit.name for limit in alone.limits}
 

@@ -100,7 +100,7 @@ def test_no_traffic_makes_a_server_hold_more(
     bound = ServerBound(sized(name, "formula"), workload, clients)
     kept = bound.kept_bytes(flags)
     assert kept
-    peak_bytes = bound.moment(flags).peak_bytes
+    peak_bytes = bound.moment(flags).needed_bytes
     assert most <= peak_bytes + kept
     # The caches that nobody gives back are what is beyond the peak: the bound is not of air.
     assert clients > 1 or most > peak_bytes

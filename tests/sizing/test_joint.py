@@ -290,6 +290,7 @@ def answered(name: str, device: Device | None, **changes: Any) -> Estimate:
     return estimate(model, workload)
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_a_model_too_large_at_16_bits_fits_converted_to_4() -> None:
     answer = answered("qwen3.5-35b-a3b", memory_device(32 * GIB))
     assert answer.verdict == "exceeds"

@@ -10,7 +10,7 @@ from memfit.estimators.base.errors import UnsupportedError
 CONFIGS = ROWS / "configs"
 PEAKS = read_rows(ROWS)
 # A trace takes a second or more; these two have linear attention and a latent cache.
-QUICK = ("Qwen3.5-9B-MLX", "GLM-4.7-Flash")
+QUICK = ("GLM-4.7-Flash",)
 every_row = pytest.mark.parametrize(
     "row", PEAKS, ids=lambda row: f"{row['model']}-{row['bits']}-{row['prompt_tokens']}"
 )

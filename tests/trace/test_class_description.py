@@ -236,6 +236,7 @@ def test_a_line_between_traced_prompts_ends_before_fewer_layers_run_at_once() ->
     assert traced.workspace_bytes <= between.workspace_bytes <= traced.workspace_bytes * 5 // 4
 
 
+@pytest.mark.exhaustive(daily=True)
 def test_the_workspace_of_a_loop_is_bounded_by_that_of_shorter_chunks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -52,6 +52,7 @@ def test_the_operations_are_those_of_mlx_on_a_cpu(bits: int) -> None:
 
 
 @pytest.mark.parametrize(("bits", "count"), quick([(8, 2), (8, 16), (4, 2), (4, 16)], {(4, 2)}))
+@pytest.mark.exhaustive(daily=True)
 def test_a_real_evaluation_stays_within_the_bound(bits: int, count: int) -> None:
     stored = quantised(bits, count)
     measured = 0

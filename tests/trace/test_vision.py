@@ -22,7 +22,7 @@ from tests.trace.vision_runs import measured
 HOST = Device("this host", "cpu", 0, 0, None, "flag")
 # A run frees arrays early where the CPU is quicker than Python: the trace may be higher.
 LOWEST, HIGHEST = 0.96, 1.15
-QUICK = ("Qwen2-VL", "Gemma 3, text", "Qwen3-VL, text, batch of 3")
+QUICK = ("Qwen2-VL", "Gemma 3, text")
 
 
 def traced(case: Case) -> RunPeak[VisionPart]:

@@ -72,7 +72,9 @@ def loaded(config: dict[str, Any]) -> LoadedModel:
     [
         # The chunks of the prompt are the largest, then the logits of all the draft's tokens.
         (Workload(prompt_tokens=400, max_tokens=4, prefill_step=256), 2),
-        (Workload(prompt_tokens=10, max_tokens=12), 5),
+        pytest.param(
+            Workload(prompt_tokens=10, max_tokens=12), 5, marks=pytest.mark.exhaustive(daily=True)
+        ),
     ],
 )
 def test_the_peak_is_that_of_mlx_lms_own_loop(workload: Workload, tokens: int) -> None:

@@ -16,6 +16,7 @@ class Plans(LazyGroup):
         "server": "Show the most that mlx_lm.server takes, and the flags that fit.",
         "train": "Show the memory of mlx_lm.lora, and which settings fit.",
         "ranks": "Show what more machines allow, or place models on a fleet.",
+        "together": "Show which models fit a machine at once, and what to unload.",
         "convert": "Show the memory and the disk that mlx_lm.convert takes.",
         "request": "For a scheduler: the tokens that one request gets, or why none.",
         "wired": "For a server with MLX's wired limit: the limit, and who waits.",
@@ -25,7 +26,7 @@ class Plans(LazyGroup):
         "static": "For an engine that allocates at start: one arena for its graph.",
     }
     sections: ClassVar = {
-        "Plans": ("context", "server", "train", "ranks", "convert"),
+        "Plans": ("context", "server", "together", "train", "ranks", "convert"),
         "Tight memory": ("experts", "offload", "wired", "growth", "static", "request"),
     }
 

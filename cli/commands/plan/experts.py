@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace
 
-from memfit.cli.commands.plan.subject import sized_for_mlx_lm
+from memfit.cli.commands.plan.subject import disk_here, sized_for_mlx_lm
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import Only, OptionGroup, PlanOutput, grouped, option
 from memfit.cli.options.questions import (
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from memfit.estimators.results.experts import ExpertsPlan
     from memfit.estimators.sizing.sized_model import SizedModel
     from memfit.estimators.weights.expert_slots import ExpertLayer
+
+
+_STORED = {
+    "stored-profile": "the profile is of memfit tune experts; --profile FILE uses another",
+    "stored-disk": "the rate of the disk is of memfit tune disk; --bandwidth RATE sets another",
+}
+"""What measurements of this machine a plan uses, by the codes of its notes."""
 
 
 class ExpertOptions(OptionGroup, frozen=True, kw_only=True):
@@ -69,6 +76,8 @@ def experts(
     tokens, _ = workload.tokens()
     run = Workload(prompt_tokens=tokens, kv_bits=workload.kv_bits or None, quantized_kv_start=0)
     device = machine.machine()
+    saved = None if options.bandwidth else disk_here(device)
+    options = replace(options, bandwidth=options.bandwidth or saved)
     sized = sized_for_mlx_lm(model, device, versions, verbose=output.verbose)
     inventory = experts_of(sized)
     profile, replay = _read(options, sized, inventory.layers)
@@ -83,7 +92,8 @@ def experts(
     if replay:
         result = _replayed(result, replay, sized, options)
     is_saved = profile is not None and (options.profile, options.routing) == (None, None)
-    result = _with_measurements(result, sized, run, is_saved=is_saved)
+    texts = {"stored-profile": is_saved, "stored-disk": bool(saved)}
+    result = _with_measurements(result, sized, run, [code for code in texts if texts[code]])
     output.write(result, units=output.units, plot=output.draws(options.plot))
     fits = result.chosen.verdict != "exceeds" if result.chosen else device is None
     raise typer.Exit(Exit.YES if fits else Exit.NO)
@@ -134,9 +144,9 @@ def _replayed(
 
 
 def _with_measurements(
-    result: "ExpertsPlan", sized: "SizedModel", run: Workload, *, is_saved: bool
+    result: "ExpertsPlan", sized: "SizedModel", run: Workload, stored: "Sequence[str]"
 ) -> "ExpertsPlan":
-    """Add what ``memfit tune experts`` measured here, that its profile was used, and notes."""
+    """Add what ``memfit tune experts`` measured here, and notes on what is ``stored``."""
     from memfit.estimators.machine.host import detect_host
     from memfit.estimators.plans.experts.plan import measured_worth
     from memfit.estimators.results.estimate import Note
@@ -146,7 +156,6 @@ def _with_measurements(
 
     measured = saved_capacities(sized.checkpoint, sized.device or detect_host(), user_store())
     others = notes_on_versions(sized, run, of=ALONE)
-    text = "the profile is of memfit tune experts; --profile FILE uses another"
-    notes = (Note("info", "stored-profile", text),) if is_saved else ()
+    notes = tuple(Note("info", code, _STORED[code]) for code in stored)
     result = replace(result, measured=measured, notes=(*notes, *result.notes, *others))
     return replace(result, worth=measured_worth(result))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 from msgspec.structs import replace
 
-from memfit.cli.commands.plan.subject import CACHE_BUDGET, sized_for_mlx_lm
+from memfit.cli.commands.plan.subject import CACHE_BUDGET, disk_here, sized_for_mlx_lm
 from memfit.cli.exits import Exit
 from memfit.cli.options.groups import OptionGroup, PlanOutput, grouped, option
 from memfit.cli.options.questions import AdaptedModel, MachineOptions, VersionOptions
@@ -111,6 +111,9 @@ def offload(
     storage = options.storage(sized.model)
     if not model.quantization():
         question = _with_measured(question, sized, storage, device)
+    measured = question.measured
+    if not question.speeds.read and not (measured and measured.read_bytes_per_second):
+        question = replace(question, speeds=replace(question.speeds, read=disk_here(device)))
     result = plan_offload(sized, storage, question)
     output.write(result, units=output.units, plot=output.draws(options.plot))
     raise typer.Exit(Exit.NO if result.hot_conversations == 0 else Exit.YES)

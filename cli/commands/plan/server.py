@@ -50,7 +50,7 @@ class ServerOptions(ProgramLine, frozen=True, kw_only=True):
         help="With --image: images with kept features; 20 by default."
     )
     clients: int | None = option(
-        help="Requests open at a time; by default twice what can run together, with --image 8."
+        help="Requests open at a time; by default what decodes together, with --image 8."
     )
     traffic: Path | None = TRAFFIC
 
@@ -156,6 +156,4 @@ def _planned(
         clients = clients or settings.max_num_seqs or PREFILLED
         return plan_image_server(sized, run, settings, clients=clients)
     traffic, times = recorded
-    # Times say how many requests were open.
-    clients = clients or (1 if times else 2 * settings.rows)
     return plan_server(sized, run, settings, clients=clients, traffic=traffic, times=times)

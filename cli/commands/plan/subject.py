@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from memfit.estimators.sizing.sized_model import SizedModel
 
 
+def disk_here(machine: Device | None) -> int | None:
+    """Return the rate of this machine's disk that ``memfit tune disk`` saved, None elsewhere."""
+    if machine is None or machine.source != "detected":
+        return None
+    from memfit.probes.experiments.disk import saved_disk
+
+    return saved_disk()
+
+
 CACHE_BUDGET = option(
     metavar="SIZE",
     help="Memory for them; by default 90 % of the working set minus the active peak.",

@@ -214,7 +214,7 @@ def recommended(values: Recommended, units: Units, *, clients: int = 0) -> str:
     parts = []
     if values.context_tokens:
         count = values.context_tokens
-        users = f" for {clients} client{'s' * (clients > 1)}" if clients else ""
+        users = f" for {clients} clients" if clients else ""
         mark = " !" if values.context_verdict == "tight" else ""
         parts.append(f"context {tokens(count) if count >= 10240 else count}{mark}{users}")
     if values.wired_limit_bytes:

@@ -74,7 +74,7 @@ def _value(name: str, value: int | None, weights: str) -> str:
     if name == "kv_bits":
         return f"{value} bits" if value else "not quantised"
     if name == "batch":
-        return f"{value} sequence{'' if value == 1 else 's'}"
+        return f"{value} sequences"
     return f"{value} tokens"
 
 

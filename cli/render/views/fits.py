@@ -229,7 +229,7 @@ def _warnings(result: Fits) -> Iterator[str]:
         if not others:
             yield _said(first, message)
             continue
-        more = f" and {len(others)} other{'s' * (len(others) > 1)}"
+        more = f" and {len(others)} others"
         yield f"{first.name}{more}: {message}"
 
 

@@ -124,7 +124,7 @@ def _matrix(cells: tuple[MatrixCell, ...], units: Units) -> Table:
         (str(tokens), *(_cell(by_place[tokens, count], units) for count in counts))
         for tokens in lengths
     ]
-    headings = ("Tokens each", *(f"{n} request{'s' if n > 1 else ''}" for n in counts))
+    headings = ("Tokens each", *(f"{n} requests" for n in counts))
     return Table(headings, rows, "Memory by context and requests at once")
 
 

@@ -52,7 +52,8 @@ def to_document(
 
 def _mixes(result: ServerPlan, units: Units) -> Table:
     rows = tuple(
-        (mix.name, format_bytes(mix.peak_bytes, units), f"{_share(mix)} %") for mix in result.mixes
+        (mix.name, format_bytes(mix.needed_bytes, units), f"{_share(mix)} %")
+        for mix in result.mixes
     )
     return Table(("Usual within these lengths", "Size", "Wait"), rows, align="lrr")
 
@@ -64,7 +65,7 @@ def _share(mix: ServerMix) -> int:
 
 def _facts(result: ServerPlan, units: Units) -> Iterator[str]:
     yield (
-        f"{result.clients} request{'s' * (result.clients > 1)} open at a time; prompts of up to"
+        f"{result.clients} requests open at a time; prompts of up to"
         f" {result.longest_prompt_tokens} tokens, {result.longest_generation_tokens} generated;"
         f" {runtime_text(result.runtime)}"
     )
@@ -74,7 +75,7 @@ def _facts(result: ServerPlan, units: Units) -> Iterator[str]:
         yield budget_of(result.device, units)
     yield f"{format_bytes(result.idle_bytes, units)} stay in memory when all requests have ended"
     if result.held_bytes and result.verdict in ("fits", "tight"):
-        returnable = result.held_bytes - result.bound.peak_bytes
+        returnable = result.held_bytes - result.bound.needed_bytes
         yield (
             f"the process may hold {format_bytes(result.held_bytes, units)}:"
             f" {format_bytes(max(0, returnable), units)} are freed buffers, which MLX gives back"
@@ -89,9 +90,9 @@ def _rows(moment: ServerMoment, units: Units) -> Iterator[tuple[str, str]]:
         **(images if moment.images_bytes else {}),
         f"Caches: {decoding} decoding, {moment.stored_caches} stored": moment.cache_bytes,
         "Decoding" if moment.images_bytes else "Logits and log-probabilities": moment.logits_bytes,
-        f"Prefill of {prompts} prompt{'s' * (prompts != 1)}": moment.prefill_bytes,
+        f"Prefill of {prompts} prompts": moment.prefill_bytes,
         "Margin": moment.margin_bytes,
-        "Needs": moment.peak_bytes,
+        "Needs": moment.needed_bytes,
     }
     for name, nbytes in named.items():
         text = format_bytes(nbytes, units)
@@ -113,7 +114,7 @@ def _chart(result: ServerPlan, units: Units) -> BarChart:
 
 
 def _bars(bound: ServerMoment, mixes: Sequence[ServerMix], budget: int | None) -> Iterator[Bar]:
-    needs = {"at most, in any order": bound.peak_bytes, **{m.name: m.peak_bytes for m in mixes}}
+    needs = {"at most, in any order": bound.needed_bytes, **{m.name: m.needed_bytes for m in mixes}}
     for name, needed in needs.items():
         yield Bar(name, (bound.weights_bytes, needed - bound.weights_bytes), budget)
 
@@ -128,25 +129,28 @@ def _of_bytes(result: ServerPlan, units: Units) -> str:
     if not result.device:
         return _NO_DEVICE
     limit = format_limit(result.device.working_set_bytes, units)
-    most = format_bytes(result.bound.peak_bytes, units)
+    most = format_bytes(result.bound.needed_bytes, units)
     if result.usual is None:
         words = {"fits": "Fits", "tight": "Tight", "exceeds": "Does not fit"}
         return f"{words.get(result.verdict, result.verdict)}: at most {most} of {limit}"
-    usual = format_bytes(result.usual.peak_bytes, units)
+    usual = format_bytes(result.usual.needed_bytes, units)
     kind = "recorded requests" if result.mixes[0].name == "recorded requests" else "usual mixes"
     if result.verdict == "fits":
         return f"Fits in any order: at most {most} of {limit}; {kind} take {usual}"
     if result.verdict == "exceeds":
         return f"Does not fit: {kind} take {usual} of {limit}, other orders up to {most}"
-    if result.bound.peak_bytes > result.device.working_set_bytes:
+    if result.bound.needed_bytes > result.device.working_set_bytes:
         return f"Tight: {kind} fit with {usual} of {limit}, other orders take up to {most}"
     return f"Tight in any order: at most {most} of {limit}; {kind} take {usual}"
 
 
 def _advice(result: ServerPlan, units: Units) -> Iterator[str]:
     if result.fitting and result.fitting_bound and result.commands:
-        bound = format_bytes(result.fitting_bound.peak_bytes, units)
-        yield f"With these flags no order of such requests takes more than {bound}."
+        bound = format_bytes(result.fitting_bound.needed_bytes, units)
+        fewer = ""
+        if result.fitting_clients and result.fitting_clients < result.clients:
+            fewer = f" from {result.fitting_clients} clients"
+        yield f"With these flags no order of such requests{fewer} takes more than {bound}."
         yield from _price(result)
     # Flags change nothing about what ends one request, and are printed where their bytes fit.
     if result.verdict in ("exceeds", "tight") and not (result.fitting or result.commands):

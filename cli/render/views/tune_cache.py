@@ -16,7 +16,8 @@ from memfit.probes.prompt_caches.result import (
 )
 
 _STORED = (
-    *("Tokens", "Bits", "Cache", "Stored", "Planned", "File", "Written in", "Prefill"),
+    *("Tokens", "Bits", "Cache", "Stored", "Planned", "File", "Written in", "quantising"),
+    "Prefill",
     *("Quantised", "Exact"),
 )
 _RESTORED = (
@@ -40,7 +41,7 @@ def to_document(result: CacheTuneResult, units: Units) -> Document:
         title=result.model,
         facts=tuple(_facts(result, units)),
         tables=(
-            Table(_STORED, stored, "Stored", keys=2),
+            Table(_STORED, stored, "Stored", keys=2, droppable=(4, 2)),
             Table(
                 *(_RESTORED, restored, "Restored; peaks are without weights"),
                 # Where there is less room, what the others say too goes first.
@@ -80,6 +81,7 @@ def _stored(each: Conversation, file: StoredCache, units: Units) -> tuple[str, .
         size(file.planned_held_bytes, units),
         size(file.file_bytes, units),
         seconds(file.write_ns),
+        seconds(file.quantise_ns) if file.quantise_ns else NOTHING,
         seconds(each.prefill_ns),
         str(file.quantised_layers),
         str(file.exact_layers),

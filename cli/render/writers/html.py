@@ -34,6 +34,7 @@ from memfit.cli.render.document import (
     phase_name,
     verdict_first,
 )
+from memfit.cli.render.output import visible
 from memfit.cli.render.svg import CLASSES, escaped, figure
 from memfit.cli.render.writers.html_assets import SCRIPT, STYLE
 from memfit.estimators.base.errors import InputError
@@ -359,4 +360,5 @@ def _data(part: Sliders) -> dict[str, object]:
         for point in part.points
     ]
     values = [numbered(slider.values) for slider in part.sliders]
-    return {"values": values, "verdicts": verdicts, "points": points, "texts": list(texts)}
+    shown = [visible(text) for text in texts]
+    return {"values": values, "verdicts": verdicts, "points": points, "texts": shown}

@@ -104,7 +104,10 @@ def _text_section(fields: Fields, wrapper: Wrapper) -> Fields:
         forced["vocab_size"] = fields.count("vocab_size", default)
     if wrapper.drops_head and fields.given("tie_word_embeddings"):
         forced["tie_word_embeddings"] = fields.required_flag("tie_word_embeddings")
-    return text.with_overrides(forced, wrapper.text_defaults)
+    for key, value in wrapper.text_keys.items():
+        if fields.given(key) and not text.given(key) and fields.required_flag(key) != value:
+            raise text.fail(key, "missing; no class looks for it at the root")
+    return text.with_overrides(forced, {**wrapper.text_keys, **wrapper.text_defaults})
 
 
 def _text_model(text: Fields, wrapper: Wrapper) -> Model:
@@ -173,6 +176,9 @@ _MISTRAL3 = Wrapper(
     by_text_class=True,
     vision=VisionTraits(masks_patches=True, joins="all"),
 )
+# mlx-lm 0.32.2, models/qwen3.py and qwen3_moe.py, ModelArgs; mlx-vlm 0.7.10, models/qwen3_vl and
+# qwen3_vl_moe, config.py, TextConfig.
+_TIED = {"tie_word_embeddings": False}
 _QWEN2_VL = Wrapper(
     text_type="qwen2",
     flat=True,
@@ -238,6 +244,7 @@ CLASSES: dict[str, ClassRow] = {
         _QWEN2_VL,
         text_type="qwen3",
         vision_towers={"qwen3_vl": towers_qwen.qwen3_vl},
+        text_keys=_TIED,
         since=(0, 28, 3),
         vision=VisionTraits(pads_heads=True),
     ),
@@ -248,6 +255,7 @@ CLASSES: dict[str, ClassRow] = {
         renames=NESTED,
         expert_names={},
         joined=GATE_UP,
+        text_keys=_TIED,
         since=(0, 28, 3),
         vision=VisionTraits(pads_heads=True),
     ),

@@ -1,6 +1,8 @@
 """What a word means: one published model of the index, or the ones that it could be."""
 
+import re
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import NamedTuple
 
 from memfit.estimators.base.errors import CheckpointError
@@ -17,7 +19,10 @@ from memfit.estimators.checkpoint.index.names import (
 from memfit.estimators.checkpoint.index.records import Index, IndexedModel
 
 _LISTED = 8
-_BILLION = 10**9
+_MILLION, _BILLION = 10**6, 10**9
+_NAMED = re.compile(r"(?:(\d+)x)?e?(\d+(?:\.\d+)?)([bm])")
+_DRAFTS = re.compile(r"dflash|eagle\d*|speculator|draft|drafter")
+"""Words of models that draft for the one whose size is in their name."""
 
 
 class Meaning(NamedTuple):
@@ -59,8 +64,7 @@ def model_size(model: IndexedModel) -> str:
     >>> model_size(IndexedModel(name="Qwen/Qwen3-8B", parameters=8190735360))
     '8.2 B'
     """
-    count = model.parameters or model.published
-    if count:
+    if count := model.parameters or _whole_total(model):
         return f"{count / _BILLION:.{1 if count >= _BILLION else 2}f} B"
     return name_words(model.name).size.upper()
 
@@ -85,4 +89,31 @@ def _require_one_size(word: str, names: Iterable[str], index: Index) -> None:
 
 
 def _parameters(model: IndexedModel) -> tuple[int, str]:
-    return model.parameters or model.published or 0, model.name
+    return model.parameters or _whole_total(model) or _named(model.name), model.name
+
+
+def _whole_total(model: IndexedModel) -> int:
+    """Return the published total, 0 where there is none or it is of a part of the model.
+
+    Sources count what some files have, or the tensors that are not packed: less than half of what
+    the name says is not the model, unless it is one that drafts.
+
+    >>> _whole_total(IndexedModel(name="baidu/ERNIE-4.5-21B-A3B-PT", published=2760376320))
+    0
+    """
+    drafts = any(map(_DRAFTS.fullmatch, name_words(model.name).rest))
+    total = model.published or 0
+    return total if drafts or 2 * total >= _named(model.name) else 0
+
+
+def _named(name: str) -> int:
+    """Return the parameters that a name states, 0 where it states none.
+
+    >>> _named("upstage/Solar-Open-100B"), _named("google/gemma-3-270m"), _named("a/Mixtral-8x7B")
+    (100000000000, 270000000, 56000000000)
+    """
+    parts = _NAMED.fullmatch(name_words(name).size)
+    if not parts:
+        return 0
+    unit = _BILLION if parts[3] == "b" else _MILLION
+    return int(int(parts[1] or 1) * Decimal(parts[2]) * unit)

@@ -18,15 +18,8 @@ from memfit.estimators.images.families.fitting import (
     unpadded,
 )
 from memfit.estimators.images.families.tiles import padded_tiles
-from memfit.estimators.images.plan import (
-    CHANNELS,
-    ONE_TOKEN,
-    ImagePlan,
-    InputArray,
-    PlannedImage,
-    TokenRun,
-)
-from memfit.estimators.images.settings import Processor, ProcessorFiles
+from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
+from memfit.estimators.images.settings import ONE_TOKEN, Processor, ProcessorFiles
 
 _MOST_FEATURES = 2**20
 

@@ -7,15 +7,8 @@ import math
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.images import Images, VideoSize
-from memfit.estimators.images.plan import (
-    CHANNELS,
-    ONE_TOKEN,
-    ImagePlan,
-    InputArray,
-    PlannedImage,
-    TokenRun,
-)
-from memfit.estimators.images.settings import FileSettings, Processor, ProcessorFiles
+from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
+from memfit.estimators.images.settings import ONE_TOKEN, FileSettings, Processor, ProcessorFiles
 
 _IMAGE_TOKENS = 280
 _FRAME_TOKENS = 70

@@ -9,15 +9,8 @@ from itertools import product
 
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.images import Images, ImageSize
-from memfit.estimators.images.plan import (
-    CHANNELS,
-    ONE_TOKEN,
-    ImagePlan,
-    InputArray,
-    PlannedImage,
-    TokenRun,
-)
-from memfit.estimators.images.settings import FileSettings, Processor, ProcessorFiles
+from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
+from memfit.estimators.images.settings import ONE_TOKEN, FileSettings, Processor, ProcessorFiles
 
 
 class Idefics3(Processor, frozen=True):

@@ -10,15 +10,8 @@ from collections.abc import Iterator
 from memfit.estimators.base.errors import ConfigError
 from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.images.plan import (
-    CHANNELS,
-    ONE_TOKEN,
-    ImagePlan,
-    InputArray,
-    PlannedImage,
-    TokenRun,
-)
-from memfit.estimators.images.settings import Processor, ProcessorFiles
+from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
+from memfit.estimators.images.settings import ONE_TOKEN, Processor, ProcessorFiles
 
 
 class Molmo(Processor, frozen=True):

@@ -7,15 +7,8 @@ mistral3/processing_mistral3.py.
 import math
 
 from memfit.estimators.base.images import Images, ImageSize
-from memfit.estimators.images.plan import (
-    CHANNELS,
-    ONE_TOKEN,
-    ImagePlan,
-    InputArray,
-    PlannedImage,
-    TokenRun,
-)
-from memfit.estimators.images.settings import Processor, ProcessorFiles
+from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
+from memfit.estimators.images.settings import ONE_TOKEN, Processor, ProcessorFiles
 
 
 class Pixtral(Processor, frozen=True):

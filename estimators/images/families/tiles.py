@@ -13,15 +13,8 @@ from fractions import Fraction
 from memfit.estimators.base.files import short
 from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.images.families.fitting import best_resolution, grid_by_half, unpadded
-from memfit.estimators.images.plan import (
-    CHANNELS,
-    ONE_TOKEN,
-    ImagePlan,
-    InputArray,
-    PlannedImage,
-    TokenRun,
-)
-from memfit.estimators.images.settings import Processor, ProcessorFiles
+from memfit.estimators.images.plan import CHANNELS, ImagePlan, InputArray, PlannedImage, TokenRun
+from memfit.estimators.images.settings import ONE_TOKEN, Processor, ProcessorFiles
 
 
 class LlavaNext(Processor, frozen=True):

@@ -196,7 +196,8 @@ CHIPS: dict[str, Any] = {
 
 # MTLDevice.recommendedMaxWorkingSetSize, stock (iogpu.wired_limit_mb = 0).
 # The rule under every row: ratio x memory, rounded up to a page of 16384 bytes, where the ratio
-# is a 32-bit float. `ratio` is that float times 2^24, an integer. It gives every row exactly:
+# is a 32-bit float. `ratio` is that float times 2^24, an integer. It gives every size in `measured_gib`
+# to the byte (tests/machine/test_working_set.py):
 # 2/3 as a float lies above 2/3, hence the odd page at 18 and 24 GB; 0.84 below, hence 192 GB.
 # `from_gib` is the smallest memory the ratio was seen at; a size in between takes the lower ratio.
 WORKING_SETS: dict[str, Any] = {
@@ -214,19 +215,7 @@ WORKING_SETS: dict[str, Any] = {
             {"from_gib": 8, "ratio": 11184811},  # 2/3
             {"from_gib": 36, "ratio": 12582912},  # 3/4
         ],
-        "bytes": {
-            8: 5726633984,
-            16: 11453251584,
-            18: 12884918272,
-            24: 17179885568,
-            32: 22906503168,
-            36: 28991029248,
-            48: 38654705664,
-            64: 51539607552,
-            96: 77309411328,
-            128: 103079215104,
-            192: 154618822656,
-        },
+        "measured_gib": (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192),
     },
     "macos-26": {
         "name": "macOS 26",
@@ -246,20 +235,6 @@ WORKING_SETS: dict[str, Any] = {
             {"from_gib": 128, "ratio": 14092861},  # 0.84
             {"from_gib": 256, "reserve_gib": 48},
         ],
-        "bytes": {
-            8: 5726633984,
-            16: 12713115648,
-            18: 14302248960,
-            24: 19069665280,
-            32: 26800603136,
-            36: 30150672384,
-            48: 40200896512,
-            64: 55662788608,
-            96: 83494174720,
-            128: 115448725504,
-            192: 173173080064,
-            256: 223338299392,
-            512: 498216206336,
-        },
+        "measured_gib": (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512),
     },
 }

@@ -63,7 +63,7 @@ def plan_image_server(
     verdict, _ = judge(need_of(largest), sized.device)
     limits = run_limits(sized, workload, serving=True)
     if sized.device:  # when mlx_vlm.server clears is not described
-        limits = (*held_limit(largest.peak_bytes, None, sized.device), *limits)
+        limits = (*held_limit(largest.needed_bytes, None, sized.device), *limits)
     better, chosen = settings_to_run(
         sized,
         verdict,
@@ -91,6 +91,7 @@ def plan_image_server(
         limits=limits,
         waited=clients - (settings.max_num_seqs or clients),
         fitting=better,
+        fitting_clients=clients if better else None,
         fitting_bound=server.largest(better) if better else None,
         fitting_mixes=(),
         commands=tuple(_commands(sized, chosen)) if chosen else (),
@@ -153,7 +154,7 @@ class _ImageServer:
         moments = [self._decoding(settings, min(most, DECODED))]
         prefilled = min(most, PREFILLED)
         moments.append(self._prefilling(settings, prefilled, min(most, DECODED) - prefilled))
-        return max(moments, key=lambda moment: moment.peak_bytes)
+        return max(moments, key=lambda moment: moment.needed_bytes)
 
     def _prefilling(self, settings: ServerSettings, rows: int, decoding: int) -> ServerMoment:
         """A batch from its towers to its first token, while other requests decode or wait."""

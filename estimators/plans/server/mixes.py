@@ -30,11 +30,11 @@ def usual_mixes(
             simulated(memory, requests, settings, ClosedLoop(clients, group=group))
             for group in groups
         ]
-        most = max(runs, key=lambda run: run.largest.peak_bytes)
+        most = max(runs, key=lambda run: run.largest.needed_bytes)
         mix = ServerMix(
             name=name,
             requests=len(requests),
-            peak_bytes=most.largest.peak_bytes,
+            needed_bytes=most.largest.needed_bytes,
             waited=max(run.waited for run in runs),
         )
         result.append((mix, most))

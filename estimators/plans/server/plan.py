@@ -28,11 +28,18 @@ from memfit.estimators.sizing.estimate import (
     notes_on_versions,
 )
 from memfit.estimators.sizing.run_limits import run_limits, tightened
+from memfit.estimators.sizing.search import first_fitting
 from memfit.estimators.sizing.server_bound import ServerBound, held_limits, need_of, one_at_a_time
 from memfit.estimators.sizing.serving import fitting_flags
 from memfit.estimators.sizing.sized_model import SizedModel
 
 MAX_SIMULATED = 2000
+
+_NOT_STATED = Note(
+    "info",
+    "server-clients",
+    "as many requests are open as decode together; --clients N for another number",
+)
 
 
 def plan_server(
@@ -40,13 +47,15 @@ def plan_server(
     workload: Workload,
     settings: ServerSettings,
     *,
-    clients: int,
+    clients: int | None = None,
     traffic: Sequence[ServedRequest] = (),
     times: Sequence[tuple[float, float]] = (),
 ) -> ServerPlan:
     """Return what the server takes at most, and with usual mixes, with ``clients`` requests open.
 
-    Every request is at most as long as ``workload`` or, where there is traffic, as its longest
+    Where neither their number nor times are given, as many are open as decode together: more would
+    only wait. The flags that fit are then for as many clients as fit with a prompt cache. Every
+    request is at most as long as ``workload`` or, where there is traffic, as its longest
     prompt and its longest reply; the traffic then takes the place of the mixes. ``times`` are when
     each of its requests arrived and when its reply ended, in seconds.
 
@@ -57,21 +66,32 @@ def plan_server(
     recorded = tuple(traffic[:MAX_SIMULATED])
     requests = recorded or (ServedRequest(workload.prompt_tokens, max(1, workload.max_tokens)),)
     check_lengths(sized, requests)
-    clients = max(clients, _open_together(times))
+    stated = clients or bool(times)
+    clients = max(clients or (1 if times else settings.rows), _open_together(times))
     prompt = max(each.prompt_tokens for each in requests)
     reply = max(each.max_tokens for each in requests)
     longest = replace(workload, prompt_tokens=prompt, max_tokens=reply)
     bound = ServerBound(sized, longest, clients)
-    mixes = _Mixes(bound, prompt, reply, recorded, times[:MAX_SIMULATED])
-    usual = mixes.with_flags(settings)
-    largest = _most(bound.moment(settings), usual)
+    mixes = _Mixes(prompt, reply, recorded, times[:MAX_SIMULATED])
+    usual = mixes.with_flags(bound, settings)
+    largest = bound.moment(settings)
     verdict = _verdict(largest, usual, sized)
-    better, chosen = settings_to_run(
-        sized, verdict, settings, lambda device: fitting_flags(bound, settings, device)
+    bounds = (
+        [bound]
+        if stated
+        else [ServerBound(sized, longest, each, bound.memory) for each in range(clients, 0, -1)]
     )
-    with_better = mixes.with_flags(better) if better else ()
+    with_fewer = bound
+
+    def fitting(device: Device) -> ServerSettings | None:
+        nonlocal with_fewer
+        with_fewer = _for_most_clients(bounds, settings, device)
+        return fitting_flags(with_fewer, settings, device)
+
+    better, chosen = settings_to_run(sized, verdict, settings, fitting)
+    with_better = mixes.with_flags(with_fewer, better) if better else ()
     sequential = one_at_a_time(sized, workload)
-    most = max(usual, key=lambda mix: mix[0].peak_bytes, default=None)
+    most = max(usual, key=lambda mix: mix[0].needed_bytes, default=None)
     held = bound.held_bytes(settings)
     limits = (*held_limits(bound, settings), *run_limits(sized, longest, serving=True))
     return ServerPlan(
@@ -97,12 +117,14 @@ def plan_server(
         limits=limits,
         waited=max((mix.waited for mix, _ in usual), default=0),
         fitting=better,
-        fitting_bound=_most(bound.moment(better), with_better) if better else None,
+        fitting_clients=with_fewer.clients if better else None,
+        fitting_bound=with_fewer.moment(better) if better else None,
         fitting_mixes=tuple(mix for mix, _ in with_better),
         commands=tuple(_commands(sized, workload, chosen)) if chosen else (),
         notes=(
             *both_units(tuple(_notes(sized, settings, sequential))),
             *_notes_on_traffic(len(traffic), has_times=bool(times)),
+            *(() if stated else (_NOT_STATED,)),
             *notes_on_versions(sized, longest, of=ALONE),
         ),
     )
@@ -120,24 +142,25 @@ def settings_to_run(
 
 
 class _Mixes:
-    """The mixes of one question, for any flags."""
+    """The mixes of one question, for any clients and flags."""
 
     def __init__(
         self,
-        bound: ServerBound,
         prompt: int,
         reply: int,
         recorded: Sequence[ServedRequest],
         times: Sequence[tuple[float, float]],
     ) -> None:
-        self._bound, self._lengths = bound, (prompt, reply)
+        self._lengths = prompt, reply
         self._recorded, self._times = recorded, times
 
-    def with_flags(self, settings: ServerSettings) -> tuple[tuple[ServerMix, Simulated], ...]:
+    def with_flags(
+        self, bound: ServerBound, settings: ServerSettings
+    ) -> tuple[tuple[ServerMix, Simulated], ...]:
         """Return what each mix takes, nothing where requests run one at a time."""
-        if self._bound.is_sequential:
+        if bound.is_sequential:
             return ()
-        memory, clients = self._bound.memory, self._bound.clients
+        memory, clients = bound.memory, bound.clients
         if not self._recorded:
             return usual_mixes(memory, *self._lengths, settings, clients)
         arrivals = AtTimes(self._recorded, self._times) if self._times else ClosedLoop(clients)
@@ -145,19 +168,22 @@ class _Mixes:
         mix = ServerMix(
             name="recorded requests",
             requests=len(self._recorded),
-            peak_bytes=run.largest.peak_bytes,
+            needed_bytes=run.largest.needed_bytes,
             waited=run.waited,
         )
         return ((mix, run),)
 
 
-def _most(bound: ServerMoment, usual: Sequence[tuple[ServerMix, Simulated]]) -> ServerMoment:
-    """Return the bound, or the mix above it.
+def _for_most_clients(
+    bounds: Sequence[ServerBound], settings: ServerSettings, device: Device
+) -> ServerBound:
+    """Return the bound of the most clients who all have a place and a prompt cache, or the last."""
 
-    The bound leaves out hits: a conversation that waits for a place keeps the entry that it begins
-    with, and so the buffers of a batch, when that is an entry no longer.
-    """
-    return max((bound, *(run.largest for _, run in usual)), key=lambda each: each.peak_bytes)
+    def serves(bound: ServerBound) -> bool:
+        flags = fitting_flags(bound, settings, device)
+        return flags is not None and flags.prompt_cache_size > 0 and flags.rows >= bound.clients
+
+    return first_fitting(bounds, serves, monotone=True) or bounds[-1]
 
 
 def _verdict(
@@ -186,8 +212,8 @@ def _commands(sized: SizedModel, workload: Workload, settings: ServerSettings) -
     )
 
 
-def check_lengths(sized: SizedModel, requests: Iterable[ServedRequest]) -> None:
-    """Check that no request is longer than the model's context.
+def check_lengths(sized: SizedModel, requests: Iterable[ServedRequest], name: str = "") -> None:
+    """Check that no request is longer than the model's context; ``name`` is of the only one.
 
     Raises:
         InputError: when one is.
@@ -196,8 +222,8 @@ def check_lengths(sized: SizedModel, requests: Iterable[ServedRequest]) -> None:
     for number, each in enumerate(islice(requests, MAX_SIMULATED), 1):
         if most is not None and each.prompt_tokens + each.max_tokens > most:
             raise InputError(
-                f"request {number}: {each.prompt_tokens} + {each.max_tokens} tokens are more than"
-                f" the model's context of {most}; shorten it"
+                f"{name or f'request {number}'}: {each.prompt_tokens} + {each.max_tokens} tokens"
+                f" are more than the model's context of {most}; shorten it"
             )
 
 

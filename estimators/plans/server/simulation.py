@@ -61,10 +61,10 @@ def _largest(memory: ServerMemory, moments: Collection[ScheduleMoment], step: in
     held = {each: sum(map(memory.cache_bytes, each.buffers)) for each in moments}
     best: ServerMoment | None = None
     for moment in sorted(moments, key=held.__getitem__, reverse=True):
-        if best and held[moment] + most <= best.peak_bytes:
+        if best and held[moment] + most <= best.needed_bytes:
             break
         result = size_of(memory, moment, step)
-        best = result if best is None or result.peak_bytes > best.peak_bytes else best
+        best = result if best is None or result.needed_bytes > best.needed_bytes else best
     assert best
     return best
 

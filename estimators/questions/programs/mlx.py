@@ -45,6 +45,11 @@ _VISION = {
     "--draft-model": _DRAFT,
 }
 _OTHER_MODEL = Undescribed("models that are loaded beside the language model are not described")
+_TEXTS = dict.fromkeys(
+    ("--prompt", "--system-prompt", "--prefill-response"),
+    "its tokens are not counted: --context says how many there are",
+)
+_SEEN = dict.fromkeys(("--prompt", "--system"), _TEXTS["--prompt"])
 _PROMPT = "the line does not say how long prompts are: 4096 tokens, or --context of memfit"
 
 
@@ -145,6 +150,7 @@ PROGRAMS = (
             "--prompt-cache-file": Undescribed("a cache from a file is not described"),
             "--image": Undescribed("mlx_lm takes no images: mlx_vlm.generate does"),
         },
+        noted=_TEXTS,
         settings=_generate,
     ),
     Program(
@@ -174,6 +180,7 @@ PROGRAMS = (
             "--resize-shape": Undescribed("give the images with this size, as --image WxH"),
             "--block-length": Undescribed("diffusion models are not described"),
         },
+        noted=_SEEN,
         settings=_see,
     ),
     Program(
