@@ -4,9 +4,9 @@
     python -m benchmarks.server_bound 500 "8b 8/32/5"
 
 Requests are within the lengths that the bound is for: crafted, random, and climbed to from the
-largest of these. Nothing found may pass the bound, and with a prompt cache and places for all
-clients the bound is at most 1.33 times the largest found (docs/server.md). They are no continued
-conversations, which the bound has room for.
+largest of these; some continue conversations, are equal, or share only a first token. Nothing found
+may pass the bound, and with a prompt cache the bound is at most 1.33 times the largest found
+(docs/server.md).
 """
 
 import random

@@ -343,7 +343,7 @@ def _restores(kit: _Kit) -> Iterator[KitCheck]:
 def _images(kit: _Kit) -> Iterator[KitCheck]:
     """A prompt with an image, by mlx-vlm."""
     setting = f"image of {IMAGE_SIDE} x {IMAGE_SIDE}"
-    if _installed("mlx-vlm") is None:
+    if not _installed("mlx-vlm"):
         yield from _not_run("images", (setting,), "mlx-vlm is not installed")
         return
     path = kit.made("images")
