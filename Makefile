@@ -55,6 +55,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m tests.api.test_page
 	$(BIN)/python -m tests.cli.test_first_screen
 	$(BIN)/python -m tests.trace.test_rules_page
+	$(BIN)/python -m tests.recording.test_classes_page
 	$(BIN)/python -m tests.test_docs
 	-$(BIN)/python -m tests.browser.screenshots
 

@@ -60,7 +60,7 @@ def library_diff(
     for version, folder in zip(versions, folders, strict=True):
         question = LibraryQuestion(
             folder=None if folder is None else str(folder),
-            has_mlx_vlm=package == "mlx-vlm",
+            has_mlx_vlm=_module(package) == "mlx_vlm",
             models=tuple(models),
             prompts=tuple(prompts),
             device=device,
@@ -129,11 +129,15 @@ def _last_line(output: bytes) -> str:
     return printable(lines[-1]) if lines else ""
 
 
+def _module(package: Package) -> str:
+    return package.replace("-", "_")
+
+
 def _folder(package: Package, version: str) -> Path | None:
     """The folder that is searched first; None for what is installed."""
     if version == INSTALLED:
         return None
-    if (module := Path(version) / package.replace("-", "_")).is_dir():
+    if (module := Path(version) / _module(package)).is_dir():
         return module.parent.absolute()
     try:
         parse_version(version)

@@ -58,6 +58,10 @@ class OpenSettings(TypedDict, total=False):
     kv_cache_dtype: str | None
     max_requests: int | None
     mtp_tokens: int | None
+    cpu_moe: bool
+    override_tensor: str | None
+    kv_offload: bool
+    mmproj_offload: bool
 
 
 class MachineSettings(TypedDict, total=False):

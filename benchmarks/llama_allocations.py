@@ -104,11 +104,16 @@ class Llama:
         if (default.n_ctx, default.type_k, default.offload_kqv) != (512, TYPES["f16"], True):
             raise SystemExit("this library's structures are not those of build b11549")
 
+    @property
+    def log(self) -> str:
+        """What it logged since the last call."""
+        return "".join(self._lines)
+
     def runs(self, path: Path, wanted: tuple[Allocation, ...]) -> list[Allocation]:
         return [self._run(str(path), run) for run in wanted]
 
     def _run(self, path: str, run: Allocation) -> Allocation:
-        model = self._model(path, run.gpu_layers, run.host_experts)
+        model = self._model(path, run)
         params = self._library.llama_context_default_params()
         params.n_ctx, params.n_seq_max = run.context, run.sequences
         params.n_batch, params.n_ubatch = run.batch, run.microbatch
@@ -116,6 +121,7 @@ class Llama:
         params.swa_full, params.kv_unified = run.swa_full, run.unified
         params.n_outputs_max = run.outputs
         params.flash_attn_type = 1 if run.flash else 0
+        params.offload_kqv = run.kv_offload
         self._lines.clear()
         context = self._library.llama_init_from_model(model, params)
         text = "".join(self._lines)
@@ -125,20 +131,21 @@ class Llama:
         self._library.llama_model_free(model)
         return read_log(text, run)
 
-    def _model(self, path: str, gpu_layers: int | None, host_experts: int) -> int:
+    def _model(self, path: str, run: Allocation) -> int:
         """Load a model; without GPU layers there is no GPU at all."""
         params = self._library.llama_model_default_params()
         params.no_alloc, params.use_extra_bufts, params.load_mode = True, False, 0
-        params.n_gpu_layers = gpu_layers or 0
-        if gpu_layers is None:
+        params.n_gpu_layers = run.gpu_layers or 0
+        if run.gpu_layers is None:
             params.devices = ctypes.cast((ctypes.c_void_p * 1)(), ctypes.c_void_p)
         # common/common.h, LLM_FFN_EXPS_REGEX, as --n-cpu-moe has it for each layer.
         patterns = [
             rf"blk\.{index}\.ffn_(up|down|gate|gate_up)_(ch|)exps".encode()
-            for index in range(host_experts)
+            for index in range(run.host_experts)
         ]
+        patterns += [run.overrides.encode()] if run.overrides else []
         host = self._library.ggml_backend_cpu_buffer_type()
-        overrides = (_Override * (host_experts + 1))(*[_Override(text, host) for text in patterns])
+        overrides = (_Override * (len(patterns) + 1))(*[_Override(text, host) for text in patterns])
         params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
         self._lines.clear()
         model: int = self._library.llama_model_load_from_file(path.encode(), params)

@@ -20,29 +20,34 @@ from typing import Any, NamedTuple
 from benchmarks.llama_allocations import Llama
 from memfit.estimators.arch.gguf.model import build_gguf_model
 from memfit.estimators.arch.model import Model
-from memfit.estimators.machine.device import Backend
 from memfit.estimators.runtimes.llama_cpp.builder import Context
-from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes, buffers, recurrent_bytes
-from memfit.estimators.runtimes.llama_cpp.compute import compute_buffers, is_described
-from memfit.estimators.runtimes.llama_cpp.placement import Placement, file_weights
+from memfit.estimators.runtimes.llama_cpp.caches import (
+    CacheTypes,
+    buffers,
+    can_be_fused,
+    recurrent_bytes,
+)
+from memfit.estimators.runtimes.llama_cpp.compute import compute_buffers
+from memfit.estimators.runtimes.llama_cpp.placement import file_weights
 from memfit.estimators.runtimes.llama_cpp.settings import cells
 from tests.gguf.test_allocations import (
     MIB,
     ROUNDING,
     counted,
     logged,
+    placement_of,
     runtime_of,
     workload_of,
 )
 from tests.gguf.writing import Allocation, Recorded, recorded, tensor, write
 
-_F16 = CacheTypes("f16", "f16")
 _FFN = r"\.(ffn|channel_mix)_"
+_OVERRIDES = (r"\.ffn_.*_exps\.", r"blk\.[01]\.ffn_", r"attn_output", r"ffn_(up|gate)")
 _WIDTHS = ("feed_forward_length", "expert_feed_forward_length")
 
 
 class Outcome(NamedTuple):
-    """What one draw gave; percent is None where llama.cpp's graph is not fully described."""
+    """What one draw gave; percent is None where there is no buffer."""
 
     name: str
     run: Allocation
@@ -103,6 +108,8 @@ def _drawn(entry: Recorded, rng: random.Random) -> Allocation:
         swa_full=rng.random() < 0.2,
         outputs=0 if outputs > microbatch else outputs,
         gpu_layers=rng.choice(places),
+        kv_offload=rng.random() < 0.9,
+        overrides=rng.choice(_OVERRIDES) if rng.random() < 0.1 else "",
         kv=[],
         states=[],
         compute=0.0,
@@ -115,18 +122,18 @@ def outcome(entry: Recorded, run: Allocation) -> Outcome:
     model = build_gguf_model(entry.metadata, entry.tensors, "model.gguf").model
     room = cells(workload_of(run), runtime_of(run))
     weights = file_weights(entry.tensors, len(model.layers))
-    backend: Backend = "cpu" if run.gpu_layers is None else "cuda"
-    placement = Placement(backend, weights.blocks, run.gpu_layers or 0, run.host_experts)
-    context = Context(room, _F16, run.flash, run.outputs or room.microbatch)
+    placement = placement_of(run, weights.blocks)
+    types = CacheTypes(run.cache, run.cache)
+    flash = run.flash and all(map(can_be_fused, model.mixers()))
+    context = Context(room, types, flash, run.outputs or room.microbatch)
     sizes = compute_buffers(model, context, weights, placement)
     used, theirs = (sizes.gpu, run.gpu) if run.gpu else (sizes.host, run.compute)
-    known = is_described(model) or not run.outputs
     return Outcome(
         entry.architecture,
         run,
         _equal(model, run),
-        100 * (used / MIB / theirs - 1) if known and theirs else None,
-        run.gpu_layers in (None, weights.blocks + 1),
+        100 * (used / MIB / theirs - 1) if theirs else None,
+        run.gpu_layers in (None, weights.blocks + 1) and run.kv_offload and not run.overrides,
     )
 
 

@@ -7,9 +7,11 @@ ggml-backend-impl.h in build b11549, which has two functions of a buffer type mo
 """
 
 import ctypes
+from math import prod
 from typing import Any
 
 _POINTER = ctypes.c_void_p
+_F16 = 1  # ggml_type
 _API_VERSION, _GPU, _ALIGNMENT, _MEMORY, _LEAST_ROWS = 2, 1, 128, 1 << 40, 32
 
 
@@ -53,13 +55,19 @@ class _Properties(ctypes.Structure):
 class _Tensor(ctypes.Structure):
     """The beginning of struct ggml_tensor."""
 
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("buffer", _POINTER),
-        ("ne", ctypes.c_int64 * 4),
-        ("nb", ctypes.c_size_t * 4),
-        ("op", ctypes.c_int),
-    )
+
+_Tensor._fields_ = (
+    ("type", ctypes.c_int),
+    ("buffer", _POINTER),
+    ("ne", ctypes.c_int64 * 4),
+    ("nb", ctypes.c_size_t * 4),
+    ("op", ctypes.c_int),
+    ("parameters", ctypes.c_int32 * 16),
+    ("flags", ctypes.c_int32),
+    ("sources", ctypes.POINTER(_Tensor) * 10),
+    ("view_source", _POINTER),
+    ("view_offset", ctypes.c_size_t),
+)
 
 
 class Gpu:
@@ -76,6 +84,8 @@ class Gpu:
         library.ggml_backend_buft_alloc_buffer.restype = _POINTER
         library.ggml_backend_buft_alloc_buffer.argtypes = [_POINTER, ctypes.c_size_t]
         library.ggml_backend_register.argtypes = [_POINTER]
+        library.ggml_nbytes.restype = ctypes.c_size_t
+        library.ggml_nbytes.argtypes = [_POINTER]
         self._fill()
         library.ggml_backend_register(ctypes.addressof(self._registry))
 
@@ -88,6 +98,7 @@ class Gpu:
             get_name=name,
             alloc_buffer=self._function(_POINTER, 2, self._allocate),
             get_alignment=self._function(size, 1, lambda _: _ALIGNMENT),
+            get_alloc_size=self._function(size, 2, lambda _, tensor: self._size(tensor)),
             device=device,
         )
         self._set(
@@ -129,6 +140,25 @@ class Gpu:
         words = ctypes.cast(found, ctypes.POINTER(_POINTER))
         words[next(index for index in range(24) if words[index] == host)] = types
         return found
+
+    def _size(self, place: int) -> int:
+        """Flash attention has copies in f16 of caches in other types behind its result.
+
+        Source: ggml-cuda/fattn-common.cuh, ggml_cuda_flash_attn_ext_get_f16_extra_data.
+        """
+        nbytes: int = self._library.ggml_nbytes(place)
+        tensor = ctypes.cast(place, ctypes.POINTER(_Tensor))[0]
+        if self._library.ggml_op_name(tensor.op) != b"FLASH_ATTN_EXT":
+            return nbytes
+        keys, values = (tensor.sources[index].contents for index in (1, 2))
+        viewed = [
+            (each.view_source or ctypes.addressof(each), each.view_offset)
+            for each in (keys, values)
+        ]
+        for cache in (keys, values) if viewed[0] != viewed[1] else (keys,):
+            if cache.type != _F16:
+                nbytes += -nbytes % _ALIGNMENT + 2 * prod(cache.ne)
+        return nbytes
 
     def _memory(self, _: int, free: int, total: int) -> None:
         for place in (free, total):

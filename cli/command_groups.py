@@ -31,11 +31,6 @@ FOREIGN = {
     "--as": "an architecture is assumed by memfit estimate, compare, plan context, plan server",
     "--hf-file": "write it after the name: org/name:file.gguf",
     "--revision": "write it after the name: org/name@revision",
-    **dict.fromkeys(("-cmoe", "--cpu-moe"), "write --n-cpu-moe all"),
-    **dict.fromkeys(
-        ("-ot", "--override-tensor"),
-        "tensors on the host are those of whole layers, or experts: --gpu-layers N, --n-cpu-moe N",
-    ),
     **dict.fromkeys(("--n-cpu-moe-draft", "--gpu-layers-draft", "-ngld"), "drafts are on the GPU"),
     **dict.fromkeys(
         (

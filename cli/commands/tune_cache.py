@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -57,6 +57,11 @@ class ServingOptions(OptionGroup, frozen=True, kw_only=True):
     conversations: int | None = option(
         help="Number of conversations; with --requests those that begin first."
     )
+    eviction: Literal["reactive", "proactive", "hybrid"] = option(
+        help="With --requests: when a conversation leaves memory: for another, at once, or at once"
+        " above the hot threshold.",
+        default="reactive",
+    )
     cache_budget: int | None = CACHE_BUDGET
     disk: int | None = option(
         metavar="SIZE", help="Disk space for them; by default all.", read=parse_size
@@ -72,6 +77,7 @@ class ServingOptions(OptionGroup, frozen=True, kw_only=True):
 
         return {
             "conversations": self.conversations,
+            "eviction": self.eviction,
             "hot_bytes": self.cache_budget,
             "disk_bytes": self.disk,
             "requests": read_request_trace(self.requests, agents=True) if self.requests else (),

@@ -389,6 +389,24 @@ _RUNTIME = Options(
             metavar="N|all",
             help="Layers, from the first, with their experts on llama.cpp's host; or all.",
         ),
+        "cpu_moe": option(
+            *("--cpu-moe", "-cmoe"), kind=bool, help="All experts are on llama.cpp's host."
+        ),
+        "override_tensor": option(
+            *("--override-tensor", "-ot"),
+            metavar="PATTERN=CPU,...",
+            help="Where tensors of a GGUF file are whose names match, as in llama.cpp.",
+        ),
+        "kv_offload": option(
+            *("--kv-offload/--no-kv-offload", "-kvo/-nkvo"),
+            kind=bool,
+            help="Whether llama.cpp's caches are with their layers, or all on the host.",
+        ),
+        "mmproj_offload": option(
+            "--mmproj-offload/--no-mmproj-offload",
+            kind=bool,
+            help="Whether llama.cpp has a vision projector on the GPU.",
+        ),
         "batch_size": option(
             *("--batch-size", "-b"),
             metavar="TOKENS",

@@ -107,6 +107,11 @@ class TargetKeys(Struct, frozen=True, kw_only=True):
     all_logits: bool | UnsetType = UNSET
     gpu_layers: Count | str | UnsetType = UNSET
     n_cpu_moe: OwnSetting | UnsetType = UNSET
+    cpu_moe: bool | UnsetType = UNSET
+    override_tensor: str | UnsetType = UNSET
+    """With llama.cpp: where tensors are whose names match, such as ffn_.*_exps=CPU."""
+    kv_offload: bool | UnsetType = UNSET
+    mmproj_offload: bool | UnsetType = UNSET
     batch_size: OwnSetting | UnsetType = UNSET
     host_memory: OwnSetting | UnsetType = UNSET
     host_bandwidth: OwnSetting | UnsetType = UNSET

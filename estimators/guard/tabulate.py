@@ -218,7 +218,9 @@ def _samples(most: int, tokens: int, random: Random) -> Iterator[_Sample]:
     if tokens in STEPS:  # the whole chunks of every prompt
         last = (most - 1) // tokens
         for number in range(1, last):
-            for cached in (0, *(random.randrange(tokens) for _ in range(_WHOLE // last))):
+            # One more token is the last of the prompt.
+            room = min(tokens, most - (number + 1) * tokens)
+            for cached in (0, *(random.randrange(room) for _ in range(_WHOLE // last))):
                 yield _Sample(tokens, number * tokens, cached, tokens)
     for position in _positions(most - tokens - 1, random):
         yield _Sample(tokens, 0, position, tokens if tokens in STEPS else random.choice(steps))

@@ -145,10 +145,11 @@ OWN_SETTINGS = tuple(
     (
         "gpu_memory_utilization capacity cache_type cache_type_k cache_type_v flash_attn gpu_layers"
         " n_cpu_moe batch_size kv_unified swa_full all_logits host_memory host_bandwidth"
-        " kv_cache_dtype max_requests mtp_tokens"
+        " kv_cache_dtype max_requests mtp_tokens cpu_moe override_tensor kv_offload mmproj_offload"
     ).split()
 )
 """Settings that one runtime has, which reads them itself."""
+_ON_BY_DEFAULT = ("flash_attn", "kv_offload", "mmproj_offload")
 
 
 def _version(value: Any) -> Version:
@@ -192,6 +193,10 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
     kv_cache_dtype: Text = None
     max_requests: Integer = None
     mtp_tokens: Integer = None
+    cpu_moe: Annotated[bool, flag] = False
+    override_tensor: Text = None
+    kv_offload: Annotated[bool, flag] = True
+    mmproj_offload: Annotated[bool, flag] = True
 
     @property
     def names_versions(self) -> bool:
@@ -238,7 +243,7 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
         for name in names:
             value = getattr(self, name)
             # A switch that is as without it says nothing of the runtime.
-            if value is not None and value is not (name == "flash_attn"):
+            if value is not None and value is not (name in _ON_BY_DEFAULT):
                 runtime = read_setting(name, partial(runtime.with_setting, name), value)
         return runtime
 

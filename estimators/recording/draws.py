@@ -17,7 +17,7 @@ from memfit.estimators.trace.kernel_stubs import TraceTarget
 from memfit.estimators.trace.traced_model import TracedModel
 
 LEAST = 10
-"""Recordings of a structure, more where one of the config's sizes was the same in all of them."""
+"""Models of which a structure is recorded, more where one of their sizes was always the same."""
 _MOST = 14
 _DRAWS, _FEW_DRAWS = 4000, 1000
 # Calls of one kind that are kept to choose from, and those of which the next one is taken.
@@ -83,7 +83,6 @@ class _Candidate(NamedTuple):
 
     draw: Draw
     sizes: Mapping[str, int]
-    """Of the config and its packing."""
     workload: Workload
     target: TraceTarget
     phase: CallPhase
@@ -102,6 +101,7 @@ def draw_calls(
     Of each signature there are ``least`` if the draws have that many.
     """
     chance = random.Random(seed)
+    dims = (*plan.dims, *(("bits", "group_size") if packed else ()))
     pool = _candidates(plan, targets, chance, _DRAWS if least else _FEW_DRAWS, packed=packed)
     drawn: dict[Hashable, list[DrawnCall]] = defaultdict(list)
     sources: dict[Hashable, dict[str, None]] = defaultdict(dict)
@@ -113,13 +113,13 @@ def draw_calls(
         rare = [
             (calls, pool[text])
             for key, calls in drawn.items()
-            if _is_rare(calls, plan.dims, least)
+            if _is_rare(calls, dims, least)
             for text in sources[key]
             if pool[text]
         ]
         if not rare:
             return drawn
-        for key, call in _recorded(plan, _unlike(*chance.choice(rare), plan.dims)):
+        for key, call in _recorded(plan, _unlike(*chance.choice(rare), (*dims, "L"))):
             drawn[key].append(call)
 
 
@@ -144,7 +144,7 @@ def _candidates(
             call = call_sizes(sizes, plan.attention, workload, planned, target)
             candidates = pool[features_met(features, call)]
             if len(candidates) < _POOL:
-                candidates.append(_Candidate(draw, sizes, workload, target, planned.phase))
+                candidates.append(_Candidate(draw, call, workload, target, planned.phase))
     return pool
 
 
@@ -174,9 +174,16 @@ def _recorded(plan: ClassPlan, wanted: _Candidate) -> Iterator[tuple[Hashable, D
         yield signature(call), DrawnCall(known, call)
 
 
-def _is_rare(calls: Sequence[DrawnCall], dims: Iterable[str], least: int) -> bool:
-    if len(calls) < least or len(calls) >= _MOST:
-        return len(calls) < least
+def models_of(calls: Sequence[DrawnCall], dims: Iterable[str]) -> int:
+    """Return of how many different sizes of the model some calls are."""
+    names = tuple(dims)
+    return len({tuple(each.sizes[name] for name in names) for each in calls})
+
+
+def _is_rare(calls: Sequence[DrawnCall], dims: Sequence[str], least: int) -> bool:
+    count = models_of(calls, dims)
+    if count < least or len(calls) >= _MOST:
+        return count < least
     return least > 0 and any(len({each.sizes[name] for each in calls}) == 1 for name in dims)
 
 

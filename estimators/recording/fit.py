@@ -34,10 +34,15 @@ class Fitting:
     def _made_terms(self, varied: list[str]) -> Iterator[_Term]:
         """Yield what may be in an expression, the simplest first, each series of values once."""
         seen: set[tuple[int, ...]] = set()
-        for text, values in self._candidates(varied):
+        for text, values in (self._growth(), *self._candidates(varied)):
             if len(set(values)) > 1 and values not in seen:
                 seen.add(values)
                 yield _Term(text, values)
+
+    def _growth(self) -> tuple[str, tuple[int, ...]]:
+        """Return by how much a cache without a limit grows, which few lengths tell from others."""
+        room = zip(self._columns.get("C", ()), self._columns.get("C0", ()), strict=True)
+        return "(C - C0)", tuple(after - before for after, before in room)
 
     def _candidates(self, varied: list[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
         columns = self._columns

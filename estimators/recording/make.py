@@ -26,7 +26,7 @@ from memfit.estimators.programs.graph import (
 from memfit.estimators.programs.select import features_met
 from memfit.estimators.recording.classes import ClassPlan
 from memfit.estimators.recording.describe import class_description
-from memfit.estimators.recording.draws import LEAST, DrawnCall, draw_calls
+from memfit.estimators.recording.draws import LEAST, DrawnCall, draw_calls, models_of
 from memfit.estimators.recording.fit import Fitting
 from memfit.estimators.recording.plans import CLASSES
 from memfit.estimators.recording.settings import class_settings, ignored_settings
@@ -163,7 +163,7 @@ def _variant(
     for calls in drawn.values():
         texts = sorted({features_met(features, each.sizes) for each in calls})
         when = tuple(text for text in texts if len(chosen[text]) == 1)
-        if when and len(calls) >= LEAST:
+        if when and models_of(calls, plan.dims) >= LEAST:
             structures.append(_structure(plan, blocks, calls, when))
     backends = dict.fromkeys(target.backend for target in targets)
     facts = {"packed": (packed,), "backend": tuple(backends)}

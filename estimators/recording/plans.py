@@ -24,7 +24,7 @@ from memfit.estimators.recording.plan_sizes import (
     WINDOWED_MIXTURE,
     same_names,
 )
-from memfit.estimators.recording.plans_more import MORE
+from memfit.estimators.recording.plans_dense import DENSE
 
 PLANS = (
     ClassPlan(
@@ -61,6 +61,7 @@ PLANS = (
         kinds=("i >= first_k_dense_replace and i % moe_layer_freq == 0",),
         features=(SORTED,),
         guards=(SEVERAL_EXPERTS,),
+        backends=("metal",),
         attention=(UNFOLDED, FOLDED),
     ),
     ClassPlan(
@@ -89,6 +90,7 @@ PLANS = (
         kinds=("layer_types[i]", "i >= num_dense_layers"),
         features=(SORTED,),
         guards=(SEVERAL_EXPERTS,),
+        backends=("metal",),
         attention=(GROUPED, WINDOWED),
     ),
     ClassPlan(
@@ -99,6 +101,7 @@ PLANS = (
         dims=same_names(WIDTHS, LATENT),
         draws={**WIDTHS, **LATENT},
         packed_draws={**PACKED_WIDTHS, **PACKED_LATENT},
+        backends=("metal",),
         attention=(
             RecordedAttention(
                 "num_attention_heads",
@@ -121,6 +124,7 @@ PLANS = (
         kinds=("layer_types[i]", "is_moe_layer[i]"),
         features=(SORTED,),
         guards=(SEVERAL_EXPERTS,),
+        backends=("metal",),
         attention=(GROUPED, WINDOWED),
     ),
     ClassPlan(
@@ -209,6 +213,7 @@ PLANS = (
         features=("B*L*moe_topk >= 64",),
         # Equal ones have one factor of scale.
         guards=("q_lora_rank != kv_lora_rank", "moe_topk > 1"),
+        backends=("metal",),
         attention=(UNFOLDED, FOLDED),
     ),
     ClassPlan(
@@ -267,6 +272,7 @@ PLANS = (
         kinds=("i >= first_k_dense_replace and i % moe_layer_freq == 0",),
         features=(SORTED,),
         guards=(SEVERAL_EXPERTS,),
+        backends=("metal",),
         attention=(GROUPED,),
     ),
     ClassPlan(
@@ -301,11 +307,12 @@ PLANS = (
         kinds=("i not in mlp_only_layers and (i + 1) % decoder_sparse_step == 0",),
         features=(SORTED,),
         guards=(SEVERAL_EXPERTS, "hidden_size % num_attention_heads == 0"),
+        backends=("metal",),
         attention=(GROUPED,),
     ),
 )
 
-CLASSES = {plan.base["model_type"]: plan for plan in (*PLANS, *MORE)}
+CLASSES = {plan.base["model_type"]: plan for plan in (*PLANS, *DENSE)}
 
 # By reason: the other classes of mlx-lm 0.32.2 that no formula describes. They are traced.
 _UNRECORDED = {
@@ -319,8 +326,8 @@ _UNRECORDED = {
     "needs a package that is not installed": "olmo",
     "is a wrapper around a described class": "kimi_vl lfm2-vl pixtral",
     "has no plan yet": (
-        "afm7 baichuan_m1 bitnet deepseek_v41 gear longcat_flash_ngram minimax_m3_vl mistral4"
-        " muse_spark prism_hadamard_qwen35"
+        "afm7 baichuan_m1 bitnet deepseek_v41 gear laguna longcat_flash_ngram mellum minimax_m3_vl"
+        " mistral4 muse_glimmer muse_spark phixtral plamo3 prism_hadamard_qwen35 spark2_5"
     ),
 }
 UNRECORDED = {name: why for why, names in _UNRECORDED.items() for name in names.split()}

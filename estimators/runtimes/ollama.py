@@ -14,8 +14,12 @@ from memfit.estimators.base.workload import MAX_TOKENS, ServerSettings, Workload
 from memfit.estimators.machine.device import GIB, Device
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.runtimes.interface import MemoryFigures, Subject
-from memfit.estimators.runtimes.llama_cpp.runtime import LLAMA_CPP, LlamaCpp
-from memfit.estimators.runtimes.llama_cpp.settings import LlamaCppRuntime, parse_cache_types
+from memfit.estimators.runtimes.llama_cpp.runtime import LlamaCpp
+from memfit.estimators.runtimes.llama_cpp.settings import (
+    LLAMA_CPP,
+    LlamaCppRuntime,
+    parse_cache_types,
+)
 from memfit.estimators.runtimes.runtime import Runtime
 
 # server/routes.go, Serve: the memory of all GPUs, and the context from it on.

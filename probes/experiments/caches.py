@@ -21,7 +21,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import fingerprint_of
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.offload.cache_tiers import Tiers
-from memfit.estimators.plans.offload.plan import usable_disk
+from memfit.estimators.plans.offload.plan import FIXED_THRESHOLD, usable_disk
 from memfit.estimators.runtimes.measurement import Loaded, MeasuredCache, MeasuredRestore, Way
 from memfit.estimators.runtimes.runtime import Need, comfortable_bytes
 from memfit.probes.disk import create_directory, require_free, usable_bytes
@@ -226,6 +226,7 @@ class _CacheExperiment(Experiment[CacheRequest], kw_only=True):
             start=self.start,
             directory=self.directory,
             speeds=speeds_of(longest, answer),
+            eviction=(request.eviction, _most_kept(request, answer)),
         )
 
     def _stored(
@@ -341,6 +342,12 @@ class _CacheExperiment(Experiment[CacheRequest], kw_only=True):
             share = f"{reasons.count(reason)} of {len(written.exact)} layers"
             text = f"{share} are not quantised, and stored exactly: {reason}"
             self.inform("stored-exactly", text)
+
+
+def _most_kept(request: CacheRequest, answer: CacheAnswer) -> int | None:
+    """Return the tokens above which a conversation leaves memory at once, None for no limit."""
+    threshold = answer.hot_threshold_tokens or FIXED_THRESHOLD
+    return {"reactive": None, "proactive": 0, "hybrid": threshold}[request.eviction]
 
 
 def _measured(file: StoredCache) -> MeasuredCache:

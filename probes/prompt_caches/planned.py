@@ -66,11 +66,18 @@ class CachePlan(Struct, frozen=True):
         return bulk if way == "bulk" else streaming
 
     def simulation(
-        self, requests: Sequence[TraceRequest], bits: int, room: Tiers, speeds: Speeds
+        self,
+        requests: Sequence[TraceRequest],
+        bits: int,
+        room: Tiers,
+        speeds: Speeds,
+        most_kept: int | None,
     ) -> Simulation | None:
-        """Return what happens to requests of conversations."""
+        """Return what happens to requests of conversations; a longer one leaves memory at once."""
         storage = self.storage(bits)
-        return simulate(requests, storage, room, speeds) if storage else None
+        if storage is None:
+            return None
+        return simulate(requests, storage, room, speeds, most_kept=most_kept)
 
     def largest(self, requests: Sequence[TraceRequest]) -> Workload:
         """Return the request with most tokens, as one that is computed from the start."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.plans.offload.plan import MAX_CONVERSATIONS
+from memfit.estimators.results.offload import Policy
 from memfit.probes.experiments.base import RunRequest
 from memfit.probes.prompt_caches.stored import FULL_BITS
 
@@ -26,6 +27,8 @@ class CacheRequest(RunRequest, frozen=True, kw_only=True):
     """Those that the answer is for; None: those of the requests, else `CONVERSATIONS`."""
     requests: tuple[TraceRequest, ...] = ()
     """Of several conversations, to be served under a budget."""
+    eviction: Policy = "reactive"
+    """How their conversations leave memory."""
     hot_bytes: int | None = None
     """Memory for conversations; None takes what the machine leaves."""
     disk_bytes: int | None = None

@@ -5,7 +5,7 @@ from msgspec import Struct
 from memfit.estimators.base.units import Bytes, Count, Number, Positive, Sha256
 from memfit.estimators.plans.offload.cache_tiers import Found
 from memfit.estimators.results.estimate import DeviceSummary, Note
-from memfit.estimators.results.offload import Simulation
+from memfit.estimators.results.offload import Policy, Simulation
 from memfit.estimators.results.result import Result
 from memfit.estimators.runtimes.measurement import Way
 from memfit.probes.agreement import Agreement
@@ -119,6 +119,10 @@ class Replay(Struct, frozen=True, kw_only=True):
     The least recently used conversation leaves memory for the disk, and the disk, first.
     """
 
+    policy: Policy
+    """How conversations leave memory, as those of ``memfit plan offload``."""
+    threshold_tokens: Positive | None
+    """Of ``hybrid``: the hot threshold of the answer."""
     bits: Positive
     way: Way
     hot_bytes: Bytes

@@ -195,8 +195,11 @@ class CacheRunner(ModelRunner):
         room: Tiers,
         form: StoredForm,
         directory: Path,
+        most_kept: int | None,
     ) -> ServedRequests:
         """Serve the requests of conversations that are kept within a budget, in a directory.
+
+        One of more than ``most_kept`` tokens is written as soon as its request ends.
 
         Raises:
             InputError: when a file cannot be written.
@@ -210,7 +213,7 @@ class CacheRunner(ModelRunner):
             self._warm_up(mx.array(text[: _WARM_UP_TOKENS + 1]))
             live = LiveConversations(self, ConversationFiles(directory), form, text)
             before = _reset_peak()
-            run = replay(requests, live, room)
+            run = replay(requests, live, room, most_kept=most_kept)
             peak = mx.get_peak_memory() - before
         times = {
             "read_ms": ceil_div(live.reload_ns, 10**6),

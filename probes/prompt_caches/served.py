@@ -7,7 +7,7 @@ from pathlib import Path
 from memfit.estimators.base.reading.request_trace import TraceRequest
 from memfit.estimators.base.unfinished import unfinished_folder
 from memfit.estimators.plans.offload.cache_tiers import Tiers
-from memfit.estimators.results.offload import Speeds
+from memfit.estimators.results.offload import Policy, Speeds
 from memfit.probes.disk import unwritable
 from memfit.probes.process import ModelProcess
 from memfit.probes.prompt_caches.conversations import StoredForm
@@ -26,13 +26,17 @@ def serve(
     start: Callable[..., ModelProcess],
     directory: Path,
     speeds: Speeds,
+    eviction: tuple[Policy, int | None],
 ) -> Replay:
     """Run every request in one process, with files in a directory that is removed afterwards.
+
+    ``eviction`` is the policy, and above how many tokens a conversation leaves memory at once.
 
     Raises:
         InputError: when the directory cannot be written.
         MachineError: when there is too little memory or disk space.
     """
+    policy, most_kept = eviction
     longest = max(each.prompt_tokens for each in requests)
     with ExitStack() as stack:
         try:
@@ -42,10 +46,12 @@ def serve(
         process = stack.enter_context(start(task="store caches"))
         process.prompt(None, longest)
         process.load()
-        found = process.call(CacheRunner.replay, requests, room, form, own)
+        found = process.call(CacheRunner.replay, requests, room, form, own, most_kept)
     run = found.simulation
-    planned = plan.simulation(requests, form.bits, room, speeds) if plan else None
+    planned = plan.simulation(requests, form.bits, room, speeds, most_kept) if plan else None
     return Replay(
+        policy=policy,
+        threshold_tokens=most_kept or None,
         bits=form.bits,
         way=form.way,
         hot_bytes=room.hot_bytes,

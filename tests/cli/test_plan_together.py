@@ -96,7 +96,7 @@ def test_each_command_has_its_bound_and_a_port_of_its_own(memfit: Memfit) -> Non
                 *("--prefill-step-size", *flags.split()),
             ).out
         )
-        assert model["peak_bytes"] + 64 * 10**6 == served["bound"]["peak_bytes"]
+        assert model["peak_bytes"] + 64 * 10**6 == served["bound"]["needed_bytes"]
         assert model["held_bytes"] == served["held_bytes"]
 
 

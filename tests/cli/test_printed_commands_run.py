@@ -159,7 +159,7 @@ def check(command: str, action: Action, question: Question, directory: Path) -> 
         clients, longer = run.batch, action.server.context_tokens
         run = structs.replace(run, prompt_tokens=longer or run.prompt_tokens, batch=1)
         moment = ServerBound(model, run, clients).moment(action.server.settings)
-        printed, error = moment.peak_bytes, moment.prefill_error_bytes
+        printed, error = moment.needed_bytes, moment.prefill_error_bytes
         server = action.server
         assert printed == (server.context_needed_bytes if longer else server.needed_bytes)
         kept = server.settings.prompt_cache_size

@@ -100,6 +100,24 @@ def table(text: str, title: str) -> list[str]:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("eviction", ["proactive", "hybrid"])
+def test_every_policy_of_eviction_is_served_as_planned(
+    memfit: Memfit, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, eviction: str
+) -> None:
+    monkeypatch.chdir(ROOT)
+    words, _ = example()
+    changed = {MODEL: str(checkpoints("sliding")), "256,1024": "256"}
+    command = [changed.get(word, word) for word in words]
+    result = memfit(*command, "--eviction", eviction, "--json").json
+    served, planned = result["replay"], result["replay"]["planned"]
+    assert (served["policy"], served["differences"]) == (eviction, [])
+    assert served["measured"]["hot"] == planned["hot"]
+    assert (served["threshold_tokens"] is None) == (eviction == "proactive")
+    if eviction == "proactive":
+        assert served["measured"]["hot"] == 0 < served["measured"]["warm"]
+
+
+@pytest.mark.exhaustive
 def test_requests_are_served_as_planned_and_as_the_page_shows(
     memfit: Memfit, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,9 +35,8 @@ def test_every_recorded_model_is_estimated(memfit: Memfit, tmp_path: Path, name:
     assert parts["weights"]["basis"] == "exact"
     assert parts["weights"]["bytes"] == sum(t.nbytes for t in entry.tensors)
     assert sum(parts["weights"]["by_part"].values()) == parts["weights"]["bytes"]
-    loose = name == "gemma3n" or name.startswith("rwkv")
-    assert parts["workspace"].get("error_percent") == (0 if loose else 20)
-    assert parts["workspace"]["basis"] == ("bound" if loose else "derived")
+    assert parts["workspace"]["error_percent"] == 10
+    assert parts["workspace"]["basis"] == "derived"
     assert parts["kv"]["basis"] == parts["ssm"]["basis"] == "exact"
     first = entry.runs[0]
     mebibytes = sum(keys + values for _, _, keys, values in first.kv)
@@ -56,20 +55,20 @@ def test_the_table_states_the_assumptions(memfit: Memfit, qwen: Path) -> None:
     text = " ".join(run.out.split())
     assert "KV cache, 1024 tokens" in text
     assert "Workspace" in text
-    assert "derived ±20 %" in text
+    assert "derived ±10 %" in text
     assert "flash attention is on" in text
-    assert "within 20 % of those of llama.cpp b11549; other builds were not compared" in text
+    assert "within 10 % of those of llama.cpp b11549; other builds were not compared" in text
     assert "MLX" not in text
 
 
-def test_the_error_of_small_micro_batches_is_larger(memfit: Memfit, tmp_path: Path) -> None:
+def test_the_error_of_small_micro_batches_is_that_of_others(memfit: Memfit, tmp_path: Path) -> None:
     entry = MODELS["qwen3"]
     path = write(tmp_path / "model.gguf", entry.metadata, entry.tensors)
     errors = {
         step: memfit(path, "-ub", step, "--json").json["components"]["workspace"]["error_percent"]
         for step in ("64", "256")
     }
-    assert errors == {"64": 100, "256": 20}
+    assert errors == {"64": 10, "256": 10}
 
 
 def test_prediction_layers_are_not_loaded(memfit: Memfit, tmp_path: Path) -> None:
@@ -209,9 +208,10 @@ def test_auto_has_the_most_layers_on_the_gpu_that_fit(memfit: Memfit, tmp_path: 
 def test_a_mac_has_one_memory_for_both_sides(memfit: Memfit, tmp_path: Path) -> None:
     entry = MODELS["qwen3moe"]
     path = write(tmp_path / "model.gguf", entry.metadata, entry.tensors)
-    where = ("estimate", path, "--memory", "8GB", "--context", "800k", "--json")
+    where = ("estimate", path, "--memory", "8GB", "--context", "500k", "--json")
     data = memfit(*where, "--gpu-layers", "1").json
-    assert (data["verdict"], data["exceeded"]) == ("exceeds", ["memory"])
+    assert data["verdict"] == "exceeds"
+    assert "memory" in data["exceeded"]
     # Half of the cache would fit.
     assert "kv_bits" in data["actions"][0]["settings"]
     assert any("GPU and host share" in note["message"] for note in data["notes"])

@@ -188,8 +188,6 @@ def test_a_host_that_is_too_small_too_has_no_command(memfit: Memfit, mixture: Pa
         (("--device", "m4-max-64"), "--host-memory: m4-max-64 has one memory"),
         (("--device", "dgx-spark"), "--host-memory: dgx-spark has one memory"),
         ((), "--host-memory: no device is named"),
-        (("--device", "rtx-4090", "-ot", "exps=CPU"), "no such option: -ot:"),
-        (("--device", "rtx-4090", "--cpu-moe"), "write --n-cpu-moe all"),
         (("--device", "rtx-4090", "--host-bandwidth", "fast"), "--host-bandwidth: 'fast'"),
     ],
 )
@@ -240,3 +238,59 @@ def test_the_gate_and_compare_judge_as_the_estimate(
     path.write_text(json.dumps(policy))
     report = memfit("gate", "--policy", path, "--format", "json")
     assert (report.code, report.json["targets"][0]["status"]) == (0, "passed")
+
+
+def test_tensors_are_on_the_host_whose_names_match(memfit: Memfit, tmp_path: Path) -> None:
+    entry = MODELS["qwen3moe"]
+    path = write(tmp_path / "model.gguf", entry.metadata, entry.tensors)
+    where = ("estimate", path, "-c", "4k", "--device", "rtx-3090", "--json")
+    gpu, host = memfit(*where, "-ot", r"blk\.1\.ffn_.*_exps=CPU").json["memories"]
+    all_gpu, all_host = memfit(*where).json["memories"]
+    moved = sum(t.nbytes for t in entry.tensors if "blk.1." in t.name and "_exps." in t.name)
+    assert moved > 0
+    assert all_gpu["weights_bytes"] - gpu["weights_bytes"] == moved
+    assert host["weights_bytes"] - all_host["weights_bytes"] == moved
+    assert (
+        memfit(*where, "--cpu-moe").json["memories"]
+        == memfit(*where, "--n-cpu-moe", "all").json["memories"]
+    )
+    # The first pattern that is found decides.
+    kept = memfit(*where, "-ot", r"_exps=CUDA0,blk\.1\.ffn_.*_exps=CPU").json["memories"]
+    assert kept[0]["weights_bytes"] == all_gpu["weights_bytes"]
+
+
+def test_caches_can_be_on_the_host(memfit: Memfit, tmp_path: Path) -> None:
+    entry = MODELS["qwen35"]
+    path = write(tmp_path / "model.gguf", entry.metadata, entry.tensors)
+    where = ("estimate", path, "-c", "8k", "--device", "rtx-3090", "--json")
+    all_gpu, all_host = memfit(*where).json["memories"]
+    data = memfit(*where, "--no-kv-offload").json
+    gpu, host = data["memories"]
+    assert (gpu["cache_bytes"], gpu["state_bytes"]) == (0, 0)
+    assert host["cache_bytes"] == all_gpu["cache_bytes"] > all_host["cache_bytes"] == 0
+    assert host["state_bytes"] == all_gpu["state_bytes"] > 0
+    assert gpu["weights_bytes"] == all_gpu["weights_bytes"]
+    line = f"llama-server -m {path} -c 8192 -np 1 -ngl 99 -fa on -nkvo"
+    pasted = memfit("estimate", "--from", line, "--device", "rtx-3090", "--json").json
+    assert [each["cache_bytes"] for each in pasted["memories"]] == [0, host["cache_bytes"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        ("(a+)+=CPU", 2, "a group that is repeated is not read"),
+        ("(a=CPU", 2, "not a pattern"),
+        ("ffn", 2, "expected PATTERN=CPU"),
+        ("=CPU", 2, "expected PATTERN=CPU"),
+        ("ffn=CUDA1", 3, "on the first GPU"),
+        (",".join(["a=CPU"] * 65), 2, "at most 64 patterns"),
+    ],
+)
+def test_a_wrong_override_is_refused_in_one_line(
+    memfit: Memfit, mixture: Path, text: str, code: int, message: str
+) -> None:
+    run = memfit("estimate", mixture, "-ot", text)
+    assert run.code == code
+    assert message in run.err
+    assert "--override-tensor" in run.err
+    assert run.err.count("\n") == 1

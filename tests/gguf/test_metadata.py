@@ -1,16 +1,18 @@
 """Keys of GGUF metadata: matched completely, checked, and read as in llama.cpp."""
 
+import re
 from typing import Any
 
 import pytest
 
 from memfit.estimators.arch.gguf.model import build_gguf_model
-from memfit.estimators.arch.gguf.rules import RULES
+from memfit.estimators.arch.gguf.rules import NOT_DESCRIBED, RULES
 from memfit.estimators.arch.model import Model
+from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.errors import ConfigError, UnsupportedError
 from memfit.estimators.runtimes.llama_cpp.caches import Cells, buffers
 from tests.gguf.test_allocations import EMBEDDING, built, generic
-from tests.gguf.writing import tensor
+from tests.gguf.writing import recorded, tensor
 
 HEADS: dict[str, Any] = {"attention__head_count": 4, "attention__head_count_kv": 2}
 ROOM = Cells(4096, 512, 1, 256)
@@ -164,3 +166,57 @@ def test_the_vocabulary_size_comes_from_the_head_and_is_required() -> None:
     assert model.vocab_size == 120
     with pytest.raises(ConfigError, match="tells the vocabulary"):
         build_gguf_model(generic("llama", **HEADS), (), "model.gguf")
+
+
+# src/llama-arch.cpp of build b11549, LLM_ARCH_NAMES.
+ARCHITECTURES = """
+    clip llama llama4 deci falcon grok gpt2 gptj gptneox mpt baichuan starcoder refact bert
+    modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert bloom
+    stablelm qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3next qwen3vl qwen3vlmoe qwen35
+    qwen35moe clef qwen4exp phi2 phi3 phimoe plamo plamo2 plamo3 codeshell orion internlm2
+    minicpm minicpm3 gemma gemma2 gemma3 gemma3n gemma4 gemma4-assistant gemma-embedding
+    gemma-embedding2 starcoder2 mamba mamba2 maple jamba falcon-h1 xverse command-r cohere2
+    cohere2moe dbrx olmo olmo2 olmoe muse-glimmer openelm arctic deepseek deepseek2
+    deepseek2-ocr deepseek32 deepseek4 chatglm glm4 glm4moe glm-dsa bitnet t5 t5encoder jais
+    jais2 nemotron nemotron_h nemotron_h_moe exaone exaone4 exaone-moe rwkv6 rwkv6qwen2
+    rwkv7 arwkv7 granite granitemoe granitehybrid graniteswitch granite_swa chameleon
+    wavtokenizer-dec plm bailingmoe bailingmoe2 bailingmoe3 dots1 dots3note arcee afmoe
+    laguna ernie4_5 ernie4_5-moe hunyuan-moe hunyuan-dense hunyuan_vl hy_v3 hy_v4 smollm3
+    gpt-oss lfm2 lfm2moe dream smallthinker llada llada-moe seed_oss grovemoe apertus
+    minimax-01 hrm_text minimax-m2 minimax-m3 cogvlm rnd1 pangu-embedded mistral3 eagle3
+    dflash mistral4 paddleocr mimo2 step35 spark2_5 llama-embed maincoder kimi-linear
+    kimi-k3 glm5-next talkie mellum nanbeige qwen3tts pockettts k2-horizon
+""".split()
+
+
+def test_every_architecture_of_llama_cpp_is_described_or_refused_with_its_reason() -> None:
+    assert len(ARCHITECTURES) == 156
+    assert set(ARCHITECTURES) - RULES.keys() - NOT_DESCRIBED.keys() == set()
+    assert NOT_DESCRIBED.keys() & RULES.keys() == set()
+    assert NOT_DESCRIBED.keys() <= set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", sorted(NOT_DESCRIBED))
+def test_a_refused_architecture_says_why(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=re.escape(NOT_DESCRIBED[name])):
+        build_gguf_model({"general.architecture": name}, (), "model.gguf")
+
+
+def test_an_encoder_of_a_generators_architecture_is_not_sized_as_a_generator() -> None:
+    entry = recorded()["qwen3"]
+    metadata = {**entry.metadata, "qwen3.attention.causal": False}
+    with pytest.raises(UnsupportedError, match=r"qwen3\.attention\.causal: false: an encoder"):
+        build_gguf_model(metadata, entry.tensors, "model.gguf")
+
+
+@pytest.mark.parametrize(("value", "is_encoder"), [(True, True), ("all", True), ("vision", False)])
+def test_a_config_that_attends_in_both_directions_is_not_sized_as_a_generator(
+    value: object, is_encoder: bool
+) -> None:
+    config = {"model_type": "gemma3_text", "hidden_size": 256, "num_hidden_layers": 6}
+    config["use_bidirectional_attention"] = value
+    if is_encoder:
+        with pytest.raises(UnsupportedError, match="use_bidirectional_attention: an encoder"):
+            build_model(config, "config.json")
+    else:
+        assert build_model(config, "config.json").layers

@@ -109,6 +109,8 @@ class Allocation(NamedTuple):
     unified: bool = False
     swa_full: bool = False
     outputs: int = 0  # n_outputs_max; 0: every token
+    kv_offload: bool = True
+    overrides: str = ""  # a pattern of tensors that are on the host
 
 
 class Recorded(NamedTuple):

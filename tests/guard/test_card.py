@@ -18,7 +18,7 @@ from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_sample
 from memfit.estimators.guard.card import LANGUAGES, evaluator, read_card
 from memfit.estimators.guard.evaluators.memory_card import Prompt, peak
-from memfit.estimators.guard.tabulate import make_card, random_questions
+from memfit.estimators.guard.tabulate import _samples, make_card, random_questions
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.kv_cache import capacity_at
 from memfit.estimators.results.card import MemoryCard
@@ -77,6 +77,13 @@ def test_a_card_is_hardly_ever_below_and_never_far_above(made: Made, name: str) 
     assert min(excess) > -0.01
     assert sorted(excess)[50] < 0.05
     assert max(excess) < 0.15
+
+
+def test_every_sample_of_a_table_is_within_the_context() -> None:
+    for most in (128000, 131072, 40960):
+        for tokens in (1, 2047, 2048, 4096):
+            for sample in _samples(most, tokens, Random(most)):
+                assert sample.cached + sample.done + tokens + 1 <= most
 
 
 def test_caches_of_the_evaluator_are_those_of_the_engine(made: Made) -> None:

@@ -72,7 +72,7 @@ def test_with_a_prompt_cache_the_bound_is_near_what_a_search_finds(short: str) -
     searchable = [Question(*limits, flags(*each)) for each in settings]
     for question in [each for each in searchable if each.is_near][::2]:
         search = Search(sized, question)
-        found, _ = search.run(200)
+        found, _ = search.run(600)
         assert found <= search.bound <= MOST * found, question
 
 

@@ -303,7 +303,7 @@ def test_conversations_are_served_as_they_are_planned(
     room, directory = Tiers(largest * 3 // 2, 2 * largest), tmp_path / "conversations"
     directory.mkdir()
     form = StoredForm("model", bits, way, STEP)
-    found = runner.replay(tuple(TURNS), room, form, directory)
+    found = runner.replay(tuple(TURNS), room, form, directory, None)
     planned, served = simulate(TURNS, storage, room, Speeds()), found.simulation
     assert simulated_differences(planned, served) == ()
     assert min(served.hot, served.warm, served.cold) > 0

@@ -154,9 +154,9 @@ def test_a_result_shows_the_line_and_what_of_it_changes_no_memory(
         ("vllm serve x --foo 3 --bar -tp 2", 2, "vllm serve has no --foo, --bar (vLLM 0.33.0)"),
         ("llama-server -m x stray --no-such-flag", 2, "has no argument 'stray', --no-such-flag"),
         (
-            "llama-server -m x -ot exps=CPU -sm row -sm layer",
+            "llama-server -m x -ncffn 2 -sm row -sm layer",
             3,
-            "llama-server: -ot: what it keeps on the host is not described;",
+            "llama-server: -ncffn: what it keeps on the host is not described;",
         ),
         ("llama-server -c 4096", 2, "the line names no model: -m FILE, or -hf org/name:Q4_K_M"),
         ("llama-server -m x -c", 2, "llama-server -c: a value is missing"),

@@ -4,7 +4,8 @@ From the configs of the models on the Hub, and from the defaults of mlx-lm's Mod
 authors took from them: zai-org/GLM-4.7-Flash, karpathy/nanochat-d32, arcee-ai/Trinity-Mini and
 Trinity-Nano, LGAI-EXAONE/K-EXAONE-236B-A23B, tencent/Youtu-LLM-2B,
 meituan-longcat/LongCat-Flash-Chat, pfnet/plamo-13b,
-deepseek-ai/deepseek-moe-16b-base.
+deepseek-ai/deepseek-moe-16b-base, EleutherAI/gpt-j-6b, bigcode/starcoder and bigcode/santacoder,
+Nikity/lille-130m-instruct, Nanbeige/Nanbeige4.1-3B.
 """
 
 from typing import Any
@@ -130,6 +131,48 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
             "rope_theta": 500000.0,
             "max_position_embeddings": 65536,
             "norm_topk_prob": True,
+        }
+    ],
+    "gptj": [{}],
+    "gpt_bigcode": [
+        {
+            "n_embd": n_embd,
+            "n_layer": layers,
+            "n_head": heads,
+            "n_inner": 4 * n_embd,
+            "n_positions": positions,
+            "layer_norm_epsilon": 1e-5,
+            "vocab_size": vocabulary,
+        }
+        for n_embd, layers, heads, positions, vocabulary in (
+            (6144, 40, 48, 8192, 49152),
+            (2048, 24, 16, 2048, 49280),
+        )
+    ],
+    "lille-130m": [
+        {
+            "block_size": 512,
+            "layer_norm_eps": 1e-5,
+            "n_embd": 640,
+            "n_head": 10,
+            "n_kv_heads": 5,
+            "n_layer": 24,
+            "rope_theta": 10000.0,
+            "vocab_size": 32768,
+        }
+    ],
+    "nanbeige": [
+        {
+            "hidden_size": 2560,
+            "num_hidden_layers": 32,
+            "intermediate_size": 10496,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 7e7,
+            "vocab_size": 166144,
+            "max_position_embeddings": 65536,
         }
     ],
 }

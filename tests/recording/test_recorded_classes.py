@@ -11,10 +11,11 @@ import pytest
 from memfit.estimators.base.dtypes import converted
 from memfit.estimators.base.errors import MemfitError
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.programs.graph import decoded
 from memfit.estimators.runtimes.recorded import recorded_subject
-from memfit.estimators.runtimes.source import Recorded, Traced
+from memfit.estimators.runtimes.source import MethodSetting, Recorded, Traced
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.sized_model import SizedModel
 from tests.models import quantised_tensors, write_checkpoint, write_config
@@ -40,10 +41,16 @@ WORKLOADS = (
 QUICK = ("nanochat-0", "glm4_moe_lite-0", "afmoe-1")
 
 
-def _sized(directory: Path, config: Mapping[str, Any], bits: int | None, method: str) -> SizedModel:
+def _sized(
+    directory: Path,
+    config: Mapping[str, Any],
+    bits: int | None,
+    method: MethodSetting,
+    device: Device = MAC,
+) -> SizedModel:
     path = write_config(directory, config)
     quantize = converted(bits) if bits else None
-    return Catalog().sized(str(path), device=MAC, quantize=quantize, method=method)  # type: ignore[arg-type]
+    return Catalog().sized(str(path), device=device, quantize=quantize, method=method)
 
 
 def test_every_file_of_data_is_made_with_the_installed_versions_and_its_present_plan() -> None:
@@ -86,6 +93,33 @@ def test_recorded_peaks_are_those_of_the_trace_to_the_byte(
         assert a.moment.largest_buffer_bytes == b.moment.largest_buffer_bytes, workload
         assert a.moment.held_bytes == b.moment.held_bytes, workload
     assert recorded.footprint.sizes == traced.footprint.sizes
+
+
+WAYS: tuple[MethodSetting, ...] = ("auto", "trace")
+# A step that is no multiple of what a cache grows by, and one with scores that are written out.
+ODD_WORKLOADS = (
+    Workload(prompt_tokens=3501, max_tokens=20, prefill_step=1000),
+    Workload(prompt_tokens=2049, max_tokens=1),
+)
+
+
+@pytest.mark.parametrize("device", ["m5-max-128", "h100-80"])
+@pytest.mark.parametrize("name", quick(sorted(CONFIGS), ("nanochat-1",)))
+def test_other_gpus_have_the_peaks_of_their_own_trace(
+    tmp_path: Path, name: str, device: str
+) -> None:
+    machine, config = find_device(device), CONFIGS[name]
+    recorded, traced = (_sized(tmp_path, config, 4, way, machine) for way in WAYS)
+    backends = {
+        backend
+        for variant in decoded((DATA / f"{config['model_type']}.json").read_bytes()).variants
+        for backend in variant.facts["backend"]
+    }
+    is_recorded = isinstance(recorded.runtime_model.source, Recorded)
+    assert is_recorded == (machine.backend in backends)
+    for workload in ODD_WORKLOADS if is_recorded else ():
+        a, b = (each.figures_for(workload).moment for each in (recorded, traced))
+        assert (a.nbytes, a.held_bytes) == (b.nbytes, b.held_bytes), workload
 
 
 @pytest.mark.parametrize(("bits", "group_size"), [(3, 64), (4, 128), (8, 32)])

@@ -166,6 +166,9 @@ def _replay_lines(replay: Replay | None, units: Units) -> Iterator[str]:
         return
     memory, disk = (format_bytes(each, units) for each in (replay.hot_bytes, replay.disk_bytes))
     yield f"stored in {replay.bits} bits, restored {replay.way}; {memory} of memory, {disk} of disk"
+    if replay.policy != "reactive":
+        above = f" above {replay.threshold_tokens} tokens" if replay.threshold_tokens else ""
+        yield f"{replay.policy}: a conversation{above} is written as soon as its request ends"
     for each in replay.served:
         yield (
             f"first token, {_PLACES[each.found]}: {seconds(each.first_token_ns)} in the mean of"

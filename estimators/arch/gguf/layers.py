@@ -51,8 +51,9 @@ class Widths:
         self.sliding_value = fields.count("attention.value_length_swa", self.value)
 
     def attention(
-        self, index: int, *, window: int | None, owns_cache: bool, indexed: bool
+        self, index: int, *, window: int | None, owns_cache: bool, indexed: bool, query_rows: int
     ) -> Mixer:
+        """Return a layer's attention; ``query_rows`` of its matrix tell whether it has a gate."""
         if self._is_latent():
             return self._latent(index, indexed=indexed)
         full = Attention(
@@ -62,6 +63,7 @@ class Widths:
             value_dim=self.value if window is None else self.sliding_value,
             owns_cache=owns_cache,
             fused=self.rule.flash_attention,
+            output_gate=query_rows == 2 * self.heads.counts[index] * self.key > 0,
         )
         if window is None:
             return full

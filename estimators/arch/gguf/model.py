@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from memfit.estimators.arch.fields import MAX_LAYERS, Fields, config_fields
 from memfit.estimators.arch.gguf.layers import Heads, Widths, state_of
-from memfit.estimators.arch.gguf.rules import RULES, Recurrence, Rule, Sliding
+from memfit.estimators.arch.gguf.rules import NOT_DESCRIBED, RULES, Recurrence, Rule, Sliding
 from memfit.estimators.arch.model import Layer, Model
 from memfit.estimators.arch.specs import DenseMLP, FeedForward, Mixer, MixtureOfExperts
 from memfit.estimators.base.errors import ConfigError, UnsupportedError
@@ -38,6 +38,11 @@ def build_gguf_model(
     architecture = config_fields(metadata, name).text("general.architecture")
     rule = _rule(architecture, name)
     fields = _section(metadata, architecture, name)
+    if not fields.flag("attention.causal", default=True):
+        raise UnsupportedError(
+            f"{fields.full_path('attention.causal')}: false: an encoder, which makes embeddings and"
+            " keeps no cache; it is not sized as a generator"
+        )
     reader = _Reader(fields, rule, architecture, {t.name: t.shape for t in tensors})
     return GgufModel(reader.model(), reader.trunk)
 
@@ -45,7 +50,10 @@ def build_gguf_model(
 def _rule(architecture: str, name: str) -> Rule:
     if architecture in RULES:
         return RULES[architecture]
-    raise UnsupportedError(f"{name}: general.architecture: {architecture[:60]!r} is not described")
+    why = f": {NOT_DESCRIBED[architecture]}" if architecture in NOT_DESCRIBED else ""
+    raise UnsupportedError(
+        f"{name}: general.architecture: {architecture[:60]!r} is not described{why}"
+    )
 
 
 def _section(metadata: Mapping[str, Any], architecture: str, name: str) -> Fields:
@@ -186,6 +194,7 @@ class _Reader:
                     window=self.window if self.slides[index] else None,
                     owns_cache=index < self.owning,
                     indexed=self._is_indexed(index),
+                    query_rows=self.shapes.get(f"blk.{index}.attn_q.weight", (0,))[-1],
                 )
             )
         if self.recurrent[index]:
@@ -229,6 +238,8 @@ class _Reader:
                 gated=bool(fused or self._shape(index, "ffn_gate_exps")),
             )
         dense = self._shape(index, "ffn_up")
+        if keys := self._shape(index, "channel_mix_key"):
+            return DenseMLP(intermediate=keys[1], gated=False)
         if len(dense) != 2:
             return None
         down = self._shape(index, "ffn_down")

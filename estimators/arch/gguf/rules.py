@@ -74,8 +74,8 @@ class Rule(Struct, frozen=True):
 _PLAIN = """
     apertus arcee arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm codeshell
     cogvlm command-r dbrx deci deepseek deepseek2-ocr dots1 ernie4_5 ernie4_5-moe exaone falcon
-    gemma glm4 glm4moe gpt2 gptj gptneox granite granitemoe grovemoe hunyuan-dense hunyuan-moe
-    hunyuan_vl hy_v3 internlm2 jais jais2 llama llama-embed maincoder minicpm minicpm3 minimax-m2
+    gemma glm4 glm4moe gpt2 gptneox granite granitemoe grovemoe hunyuan-dense hunyuan-moe
+    hunyuan_vl hy_v3 internlm2 jais jais2 llama maincoder minicpm minicpm3 minimax-m2
     mistral3 mpt nemotron olmo olmoe openelm orion paddleocr pangu-embedded phi2 phi3 phimoe plamo
     plm qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe refact seed_oss smollm3
     stablelm starcoder starcoder2 talkie xverse
@@ -156,3 +156,33 @@ RULES: dict[str, Rule] = {
         recurrence=Recurrence.INTERVAL, state=State.LINEAR, interval=8, trunk_only=True
     ),
 }
+
+_ENCODER = "an encoder, which makes embeddings and keeps no cache; it is not sized as a generator"
+_DIFFUSION = "a diffusion model, which computes all tokens in each step and keeps no cache"
+_DRAFT = "a draft model, which reads layers of its target"
+_AUDIO = "a model of speech, whose decoder is not text"
+_SPARSE = "its sparse attention has caches of its own, whose rules were not read"
+
+NOT_DESCRIBED: dict[str, str] = {
+    **dict.fromkeys(
+        """
+        bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert
+        gemma-embedding gemma-embedding2 llama-embed t5encoder
+        """.split(),
+        _ENCODER,
+    ),
+    "clef": "a model that decides on a whole prompt at once and keeps no cache",
+    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION),
+    **dict.fromkeys(("eagle3", "dflash", "gemma4-assistant"), _DRAFT),
+    **dict.fromkeys(("wavtokenizer-dec", "qwen3tts", "pockettts"), _AUDIO),
+    **dict.fromkeys(
+        ("deepseek4", "dots3note", "glm5-next", "hy_v4", "minimax-m3", "qwen4exp"), _SPARSE
+    ),
+    "t5": "an encoder with a decoder, whose cross attention has a cache that is not described",
+    "graniteswitch": "its layers switch between adapters in ways that were not read",
+    "hrm_text": "its layers run several times for a token, each time with caches of their own",
+    **dict.fromkeys(("k2-horizon", "nanbeige"), "its graph was not read"),
+    "gptj": "build b11549 has its name, and loads none of its files",
+    "clip": "a vision projector: give the language model's file, and this one with --mmproj",
+}
+"""Why the other architectures of build b11549 (src/llama-arch.cpp) are not sized."""

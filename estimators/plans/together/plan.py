@@ -63,7 +63,7 @@ class Served(Struct, frozen=True):
             bound = ServerBound(sized, workload, 1)
             moment = bound.moment(ONE_CLIENT)
             held = bound.held_bytes(ONE_CLIENT)
-            return moment.peak_bytes - sized.margin_bytes, held, moment.prefill_error_bytes
+            return moment.needed_bytes - sized.margin_bytes, held, moment.prefill_error_bytes
         peak = peak_of(sized, workload)
         return peak, held_of(sized, workload), error_bytes_of(sized, workload)
 

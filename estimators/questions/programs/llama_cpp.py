@@ -36,6 +36,9 @@ _TAKEN = {
     "-ngl": "gpu_layers",
     "-ncmoe": "n_cpu_moe",
     "-cmoe": "cpu_moe",
+    "-ot": "override_tensor",
+    "-nkvo": "!kv_offload",
+    "--no-mmproj-offload": "!mmproj_offload",
     "-fit": "fit",
     "-mm": "mmproj",
     "--no-mmproj": "!mmproj_auto",
@@ -45,12 +48,9 @@ _TAKEN = {
     "-cram": "cache_ram",
 }
 _UNDESCRIBED = {
-    "-ot": Undescribed(_HOST),
-    "-nkvo": Undescribed(_HOST),
     "-ncffn": Undescribed(_HOST, ("0",)),
     "--no-op-offload": Undescribed(_HOST),
     "--moe-cache-mib": Undescribed(_HOST, ("0",)),
-    "--no-mmproj-offload": Undescribed(_HOST),
     "-mmdev": Undescribed(_HOST),
     "-sm": Undescribed(_SEVERAL, ("none", "layer")),
     "-ts": Undescribed(_SEVERAL, ("1",)),
@@ -130,6 +130,7 @@ def _settings(given: Given, notes: list[str]) -> Settings:
         "gpu_layers": _gpu_layers(given, is_fitted=is_fitted),
         "n_cpu_moe": "all" if given.get("cpu_moe") else given.get("n_cpu_moe"),
         **present(given, "cache_type_k", "cache_type_v", "swa_full", "mmproj", "draft"),
+        **present(given, "override_tensor", "kv_offload", "mmproj_offload"),
         **_drafting(given),
     }
     if "repository" in given and given.get("mmproj_auto", True) and "mmproj" not in given:
@@ -165,7 +166,11 @@ def _gpu_layers(given: Given, *, is_fitted: bool) -> str | None:
     text = str(given.get("gpu_layers", "auto")).lower()
     if text in ("auto", "-1"):
         # --fit leaves layers where tensors were placed by hand (common/fit.cpp).
-        return "auto" if is_fitted and not given.keys() & {"n_cpu_moe", "cpu_moe"} else None
+        return (
+            "auto"
+            if is_fitted and not given.keys() & {"n_cpu_moe", "cpu_moe", "override_tensor"}
+            else None
+        )
     if text in ("all", "-2"):
         return "all"
     layers = count_of({"gpu_layers": text}, "gpu_layers", "-ngl")

@@ -30,11 +30,15 @@ class Tensor:
 
     __slots__ = (
         "inplace",
+        "is_copy",
+        "is_leaf",
+        "is_listed",
         "kept",
         "matrix",
         "nbytes",
         "offset",
         "place",
+        "root",
         "scratch",
         "sources",
         "uses",
@@ -43,18 +47,32 @@ class Tensor:
     def __init__(self, nbytes: int, sources: tuple["Tensor", ...] = ()) -> None:
         self.nbytes = nbytes
         self.sources = sources
+        self.root: Tensor = self
+        """What holds its bytes: another tensor where it is a view."""
+        self.is_leaf = self.is_copy = self.is_listed = False
+        """Whether no operation makes it, it is of the other memory, the graph has it already."""
         self.place: Place | None = None
         self.inplace = False
         """Whether the result may be written over an operand of the same size."""
         self.matrix = False
         """Whether it is the product with a weight."""
         self.scratch = 0
-        """Bytes behind it that its kernel works with."""
+        """Bytes behind it that its kernel works with on a GPU."""
         self.kept = False
         """Whether it is an output, which is never freed."""
         self.uses = 0
         self.offset: int | None = None
         """Where it is in the compute buffer; None outside it."""
+
+
+class View(Tensor):
+    """A part or another shape of a tensor; no operation takes over the room of one."""
+
+    __slots__ = ()
+
+    def __init__(self, tensor: Tensor, nbytes: int) -> None:
+        super().__init__(nbytes)
+        self.root = tensor.root
 
 
 class Stored(Tensor):
@@ -82,24 +100,32 @@ class Sizes(NamedTuple):
 
 
 class Graph:
-    """The operations of one micro-batch, in the order they are computed."""
+    """The operations of one micro-batch.
+
+    They are listed as ggml lists them: what is expanded, and before it all that it is made of
+    (ggml.c, ggml_visit_parents_graph).
+    """
 
     def __init__(self) -> None:
-        self.inputs: list[Tensor] = []
+        self.leaves: list[Tensor] = []
         self.nodes: list[Tensor] = []
+
+    def leaf(self, nbytes: int) -> Tensor:
+        """Return a tensor that is not computed; it has its room before the graph runs."""
+        tensor = Tensor(nbytes)
+        tensor.is_leaf = True
+        return tensor
 
     def input(self, nbytes: int) -> Tensor:
         """Return what the program fills in before the graph runs; it is on the host."""
-        tensor = Tensor(nbytes)
+        tensor = self.leaf(nbytes)
         tensor.place = Place.HOST
-        self.inputs.append(tensor)
         return tensor
 
     def node(self, nbytes: int, *sources: Tensor, inplace: bool = False) -> Tensor:
         """Return the result of an operation."""
         tensor = Tensor(nbytes, sources)
         tensor.inplace = inplace
-        self.nodes.append(tensor)
         return tensor
 
     def matrix(self, nbytes: int, weight: Tensor, *sources: Tensor) -> Tensor:
@@ -109,15 +135,33 @@ class Graph:
 
     def write(self, place: Place | None, *sources: Tensor) -> None:
         """Write rows over a tensor: where a cache is, or anywhere."""
-        self.nodes.append(Stored(0, place, sources))
+        self.expand(Stored(0, place, sources))
 
-    def reserve(self, taking_over: Backend) -> Sizes:
+    def expand(self, tensor: Tensor) -> None:
+        """List a tensor after what it is made of."""
+        tensor = tensor.root
+        if tensor.is_listed:
+            return
+        tensor.is_listed = True
+        for source in tensor.sources:
+            self.expand(source)
+        if tensor.is_leaf:
+            self.leaves.append(tensor)
+        elif tensor.sources:
+            self.nodes.append(tensor)
+
+    def reserve(self, taking_over: Backend, *, with_gap: bool = False) -> Sizes:
         """Return the bytes of both compute buffers. A graph is laid out once.
 
         A GPU of that kind computes with weights of the host, which it copies; "cpu" is none.
+        ``with_gap``: one more of the largest copy on the GPU, for a bound where smaller operations
+        that are not described leave the room of one in pieces.
         """
         _assign(self.nodes, taking_over)
-        return _lay_out(self.inputs, list(_with_copies(self.nodes)))
+        nodes = list(_with_copies(self.nodes))
+        sizes = _lay_out(self.leaves, nodes)
+        copies = (node.nbytes for node in nodes if node.is_copy and node.place is Place.GPU)
+        return sizes._replace(gpu=sizes.gpu + max(copies, default=0)) if with_gap else sizes
 
 
 def _assign(nodes: list[Tensor], taking_over: Backend) -> None:
@@ -131,6 +175,9 @@ def _assign(nodes: list[Tensor], taking_over: Backend) -> None:
     for node in nodes:
         if node.place is None:
             node.place = Place.HOST
+        for source in node.sources:
+            if source.is_leaf and source.place is None:
+                source.place = node.place
 
 
 def _by_weight(node: Tensor, taking_over: Backend) -> Place | None:
@@ -163,12 +210,13 @@ def _with_copies(nodes: list[Tensor]) -> Iterator[Tensor]:
             split, fetched, place = [], [], node.place
         sources = []
         for source in node.sources:
-            if source.place is not None and source.place is not place:
+            from_place = source.root.place
+            if from_place is not None and from_place is not place:
                 if id(source) not in copies:
                     copies[id(source)] = copy = Tensor(source.nbytes)
-                    copy.place = place
+                    copy.place, copy.is_copy = place, True
                     # The copy does not free its original before it is made.
-                    fetched += (Stored(0, source.place, (source,)), copy)
+                    fetched += (Stored(0, from_place, (source,)), copy)
                 source = copies[id(source)]
             sources.append(source)
         node.sources = tuple(sources)
@@ -183,17 +231,19 @@ def _fetches_weight(node: Tensor) -> bool:
     )
 
 
-def _lay_out(inputs: list[Tensor], nodes: list[Tensor]) -> Sizes:
+def _lay_out(leaves: list[Tensor], nodes: list[Tensor]) -> Sizes:
     buffers = {place: _Buffer() for place in Place}
     for node in nodes:
+        if node.place is Place.HOST:
+            node.scratch = 0
         for source in node.sources:
-            source.uses += 1
-    for tensor in inputs:
-        tensor.offset = buffers[Place.HOST].allocate(tensor.nbytes)
+            source.root.uses += 1
+    for tensor in leaves:
+        tensor.offset = buffers[_place(tensor)].allocate(tensor.nbytes)
     for node in nodes:
         if not isinstance(node, Stored):
             _allocate(node, buffers)
-        for source in node.sources:
+        for source in (each.root for each in node.sources):
             source.uses -= 1
             if not source.uses and source.offset is not None and not source.kept:
                 buffers[_place(source)].free(source.offset, source.nbytes + source.scratch)

@@ -11,12 +11,14 @@ from functools import lru_cache
 from math import prod
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model, Module, Part
 from memfit.estimators.base.units import ceil_div, round_up
 from memfit.estimators.checkpoint.manifest import Tensor
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.runtimes.llama_cpp.ggml import Place
+from memfit.estimators.runtimes.llama_cpp.overrides import Override, place_of
 from memfit.estimators.weights.derived import QuantizationPlan, tensor_bytes
 from memfit.estimators.weights.ggml import part_of
 
@@ -24,6 +26,8 @@ ALIGNMENT = 32  # general.alignment's default, and ggml's own (ggml-backend)
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+)")
 _HEAD, _TIED = "output.weight", "token_embd.weight"
 _EXPERTS, _JOINED = "_exps.", "ffn_up.weight"
+_Key = tuple[int | None, bool, str]
+"""A matrix's layer, whether it is of experts, and its name where that matters."""
 _INPUTS = re.compile(r"(per_layer_)?token_embd.*|position_embd.*|token_types.*")
 
 
@@ -37,6 +41,13 @@ class Placement(Struct, frozen=True):
     gpu_layers: int
     host_experts: int = 0
     """Layers, from the first, with their experts on the host."""
+    overrides: tuple[Override, ...] = ()
+    kv_offload: bool = True
+    projector_offload: bool = True
+
+    def of_cache(self, index: int) -> Place:
+        """Return where a layer's caches and states are."""
+        return self.of(index) if self.kv_offload else Place.HOST
 
     def of(self, index: int) -> Place:
         """Return where a layer is."""
@@ -48,9 +59,10 @@ class Placement(Struct, frozen=True):
 
     def of_matrix(self, matrix: "Matrix") -> Place:
         """Return where tensors are."""
-        if matrix.layer is None:
-            return Place.HOST
-        return self.of_experts(matrix.layer) if matrix.is_expert else self.of(matrix.layer)
+        usual = Place.HOST
+        if matrix.layer is not None and (matrix.layer <= self.blocks or self.projector_offload):
+            usual = self.of_experts(matrix.layer) if matrix.is_expert else self.of(matrix.layer)
+        return place_of(self.overrides, matrix.name, usual) if matrix.name else usual
 
 
 class Matrix(Struct, frozen=True):
@@ -60,6 +72,8 @@ class Matrix(Struct, frozen=True):
     """None for what is before the first layer."""
     is_expert: bool
     nbytes: int
+    name: str = ""
+    """The tensor's name where each is placed by its own, else empty."""
 
 
 class Weights(Struct, frozen=True):
@@ -73,9 +87,15 @@ class Weights(Struct, frozen=True):
     """Bytes of the largest matrix of each name in any block."""
     averages: dict[bool, tuple[int, int]]
     """Bytes and elements of all that is not of experts, and of all experts."""
+    rows: dict[str, int] = {}
+    """Outputs of the matrices of a file, by their names in any block."""
+    sizes: dict[tuple[int, str], int] = {}
+    """Bytes of the matrices of a file by block and name."""
 
-    def of(self, name: str, elements: int) -> int:
+    def of(self, name: str, elements: int, layer: int = -1) -> int:
         """Return the bytes of a matrix, at the average of its kind where its name is not known."""
+        if (layer, name) in self.sizes:
+            return self.sizes[layer, name]
         if name in self.largest:
             return self.largest[name]
         nbytes, count = self.averages[_EXPERTS in name]
@@ -83,8 +103,19 @@ class Weights(Struct, frozen=True):
 
     def joins_gate(self, suffix: str) -> bool:
         """Whether one matrix makes a block's gate and what it gates, as Phi-3's does."""
+        if f"ffn_gate_up{suffix}.weight" in self.largest:
+            return True
         names = [f"ffn_{name}{suffix}.weight" in self.largest for name in ("up", "gate")]
         return names == [True, False]
+
+    def numbers(self, name: str) -> int:
+        """Return the outputs of a matrix or the length of a vector, 0 where it is not known."""
+        return self.rows.get(name, 0)
+
+    @property
+    def joins_queries(self) -> bool:
+        """Whether one matrix makes queries, keys and values."""
+        return "attn_qkv.weight" in self.largest and "attn_q.weight" not in self.largest
 
     def by_place(self, placement: Placement) -> Counter[Place]:
         """Return the bytes in each memory."""
@@ -105,23 +136,32 @@ class Weights(Struct, frozen=True):
 
 
 @lru_cache(maxsize=16)
-def file_weights(tensors: tuple[Tensor, ...], trunk: int) -> Weights:
-    """Return the weights of a GGUF file; blocks from ``trunk`` on are not loaded."""
+def file_weights(tensors: tuple[Tensor, ...], trunk: int, *, named: bool = False) -> Weights:
+    """Return the weights of a GGUF file; blocks from ``trunk`` on are not loaded.
+
+    ``named``: with each tensor on its own, for overrides of its place.
+    """
     largest: dict[str, int] = {}
-    sums: Counter[tuple[int | None, bool]] = Counter()
+    rows: dict[str, int] = {}
+    by_layer: dict[tuple[int, str], int] = {}
+    sums: Counter[_Key] = Counter()
     counts: Counter[bool] = Counter()
     found = [(tensor, _BLOCK.fullmatch(tensor.name)) for tensor in tensors]
     blocks = max((int(match[1]) + 1 for _, match in found if match), default=0)
     for tensor, match in found:
         name = match[2] if match else tensor.name
         largest[name] = max(tensor.nbytes, largest.get(name, 0))
+        rows[name] = max(tensor.shape[-1:] or (0,))
+        if match:
+            by_layer[int(match[1]), name] = tensor.nbytes
         layer = int(match[1]) if match else _layer(name, blocks)
         if not match or int(match[1]) < trunk:
-            sums[layer, _EXPERTS in name] += round_up(tensor.nbytes, ALIGNMENT)
+            key = layer, _EXPERTS in name, tensor.name if named else ""
+            sums[key] += round_up(tensor.nbytes, ALIGNMENT)
             counts[_EXPERTS in name] += prod(tensor.shape)
     tied = 0 if _HEAD in largest else largest.get(_TIED, 0)
     largest.setdefault(_HEAD, tied)
-    return _weights(sums, blocks, tied, largest, counts)
+    return replace(_weights(sums, blocks, tied, largest, counts), rows=rows, sizes=by_layer)
 
 
 def _layer(name: str, blocks: int) -> int | None:
@@ -145,14 +185,14 @@ def config_weights(
     its share of them.
     """
     blocks = len(model.layers)
-    own: Counter[tuple[int | None, bool]] = Counter()
+    own: Counter[_Key] = Counter()
     counts: Counter[bool] = Counter()
     tied = joined = 0
     for layer, path, module in _modules(model):
         format_ = plan.quantization(path, module) if plan else None
         size = sum(tensor_bytes(module, model.dtype, format_))
         is_expert = module.part is Part.EXPERTS
-        own[layer, is_expert] += size
+        own[layer, is_expert, ""] += size
         counts[is_expert] += module.elements + module.bias
         if path.endswith(".mlp.gate_up_proj") and not is_expert:
             joined = max(joined, size)
@@ -182,13 +222,15 @@ def _is_loaded(module: Module) -> bool:
 
 
 def _weights(
-    sums: Counter[tuple[int | None, bool]],
+    sums: Counter[_Key],
     blocks: int,
     tied: int,
     largest: dict[str, int],
     counts: Counter[bool],
 ) -> Weights:
-    matrices = tuple(Matrix(layer, routed, size) for (layer, routed), size in sums.items())
+    matrices = tuple(
+        Matrix(layer, routed, size, name) for (layer, routed, name), size in sums.items()
+    )
     sizes: Counter[bool] = Counter()
     for matrix in matrices:
         sizes[matrix.is_expert] += matrix.nbytes

@@ -11,7 +11,8 @@ from memfit.estimators.base.reading.section import memory_value, number_or_text
 from memfit.estimators.base.units import parse_count, parse_rate, round_up
 from memfit.estimators.base.workload import MAX_TOKENS, Workload
 from memfit.estimators.runtimes.llama_cpp.caches import CACHE_TYPES, CacheTypes, Cells
-from memfit.estimators.runtimes.runtime import Runtime
+from memfit.estimators.runtimes.llama_cpp.overrides import Override, parse_overrides
+from memfit.estimators.runtimes.runtime import Budget, Runtime
 
 Layers = TypeVar("Layers", int, None)
 _UNQUANTISED = CacheTypes("f16", "f16")
@@ -38,12 +39,23 @@ class LlamaCppRuntime(Runtime, frozen=True, kw_only=True):
     """Whether the workload decides how many layers are on the GPU."""
     host_experts: int = 0
     """Layers with their experts on the host (``--n-cpu-moe``)."""
+    overrides: tuple[Override, ...] = ()
+    """Where tensors are whose names match (``--override-tensor``)."""
+    kv_offload: bool = True
+    """Whether caches and states are where their layers are (``--no-kv-offload``: on the host)."""
+    projector_offload: bool = True
+    """Whether a vision projector is on the GPU (``--no-mmproj-offload``)."""
     drafted: int = 0
     """Tokens that the file's own prediction layers draft (``--spec-draft-n-max``); 0: none."""
     host_memory_bytes: int | None = None
     """Memory of the host beside that of the GPU; None: what the device says."""
     host_bandwidth_bytes: int | None = None
     """Bytes a second that it is read at; None: those of a usual host."""
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether something is placed otherwise than its layer."""
+        return bool(self.overrides) or not (self.kv_offload and self.projector_offload)
 
     def with_setting(self, name: str, value: Any) -> Runtime:
         match name:
@@ -59,6 +71,8 @@ class LlamaCppRuntime(Runtime, frozen=True, kw_only=True):
                 return replace(self, automatic=True)
             case "gpu_layers":
                 return replace(self, gpu_layers=_layers(value, of_all=None))
+            case "cpu_moe":
+                return replace(self, host_experts=MAX_LAYERS if value else 0)
             case "n_cpu_moe":
                 return replace(self, host_experts=_layers(value, of_all=MAX_LAYERS))
             case _ if name in _FIELDS:
@@ -66,6 +80,25 @@ class LlamaCppRuntime(Runtime, frozen=True, kw_only=True):
                 return replace(self, **{field: read(value)})
             case _:
                 return Runtime.with_setting(self, name, value)
+
+
+# Commit 0c1e57098; its build b11549 allocates the same.
+LLAMA_CPP = LlamaCppRuntime(
+    name="llama.cpp",
+    version="b11549",
+    prefill_step=512,  # common/common.h, n_ubatch
+    batch=2048,  # common/common.h, n_batch
+    kv_step=256,  # src/llama-context.cpp, the padding of n_ctx; llama-kv-cache-iswa.cpp
+    kv_group_size=32,  # ggml/src/ggml-common.h, QK8_0, QK5_0 and QK4_0
+    quantized_kv_start=0,  # the types of the cache hold from its first token on
+    cache_dtype="F16",
+    growth="contiguous",
+    charges="attention layers",
+    budget=Budget("working_set", 100),
+    keeps="everything where its layers are placed; here in one memory",
+    allocates="the whole context before the first token, a window's with room for a micro-batch",
+    source=("https://github.com/ggml-org/llama.cpp, src/llama-context.cpp and llama-kv-cache.cpp"),
+)
 
 
 def _word(value: str | int) -> str:
@@ -116,7 +149,10 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "batch_size": ("batch", _tokens),
     "flash_attn": ("flash", bool),
     "kv_unified": ("unified", bool),
+    "kv_offload": ("kv_offload", bool),
+    "mmproj_offload": ("projector_offload", bool),
     "mtp_tokens": ("drafted", _drafted),
+    "override_tensor": ("overrides", parse_overrides),
     "swa_full": ("swa_full", bool),
     "host_memory": ("host_memory_bytes", _memory),
     "host_bandwidth": ("host_bandwidth_bytes", _rate),
