@@ -61,7 +61,7 @@ def fits(
     machine, _ = place(device, settings)
     if machine is None:
         raise InputError("name a machine: device='m4-max-64', or memory='32GB'")
-    models = list(local_models(list(map(os.fspath, folders))))
+    models = list(local_models([os.fspath(each) for each in folders]))
     selection = Selection(rows=rows, use=use, least_context=min_context)
     question = workload(context, {})
     return answer(Catalog(), models, machine, question, progress, None, selection)

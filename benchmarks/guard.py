@@ -1,6 +1,6 @@
 """Random streams before a guard: calls over the limit, refusals of what fits alone, waits, time.
 
-``python benchmarks/guard.py STREAMS``; docs/server.md states what 10,000 of them showed. A stream
+``python benchmarks/guard.py STREAMS``: 10,000 of them are an hour or two of one core. A stream
 is of one of ten models, with a random limit and settings; the figures in the guard and in the
 schedule are the same, without the stated error, which would hide a fault of the proof.
 """

@@ -225,8 +225,11 @@ class Search:
     def _again(self) -> Iterator[Traffic]:
         """Requests that find the entry of an earlier one, when it is about the oldest."""
         prompt, reply, clients, settings = self._question
-        most = settings.prompt_cache_size + 2 if settings.prompt_cache_size else 0
-        for texts, fewer, pause in product(range(clients, clients + most), (0, 1, 2), (0, 1, 3)):
+        kept = settings.prompt_cache_size
+        if not kept or clients <= settings.prompt_concurrency:
+            return  # nobody waits with an entry
+        oldest = range(clients + max(0, kept - 4), clients + kept + 2)
+        for texts, fewer, pause in product(oldest, (0, 1, 2), (0, 1)):
             first = [
                 Sent(prompt, max(1, reply - fewer * number), pause * (number < clients))
                 for number in range(2 * texts + 2 * clients)

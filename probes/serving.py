@@ -24,6 +24,10 @@ REFUSED_FLAGS = {
 }
 
 
+SAID_WHY = 2
+"""The exit code of a server that has written which input is wrong."""
+
+
 def require_flags(flags: Sequence[str]) -> None:
     """Check the flags that are passed on to mlx_lm.server.
 
@@ -51,15 +55,17 @@ def require_version() -> None:
         raise UnsupportedError(f"mlx-lm {found}: the guard is tested with {tested} only")
 
 
-def serve(path: Path, *, limit_bytes: int | None, max_waiting: int, flags: Sequence[str]) -> None:
-    """Serve the model in a folder, without its code, until it is stopped.
+def serve(
+    path: Path, *, model: str, limit_bytes: int | None, max_waiting: int, flags: Sequence[str]
+) -> int:
+    """Serve a model from a folder without its code until it is stopped; return 0 or `SAID_WHY`.
 
     SIGTERM and Ctrl-C let the open requests end; a second one ends them.
 
     Raises:
         MachineError: when the server ends by itself.
     """
-    setup = {"model": str(path), "limit_bytes": limit_bytes, "max_waiting": max_waiting}
+    setup = {"model": model, "limit_bytes": limit_bytes, "max_waiting": max_waiting}
     command = [sys.executable, "-m", "memfit.probes.guarded.child", json.dumps(setup)]
     with subprocess.Popen(
         [*command, "--model", str(path), *flags],
@@ -80,5 +86,6 @@ def serve(path: Path, *, limit_bytes: int | None, max_waiting: int, flags: Seque
         finally:
             for each, handler in before.items():
                 signal.signal(each, handler)
-    if code and not stops:
-        raise MachineError(f"the server ended by itself: it {ending(code)}")
+    if code not in (0, SAID_WHY) and not stops:
+        raise MachineError(f"the server ended by itself: {ending(code)}")
+    return SAID_WHY if code == SAID_WHY else 0

@@ -79,10 +79,11 @@ def serve(model: NamedModel, options: ServeOptions) -> None:
     with reporting(verbose=options.verbose) as progress:
         _, path = local_model(model.reference(), before_download=None, progress=progress)
     with codeless_view(path) as view:
-        served(
+        code = served(
             view,
+            model=str(path),
             limit_bytes=options.limit,
             max_waiting=options.max_waiting,
             flags=[*options.line, *flags],
         )
-    raise typer.Exit
+    raise typer.Exit(code)

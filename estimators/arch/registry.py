@@ -16,6 +16,7 @@ from memfit.estimators.arch.fields import Fields, config_fields, unread_keys
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.checkpoint.kinds import attends_both_ways
 
 
 class Cut(Enum):
@@ -247,18 +248,6 @@ _MAX_CONTEXT_KEYS = (
 )
 
 
-def _require_generator(config: Mapping[str, Any], name: str) -> None:
-    """Raise for a model whose every token attends to all others: it makes embeddings (Gemma)."""
-    key = "use_bidirectional_attention"
-    text = config.get("text_config")
-    for section in (config, text if isinstance(text, Mapping) else {}):
-        if section.get(key) in (True, "all"):  # "vision" is of images alone
-            raise UnsupportedError(
-                f"{name}: {key}: an encoder, which makes embeddings and keeps no cache; it is not"
-                " sized as a generator"
-            )
-
-
 def build_model(config: Mapping[str, Any], name: str, *, assumed: bool = False) -> Model:
     """Return the model a config describes; ``name`` is how messages name the config.
 
@@ -274,7 +263,11 @@ def build_model(config: Mapping[str, Any], name: str, *, assumed: bool = False) 
     row = class_row(model_type)
     if row is None:
         raise UnsupportedError(f"{name}: model_type: {model_type[:60]!r} is not described")
-    _require_generator(config, name)
+    if attends_both_ways(config):
+        raise UnsupportedError(
+            f"{name}: use_bidirectional_attention: an encoder, which makes embeddings and keeps no"
+            " cache; it is not sized as a generator"
+        )
     model = row.build(fields)
     unknown = list(unread_keys(fields))
     if unknown and assumed:

@@ -7,6 +7,7 @@
     │   └── PolicyError         a policy file has mistakes: all of them, each with its line
     ├── UnsupportedError        the structure is not described                (exit 3)
     │   ├── DoesNotLoadError    the runtime refuses to load the checkpoint
+    │   ├── OtherKindError      no language model: what it is, and what is exact
     │   └── UnknownArchitectureError  no family describes it; what is known, and the ways on
     ├── UnreachableError        a source cannot be reached                    (exit 4)
     └── MachineError            this machine cannot do it                     (exit 5)
@@ -91,6 +92,19 @@ class DoesNotLoadError(UnsupportedError):
 
 class OtherModelError(UnsupportedError):
     """An adapter was trained on another model."""
+
+
+class OtherKindError(UnsupportedError):
+    """It is no language model: what it is, what is exact, and what is not decided; a line each."""
+
+    def __init__(self, *lines: str) -> None:
+        """Take one line each."""
+        super().__init__("; ".join(lines))
+        self._lines = lines
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return self._lines
 
 
 class UnknownArchitectureError(UnsupportedError):

@@ -19,12 +19,12 @@ from memfit.estimators.gate.baseline import (
     require_baseline,
 )
 from memfit.estimators.gate.figures import RUN_ALONE, changes, figures_of
+from memfit.estimators.gate.limit_values import Unit
 from memfit.estimators.gate.limits import (
     BoundName,
     LimitCheck,
     PolicyLimit,
     Totals,
-    Unit,
     bounds,
     judge_basis,
     judge_limit,

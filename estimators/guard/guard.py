@@ -32,17 +32,13 @@ from memfit.estimators.guard.call_tables import LONGEST_STEP, CallTables
 STEPS = (8192, 4096, 2048, 1024, 512, 256, 128)
 
 
-def _check(value: Struct) -> None:
-    for name in value.__struct_fields__:
-        number = getattr(value, name)
-        if isinstance(number, int) and number < 0:
-            raise InputError(f"{type(value).__name__.lower()}: {name} {number} is negative")
-
-
 class _Checked(Struct, frozen=True):
     def __post_init__(self) -> None:
         """Reject negative numbers."""
-        _check(self)
+        for name in self.__struct_fields__:
+            number = getattr(self, name)
+            if isinstance(number, int) and number < 0:
+                raise InputError(f"{type(self).__name__.lower()}: {name} {number} is negative")
 
 
 class Request(_Checked, frozen=True):
@@ -54,7 +50,7 @@ class Request(_Checked, frozen=True):
 
     def __post_init__(self) -> None:
         """Reject numbers below those of a request."""
-        _check(self)
+        _Checked.__post_init__(self)
         if not self.new or not self.max_tokens:
             raise InputError("request: it has at least one new token, and one of a reply")
 

@@ -247,7 +247,7 @@ def kv_format(buffer: KVBuffer, workload: Workload, width: int, tokens: int) -> 
     A KVCache is quantised once it holds ``quantized_kv_start`` tokens (mlx-lm generate.py,
     maybe_quantize_kv_cache).
     """
-    if is_convertible(buffer) and _is_quantised(workload, tokens):
+    if is_convertible(buffer) and is_quantised(workload, tokens):
         return KVFormat(width, workload.kv_bits, workload.kv_group_size)
     return KVFormat(width)
 
@@ -262,7 +262,8 @@ def is_convertible(buffer: KVBuffer) -> bool:
     return buffer.growth is Growth.STEPS and not buffer.in_cache_list
 
 
-def _is_quantised(workload: Workload, tokens: int) -> bool:
+def is_quantised(workload: Workload, tokens: int) -> bool:
+    """Whether caches that can be are quantised once they hold so many tokens."""
     # Caches are quantised after a call, so that an empty one never is.
     return workload.kv_bits is not None and tokens >= max(1, workload.quantized_kv_start)
 

@@ -7,7 +7,7 @@ from memfit.estimators.arch.specs import Growth, KVBuffer
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.call_plan import CHUNKS, PlannedCall
 from memfit.estimators.mlx.kernels import AttentionCall, Mask, fused_kernel
-from memfit.estimators.mlx.kv_cache import capacity_at
+from memfit.estimators.mlx.kv_cache import capacity_at, is_quantised
 from memfit.estimators.programs.expressions import ExpressionError, compiled, evaluate
 from memfit.estimators.programs.graph import RecordedAttention
 from memfit.estimators.trace.kernel_stubs import TraceTarget
@@ -33,6 +33,8 @@ CALL_FEATURES = (
     "cuda",
 )
 """Conditions that choose among the graphs of any class: a call's own and those of its caches."""
+QUANTISED_FEATURES = ("Q0", "Q1")
+"""Whether caches are quantised before a call and after it, where that was recorded."""
 WINDOW_FEATURES = (
     "P + L <= W",
     "P < W",
@@ -80,7 +82,8 @@ def call_sizes(
 
     ``B`` sequences of ``L`` tokens after ``P`` others, in caches with room for ``C0`` tokens before
     the call and ``C`` after it. With a window ``W0`` and ``W1`` are those of a rotating cache,
-    ``PW`` where its next token goes and ``M1`` what a chunk keeps of it.
+    ``PW`` where its next token goes and ``M1`` what a chunk keeps of it. Quantised caches have
+    ``KB`` bits in groups of ``KG`` elements.
     """
     tokens, position = planned.tokens, planned.position
     end = position + tokens
@@ -93,8 +96,13 @@ def call_sizes(
         "C": capacity_at(_FULL, workload, end),
         "chunk": int(planned.phase in CHUNKS),
         "first_token": int(planned.phase == "last_token"),
+        "Q0": int(is_quantised(workload, position)),
+        "Q1": int(is_quantised(workload, end)),
         "cuda": int(target.backend == "cuda"),
     }
+    if result["Q1"]:
+        assert workload.kv_bits is not None
+        result |= {"KB": workload.kv_bits, "KG": workload.kv_group_size}
     if window := sizes.get(WINDOW):
         rotating = KVBuffer(1, 1, 1, Growth.ROTATING, window)
         result |= {
@@ -134,7 +142,8 @@ def _kernel(
         batch=sizes["B"],
         compute_capability=target.compute_capability,
     )
-    kernel = fused_kernel(call, target.versions.mlx)
+    # mlx-lm has operations of its own for quantised caches (models/base.py).
+    kernel = None if sizes["Q0"] else fused_kernel(call, target.versions.mlx)
     if kernel is None:
         return 3 if heads == kv_heads else 0
     return 2 if kernel.block else 1

@@ -7,7 +7,7 @@ devices with batches that free all their buffers together; tests compare both.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memfit.estimators.programs.program import Block, Number, Program, Slot
@@ -15,7 +15,7 @@ from memfit.estimators.programs.steps import Choice, Marked, Outcome, Question, 
 
 _PARAMETERS = "active,kernels,elements,batch,done,cur,big,most"
 _HEADER = """def {name}(lists,{parameters},loaded):
- size,last,touched,flag,free,inert,useful,v,a,lim,shapes,held,ending,sampled,close,pending,ops,mebi=lists
+ size,last,touched,flag,free,inert,useful,v,a,lim,shapes,held,ending,sampled,saved,close,pending,ops,mebi=lists
  here=at=-1"""
 _FREE = "if useful[n]: insort(free,n)", "else: inert.append(n)"
 
@@ -49,6 +49,13 @@ class Code(NamedTuple):
     """Bytes that steps allocate."""
     repeats: bool
     """Whether layers may be left out: each has all it waits for when its call begins."""
+    saved_at: Mapping[int, int]
+    """By layer which one it is of those that save buffers for steps after all layers."""
+
+    @property
+    def is_swept(self) -> bool:
+        """Whether steps follow on all layers that belong to one before."""
+        return bool(self.saved_at)
 
 
 def code_of(program: Program) -> Code:
@@ -67,6 +74,9 @@ def code_of(program: Program) -> Code:
     names: dict[str, Any] = {"bisect_left": bisect_left, "insort": insort, "kept": Kept}
     # Made of this module's templates and of expressions of the data, which have no other names.
     exec(compile("\n".join(sources), "<program>", "exec"), names)
+    saving = (
+        p for p, n in zip(program.places, program.order, strict=True) if program.blocks[n].saved
+    )
     entries = [e for block in program.blocks for e in (*block.caches, *block.held)]
     return Code(
         program,
@@ -74,6 +84,7 @@ def code_of(program: Program) -> Code:
         tuple(carried),
         tuple(sorted(requests)),
         not any(entry.waiting or entry.flags for entry in entries),
+        {place: position for position, place in enumerate(saving)},
     )
 
 
@@ -174,6 +185,9 @@ class _Writer:
                 self._write(1, f"{self._flag(slot)}={entry}[2][{index}]")
         for position, (slot, *_) in enumerate(self._block.inputs, len(self._block.caches)):
             self._write(1, f"{self._triple(slot)}=loaded[{position}][0]")
+        first = len(self._block.caches) + len(self._block.inputs)
+        for position, slot in enumerate(self._block.taken, first):
+            self._write(1, f"{self._triple(slot)}=loaded[{position}][0]")
         for slot in self._block.weights:
             self._write(1, f"{self._touch(slot)}=-1")
 
@@ -196,8 +210,12 @@ class _Writer:
         for name, slots in (("ending", block.end), ("sampled", block.samples)):
             for slot in slots:
                 self._write(1, f"{name}.append(({self._triple(slot)}))")
-        own = {slot for slot in _own(block) if 0 <= slot < self._local}
-        for slot in sorted(own.intersection((*self._carried, *(here for _, here in block.shared)))):
+        if block.saved:
+            self._write(1, f"saved.append(({''.join(f'{buffer(slot)},' for slot in block.saved)}))")
+        mine = {slot for slot in _own(block) if 0 <= slot < self._local}
+        for slot in sorted(
+            mine.intersection((*self._carried, *(here for _, here in block.shared)))
+        ):
             if slot in self._flags():
                 self._write(1, f"flag[{slot}]=f{slot}")
             elif slot in block.weights:
@@ -316,7 +334,7 @@ def _own(block: Block) -> Iterator[Slot]:
     for entry in block.caches:
         yield from (*([] if entry.slot is None else [entry.slot]), *entry.waiting, *entry.flags)
     yield from (slot for slot, *_ in block.inputs)
-    yield from block.weights
+    yield from (*block.weights, *block.taken)
     for step in block.steps:
         for outcome in _outcomes(step.action):
             yield from (new for new, _ in outcome.shared)

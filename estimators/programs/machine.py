@@ -93,10 +93,11 @@ class Machine:
         left, local = _Left([], [], [], []), program.local
         slots: list[Any] = [None] * program.slots
         self._slots = slots
-        for block, loaded in zip(blocks, loads, strict=True):
+        saved: dict[int, list[Any]] = {}
+        for place, block, loaded in zip(program.places, blocks, loads, strict=True):
             slots[local : 2 * local] = slots[:local]
             slots[:local] = [None] * local
-            for slot, buffer in loaded:
+            for slot, buffer in (*loaded, *zip(block.taken, saved.pop(place, ()), strict=False)):
                 slots[slot] = buffer
             left.curve.extend(map(self._act, block.steps))
             left.held.extend(map(self._left, block.held))
@@ -104,7 +105,9 @@ class Machine:
             left.sampled.extend(slots[slot] for slot in block.samples)
             for there, here in block.shared:
                 slots[there] = slots[here]
-        return left
+            if block.saved:
+                saved[place] = [slots[slot] for slot in block.saved]
+        return left._replace(held=program.by_layer(left.held))
 
     def wait(self) -> None:
         """Wait for the device, and give the freed buffers back."""

@@ -8,7 +8,8 @@ them.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from operator import itemgetter
+from typing import NamedTuple, TypeVar
 
 from memfit.estimators.programs.sizes import evaluator, expression
 from memfit.estimators.programs.steps import (
@@ -24,6 +25,7 @@ from memfit.estimators.programs.steps import (
     Step,
 )
 
+_Kept = TypeVar("_Kept")
 # Names of expressions are their positions in `Program.values`.
 Number = int
 # A buffer of the layer itself, of the layer before, or of all: `_Cut.slot`.
@@ -55,6 +57,12 @@ class Block(NamedTuple):
     samples: tuple[Slot, ...]
     shared: tuple[tuple[Slot, Slot], ...]
     """Its buffers that later layers read: their slots there and here."""
+    saved: tuple[Slot, ...] = ()
+    """Its buffers that steps read which follow on all layers: `_Cut.after`."""
+    taken: tuple[Slot, ...] = ()
+    """Of such steps the slots of what their layer has saved."""
+    ranks: tuple[int, ...] = ()
+    """The places of what it holds among all that its layer holds."""
 
 
 class Program(NamedTuple):
@@ -63,6 +71,8 @@ class Program(NamedTuple):
     blocks: tuple[Block, ...]
     order: tuple[int, ...]
     """Positions of the blocks, in the order they run."""
+    places: tuple[int, ...]
+    """The layer that each of them belongs to, from 1 on: those after all layers come again."""
     local: int
     """Slots of one layer; those of the layer before follow, then those of all."""
     slots: int
@@ -75,22 +85,40 @@ class Program(NamedTuple):
     constants: Mapping[Number, str]
     """Those of the values that are the same at all sizes."""
 
+    def by_layer(self, held: Sequence[_Kept]) -> list[_Kept]:
+        """Return what blocks hold, one after another, in the order of their layers."""
+        blocks = zip(self.places, (self.blocks[number] for number in self.order), strict=True)
+        keys = [(place, rank) for place, block in blocks for rank in block.ranks]
+        return [each for _, each in sorted(zip(keys, held, strict=True), key=itemgetter(0))]
+
 
 class _Cut:
     """The steps of a lowered call by layer."""
 
-    def __init__(self, lowered: Lowered, steps: Sequence[int], arrays: Sequence[int]) -> None:
-        """Take the layer of each step, and of each array; -1 is before all layers."""
+    def __init__(
+        self,
+        lowered: Lowered,
+        steps: Sequence[int],
+        arrays: Sequence[int],
+        after: Sequence[int],
+    ) -> None:
+        """Take the layer of each step, and of each array; -1 is before all layers.
+
+        Steps may follow on all layers that belong to one before, such as those that count what the
+        caches of a batch hold: those of ``after``, whose numbers are behind those of the layers.
+        """
         self.lowered = lowered
-        self.layers = max((*steps, -1)) + 1
-        self.steps: list[list[Step]] = [[] for _ in range(self.layers + 1)]
+        self.layers = max((*steps, -1)) + 1 - len(after)
+        self.after = {self.layers + 1 + i: layer + 1 for i, layer in enumerate(after)}
+        self.steps: list[list[Step]] = [[] for _ in range(self.layers + 1 + len(after))]
         for step, layer in zip(lowered.steps, steps, strict=True):
             self.steps[layer + 1].append(step)
         self._array_layers = arrays
         self.expressions: dict[str, Number] = {"0": 0}
         self.home: dict[int, int] = {}
         self._index: dict[int, int] = {}
-        self._count = [0] * (self.layers + 1)
+        self._count = [0] * len(self.steps)
+        self.saved: dict[int, dict[int, Slot]] = {}
         uses = [{each for step in steps for each in set(_buffers(step))} for steps in self.steps]
         # A weight that one step reads is in no batch twice.
         count: dict[int, int] = {}
@@ -107,6 +135,8 @@ class _Cut:
                 self._place(number, layer)
         for entry in lowered.held:
             self._settle(entry, arrays[entry.array] + 1)
+        for block, layer in self.after.items():
+            self._save(block, layer, sorted(uses[block] - self.folded))
         self.local = max(self._count)
         self._global: dict[int, Slot] = {}
         self._names_own = False
@@ -121,6 +151,21 @@ class _Cut:
             self._index[number] = self._count[layer]
             self._count[layer] += 1
 
+    def _save(self, block: int, layer: int, numbers: Iterable[int]) -> None:
+        """Let steps after all layers find what their layer has left."""
+        flags = {flag for entry in self.lowered.held for flag in entry.flags}
+        kept = [number for number in numbers if self.home[number] == layer]
+        if self.lowered.weights.union(flags).intersection(kept):
+            raise LoweringError(f"steps after all layers read weights of layer {layer - 1}")
+        self.saved[block] = {n: self._count[block] + i for i, n in enumerate(kept)}
+        self._count[block] += len(kept)
+
+    def _last(self, number: int) -> int | None:
+        """Return the last block that has a part in a buffer."""
+        return next(
+            (b for b, saved in self.saved.items() if number in saved), self.home.get(number)
+        )
+
     def number(self, size: int) -> Number:
         return self.expressions.setdefault(expression(size), len(self.expressions))
 
@@ -131,9 +176,11 @@ class _Cut:
         home = self.home[number]
         if home == layer and layer:
             return self._index[number]
+        if number in self.saved.get(layer, ()):
+            return self.saved[layer][number]
         if self._names_own:
             return TEMPORARY
-        if home == layer - 1 and home:
+        if home == layer - 1 and home and layer not in self.after:
             return self.local + self._index[number]
         return self._global.setdefault(number, 2 * self.local + len(self._global))
 
@@ -143,15 +190,16 @@ class _Cut:
 
     def block(self, layer: int) -> Block:
         lowered = self.lowered
-        of = self.home
+        own_layer = self.after.get(layer, layer)
+        of_layer = [e for e in lowered.held if self._layer(self._made_by(e)) == own_layer]
 
         def slot(number: int) -> Slot:
             return self.slot(number, layer)
 
         def mine(numbers: Iterable[int]) -> tuple[Slot, ...]:
-            return tuple(slot(number) for number in numbers if of.get(number) == layer)
+            return tuple(slot(number) for number in numbers if self._last(number) == layer)
 
-        def entries(found: Iterable[Entry]) -> tuple[Cache, ...]:
+        def entries(found: Iterable[Entry], made_by: Callable[[Entry], int]) -> tuple[Cache, ...]:
             return tuple(
                 Cache(
                     None if entry.buffer is None else slot(entry.buffer),
@@ -161,7 +209,7 @@ class _Cut:
                     tuple(map(slot, entry.flags)),
                 )
                 for entry in found
-                if self._made_by(entry) == layer
+                if made_by(entry) == layer
             )
 
         return Block(
@@ -174,18 +222,26 @@ class _Cut:
                 )
                 for step in self.steps[layer]
             ),
-            caches=entries(lowered.caches),
+            caches=entries(lowered.caches, self._found_by),
             inputs=tuple(
                 (slot(number), self.number(size), name)
                 for number, size, name in lowered.inputs
-                if of[number] == layer
+                if self.home[number] == layer
             ),
             weights=mine(sorted(lowered.weights)),
             unused=mine(lowered.unused),
-            held=entries(lowered.held),
+            held=entries(lowered.held, self._made_by),
             end=mine(lowered.end),
             samples=mine(lowered.samples),
             shared=(),
+            saved=tuple(
+                slot(number)
+                for block, saved in self.saved.items()
+                if self.after[block] == layer
+                for number in saved
+            ),
+            taken=tuple(self.saved.get(layer, {}).values()),
+            ranks=tuple(i for i, each in enumerate(of_layer) if self._made_by(each) == layer),
         )
 
     def own(self, layer: int) -> Block:
@@ -196,9 +252,17 @@ class _Cut:
         return block
 
     def _made_by(self, entry: Entry) -> int:
-        """Return the last layer that has a part in what a cache holds."""
+        """Return the last block that has a part in what a cache holds."""
+        blocks = (self._last(number) or 0 for number in _numbers(entry))
+        return max((self._array_layers[entry.array] + 1, *blocks))
+
+    def _found_by(self, entry: Entry) -> int:
+        """Return the last layer that has a part in what a cache finds."""
         layers = (self.home[number] for number in _numbers(entry))
         return max((self._array_layers[entry.array] + 1, *layers))
+
+    def _layer(self, block: int) -> int:
+        return self.after.get(block, block)
 
     def with_shared(self, block: Block, layer: int) -> Block:
         """Return the block with what later ones read of it, once all have been made."""
@@ -275,18 +339,26 @@ def program(
     Raises:
         LoweringError: when a layer reads what a layer leaves that is not repeated as it is.
     """
-    cut = _Cut(lowered, _in_order(step_layers), array_layers)
-    parts = [cut.block(layer) for layer in range(cut.layers + 1)]
-    parts = [cut.with_shared(part, layer) for layer, part in enumerate(parts)]
+    layers, after = _in_order(step_layers)
+    cut = _Cut(lowered, layers, array_layers, after)
+    parts = [cut.block(block) for block in range(len(cut.steps))]
+    parts = [cut.with_shared(part, block) for block, part in enumerate(parts)]
+    _require_like(cut, parts[: cut.layers + 1], like)
+    block_after = {layer: block for block, layer in cut.after.items()}
+    repeated = [place for place, layer in enumerate(like, 1) if layer + 1 in block_after]
+    if list(after) == sorted(after, reverse=True):
+        repeated.reverse()
+    run = [
+        *((place, layer + 1) for place, layer in enumerate((-1, *like))),
+        *((place, block_after[like[place - 1] + 1]) for place in repeated),
+    ]
     known: dict[Block, int] = {}
-    order = []
-    for position in (0, *(layer + 1 for layer in like)):
-        order.append(known.setdefault(parts[position], len(known)))
-    _require_like(cut, parts, like)
+    order = [known.setdefault(parts[block], len(known)) for _, block in run]
     sample_bytes = tuple(map(cut.number, lowered.sample_bytes))
     return Program(
         tuple(known),
         tuple(order),
+        tuple(place for place, _ in run),
         cut.local,
         cut.slots,
         bool(lowered.samples),
@@ -308,10 +380,25 @@ def _require_like(cut: _Cut, parts: Sequence[Block], like: Sequence[int]) -> Non
             raise LoweringError(f"layer {layer} does not follow on one like layer {before}")
 
 
-def _in_order(layers: Iterable[int | None]) -> list[int]:
-    """Return the layer that each step is run with: a step stays with the layer before it."""
-    reached, result = -1, []
-    for layer in layers:
-        reached = max(reached, -1 if layer is None else layer)
-        result.append(reached)
-    return result
+def _in_order(layers: Iterable[int | None]) -> tuple[list[int], list[int]]:
+    """Return the layer that each step is run with: a step stays with the layer before it.
+
+    Those of layers before the last one that follow on it have numbers behind it; the second list is
+    of their layers.
+
+    Raises:
+        LoweringError: when such steps are in no order of layers.
+    """
+    known = list(layers)
+    count = max((each for each in known if each is not None), default=-1) + 1
+    reached, result, after = -1, list[int](), list[int]()
+    for layer in known:
+        if reached == count - 1 and layer is not None and 0 <= layer < count - 1:
+            if not after or after[-1] != layer:
+                after.append(layer)
+        elif not after:
+            reached = max(reached, -1 if layer is None else layer)
+        result.append(count - 1 + len(after) if after else reached)
+    if after not in (sorted(set(after)), sorted(set(after), reverse=True)):
+        raise LoweringError("steps after all layers are in no order of layers")
+    return result, after

@@ -107,8 +107,8 @@ class Programs:
     ) -> None:
         self._recorded, self._variant = recorded, variant
         self._device, self._target = device, target
-        # What the caches of a batch count is added up behind the last layer, for each layer.
-        self._one, self._several = shortened(kinds), whole(kinds)
+        self.depth, self._whole = shortened(kinds), whole(kinds)
+        """The layers that are lowered: all of them where a few do not stand for the others."""
         self._functions = functions(device, target.versions.mlx)
         self._caches: dict[tuple[int, Depth], _Caches] = {}
         self._made: dict[tuple[int, Depth, Between], list[_Made]] = {}
@@ -144,12 +144,13 @@ class Programs:
         workload: Workload,
         planned: Sequence[PlannedCall],
     ) -> list[CallPeak[CallPhase]]:
-        if workload.batch == 1:
-            try:
-                return list(self._followed(machine, self._one, sizes, workload, planned))
-            except LoweringError:
-                self._one, machine = self._several, type(machine)(self._device)
-        return list(self._followed(machine, self._several, sizes, workload, planned))
+        try:
+            return list(self._followed(machine, self.depth, sizes, workload, planned))
+        except LoweringError:
+            if self.depth is self._whole:
+                raise
+            self.depth = self._whole
+            return self._peaks(type(machine)(self._device), sizes, workload, planned)
 
     def _followed(
         self,

@@ -48,7 +48,7 @@ class _Place(NamedTuple):
     layer: int
     active: int
     batch: int
-    lengths: tuple[int, int, int, int]
+    lengths: tuple[int, ...]
     """Of the lists that layers add to."""
 
 
@@ -143,7 +143,7 @@ class Runner:
         total = queue.active + sum(queue.free)
         for size, last, _ in (*layers.ending, *lost):
             queue.release(size, last)
-        self._held = layers.held
+        self._held = program.by_layer(layers.held) if code.is_swept else layers.held
         if program.samples:
             self._samples.append(layers.sampled)
         return CallPeak(
@@ -257,6 +257,7 @@ class _Layers:
         self.held: list[Kept] = []
         self.ending: list[Buffer] = []
         self.sampled: list[Buffer] = []
+        self._saved: list[tuple[Buffer, ...]] = []
         self.most, self.operation = queue.active, ""
         """The most bytes in use while an operation runs."""
         self.largest = self.largest_batch = 0
@@ -264,7 +265,10 @@ class _Layers:
         self._peaks: list[tuple[int, str]] = []
         self._shapes = [_keys(block.held, values) for block in program.blocks]
         self._before = (*self._slots, self._free, self.inert, useful, values, requests, limits)
-        self._after = (self.held, self.ending, self.sampled, self._close, queue.pending)
+        self._after = (
+            *(self.held, self.ending, self.sampled, self._saved),
+            *(self._close, queue.pending),
+        )
         local = program.local
         self._carried = [(local + slot, slot) for slot in code.carried]
         self._watched = [*(there for there, _ in self._carried), *range(2 * local, program.slots)]
@@ -274,11 +278,12 @@ class _Layers:
 
     def run(self) -> None:
         """Run them, but for those that do what others have done."""
-        queue, order, layer = self._queue, self._program.order, 0
-        state = (queue.active, queue.kernels, queue.elements, queue.batch, queue.done, queue.open)
-        state = (*state, 0, 0)
+        queue, program, layer = self._queue, self._program, 0
+        order = program.order
+        state: _State = (queue.active, queue.kernels, queue.elements)
+        state = (*state, queue.batch, queue.done, queue.open, 0, 0)
         while layer < len(order):
-            if layer and self._code.repeats:
+            if layer and self._code.repeats and not program.blocks[order[layer]].taken:
                 key = self._key(order[layer], *state)
                 place = _Place(layer, state[0], state[3], self._lengths())
                 if key is not None and (start := self._known.setdefault(key, place)) is not place:
@@ -288,7 +293,11 @@ class _Layers:
                         layer += times * (layer - start.layer)
                         self._met, self._known = set(), {}
                         continue
-            state = self._block(order[layer], self._loads[layer], state)
+            load = self._loads[layer]
+            if program.blocks[order[layer]].taken:
+                saved = self._saved[self._code.saved_at[program.places[layer]]]
+                load = [*load, *((buffer, (), ()) for buffer in saved)]
+            state = self._block(order[layer], load, state)
             layer += 1
         queue.active, queue.kernels, queue.elements, queue.batch, queue.done, queue.open = state[:6]
         queue.free = sorted([*self._free, *filter(None, self.inert)])
@@ -309,8 +318,9 @@ class _Layers:
                     each[there] = each[slot]
         return tuple(after)
 
-    def _lengths(self) -> tuple[int, int, int, int]:
-        return len(self.held), len(self.ending), len(self.inert), len(self._peaks)
+    def _lengths(self) -> tuple[int, ...]:
+        own = len(self.held), len(self.ending), len(self.inert)
+        return *own, len(self._peaks), len(self._saved)
 
     def _key(self, number: int, *state: Any) -> Any:
         """Return what decides how the call goes on, None where it cannot have been before."""
@@ -345,17 +355,19 @@ class _Layers:
     def _skip(self, start: _Place, place: _Place, times: int, state: _State) -> _State:
         """Add what layers leave that come again."""
         grown, batches = place.active - start.active, place.batch - start.batch
-        held, ending, inert, peaks = start.lengths
+        held, ending, inert, peaks, saved = start.lengths
         for here, name in self._peaks[peaks:] if grown > 0 else ():
             if here + times * grown > self.most:
                 self.most, self.operation = here + times * grown, name
-        more = self.held[held:], self.ending[ending:]
+        more = self.held[held:], self.ending[ending:], self._saved[saved:]
         for time in range(1, times + 1):
             made: dict[int, Buffer] = {}
             for key, buffer, waiting, flags in more[0]:
                 later = buffer and made.setdefault(id(buffer), _later(buffer, time * batches))
                 self.held.append(Kept(key, later, waiting, flags))
             self.ending.extend(_later(buffer, time * batches) for buffer in more[1])
+            for buffers in more[2]:
+                self._saved.append(tuple(_later(buffer, time * batches) for buffer in buffers))
         self.inert.extend(self.inert[inert:] * times)
         _, last, touched, _ = self._slots
         for slot in self._watched:

@@ -39,6 +39,7 @@ class Guards:
         # Those whose being positive was used.
         self._used: set[str] = set()
         self._found: dict[tuple[str, str], bool] = {}
+        self._signed: set[str] = set()
         self.sizes = {name: Size(value, {(name,): 1}, self) for name, value in values.items()}
         """The values of the names, from which all others are calculated."""
 
@@ -53,8 +54,19 @@ class Guards:
                 difference = {monomial: -count for monomial, count in difference.items()}
             self._found.setdefault((text_of(difference), relation), holds)
 
+    def may_be_negative(self, terms: Polynomial) -> bool:
+        """Whether a polynomial has something to subtract, or quotients of such."""
+        atoms = (atom for monomial in terms for atom in monomial)
+        return any(count < 0 for count in terms.values()) or not self._signed.isdisjoint(atoms)
+
+    def note_signed(self, atom: str) -> None:
+        """Note a quotient that may be negative, as in rounding up: -(-x // y)."""
+        self._signed.add(atom)
+
     def _follows(self, difference: Polynomial, relation: str, *, holds: bool) -> bool:
         """Whether it holds for all positive values of the names that are positive."""
+        if any(not self._signed.isdisjoint(monomial) for monomial in difference):
+            return False
         if relation == "<" and holds:
             return self._is_positive({m: -count for m, count in difference.items()})
         if relation == "<":
@@ -193,7 +205,10 @@ class Size(int):
         value, over, under = int(above) // int(below), polynomial(above), polynomial(below)
         quotient = _quotient(over, under)
         if quotient is None:
-            quotient = {(f"(({text_of(over)})//({text_of(under)}))",): 1}
+            atom = f"(({text_of(over)})//({text_of(under)}))"
+            if self.guards.may_be_negative(over) or self.guards.may_be_negative(under):
+                self.guards.note_signed(atom)
+            quotient = {(atom,): 1}
         return self._with(value, quotient) if any(quotient) else value
 
     def _rest(self, above: int, below: int) -> int:
@@ -201,6 +216,8 @@ class Size(int):
         if _quotient(over, under) is not None:
             return 0
         rest: Polynomial = {(f"(({text_of(over)})%({text_of(under)}))",): 1}
+        if self.guards.may_be_negative(under):
+            self.guards.note_signed(next(iter(rest))[0])
         return self._with(int(above) % int(below), rest)
 
 

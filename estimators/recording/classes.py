@@ -10,6 +10,7 @@ from msgspec import Struct
 from memfit.estimators.base.dtypes import Quantization
 from memfit.estimators.programs.dimensions import (
     CALL_FEATURES,
+    QUANTISED_FEATURES,
     WINDOW,
     WINDOW_FEATURES,
     attention_features,
@@ -51,6 +52,8 @@ class ClassPlan(Struct, frozen=True, kw_only=True):
     """The groups of `TARGETS` that it is recorded for."""
     batches: bool = False
     """Whether several sequences are recorded too."""
+    quantised_caches: bool = False
+    """Whether calls with caches of few bits are recorded too."""
     others: tuple[Mapping[str, Any], ...] = ()
     """Other values of settings of the base that its graphs are recorded with."""
 
@@ -69,7 +72,14 @@ class ClassPlan(Struct, frozen=True, kw_only=True):
     def call_features(self) -> tuple[str, ...]:
         """Return what tells graphs of its calls apart: conditions, then kernels."""
         windowed = WINDOW_FEATURES if WINDOW in self.dims else ()
-        return (*CALL_FEATURES, *windowed, *self.features, *attention_features(self.attention))
+        quantised = QUANTISED_FEATURES if self.quantised_caches else ()
+        return (
+            *CALL_FEATURES,
+            *windowed,
+            *quantised,
+            *self.features,
+            *attention_features(self.attention),
+        )
 
     def draw(self, chance: random.Random, *, packed: bool) -> Draw:
         """Return a config with sizes at random."""

@@ -6,6 +6,8 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.mlx.call_plan import PlannedCall, planned_calls
 from memfit.estimators.programs.dimensions import call_sizes, config_sizes
@@ -73,6 +75,16 @@ def _workload(kind: int, batch: int, chance: random.Random) -> Workload:
     return Workload(prompt_tokens=prompt, max_tokens=generated, prefill_step=step, batch=batch)
 
 
+def _with_kv_bits(workload: Workload, chance: random.Random) -> Workload:
+    """Quantise the caches from the first call on, or somewhere in the run."""
+    start = chance.choice((0, chance.randrange(workload.total_tokens), workload.prompt_tokens))
+    bits, group_size = chance.choice(_KV_BITS), chance.choice(_KV_GROUPS)
+    return replace(workload, kv_bits=bits, kv_group_size=group_size, quantized_kv_start=start)
+
+
+_KV_BITS, _KV_GROUPS = (2, 3, 4, 6, 8), (32, 64)
+# Of the runs of one sequence.
+_QUANTISED = 0.4
 _KINDS = 9
 # More are prefilled in groups of eight.
 _LARGEST_BATCH = 8
@@ -138,6 +150,8 @@ def _candidates(
         target = targets[count % len(targets)]
         batch = chance.randrange(2, _LARGEST_BATCH + 1) if plan.batches and not count % 8 else 1
         workload = _workload(chance.randrange(_KINDS), batch, chance)
+        if plan.quantised_caches and batch == 1 and chance.random() < _QUANTISED:
+            workload = _with_kv_bits(workload, chance)
         draw = plan.draw(chance, packed=packed)
         sizes = drawn_sizes(plan, draw)
         for planned in planned_calls(workload):

@@ -15,8 +15,9 @@ from memfit.estimators.base.workload import CallPhase, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import ANY_MAC, Backend, Device, GpuClass
 from memfit.estimators.mlx.call_plan import PlannedCall, planned_calls
-from memfit.estimators.mlx.kv_cache import capacity_at, kv_cache, state_bytes
+from memfit.estimators.mlx.kv_cache import capacity_at, kv_cache, kv_format, state_bytes
 from memfit.estimators.mlx.versions import MlxVersions
+from memfit.estimators.programs.dimensions import QUANTISED_FEATURES
 from memfit.estimators.programs.library import (
     RECORDED_DTYPE,
     RecordedModel,
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from memfit.estimators.trace.replay import CallPeak
 
 _ITEM_BYTES = 2
+# mlx_lm/generate.py, BatchGenerator: prefill_batch_size.
+_LARGEST_BATCH = 8
 
 
 class RecordedWorkspace(Struct, frozen=True, eq=False):
@@ -171,9 +174,11 @@ class RecordedWorkspace(Struct, frozen=True, eq=False):
 
     def _require_recorded(self, workload: Workload) -> None:
         unrecorded = self.class_model.unrecorded
-        if workload.batch > 1:
+        # More are prefilled in groups, which `TracedWorkspace` puts together.
+        if workload.batch > _LARGEST_BATCH:
             raise unrecorded(f"batch of {workload.batch} sequences")
-        if workload.kv_bits is not None:
+        known = set(self.class_model.recorded.features)
+        if workload.kv_bits is not None and not known.issuperset(QUANTISED_FEATURES):
             raise unrecorded("quantised caches (--kv-bits)")
         if workload.max_kv_size is not None and not self.model.makes_own_cache:
             raise unrecorded("rotating caches (--max-kv-size)")
@@ -201,12 +206,12 @@ class RecordedWorkspace(Struct, frozen=True, eq=False):
 
     def _largest_cache(self, workload: Workload) -> int:
         """Return the bytes of the largest array that a cache holds when a run has ended."""
-        tokens = workload.total_tokens
-        arrays = (
-            each.heads * max(each.key_dim, each.value_dim) * capacity_at(each, workload, tokens)
-            for each in set(self.model.kv_buffers())
-        )
-        return _ITEM_BYTES * max(arrays, default=0)
+        tokens, largest = workload.total_tokens, 0
+        for each in set(self.model.kv_buffers()):
+            bits = kv_format(each, workload, _ITEM_BYTES, tokens).bits or 8 * _ITEM_BYTES
+            row = each.heads * max(each.key_dim, each.value_dim) * bits // 8
+            largest = max(largest, workload.batch * row * capacity_at(each, workload, tokens))
+        return largest
 
 
 @lru_cache(maxsize=8)

@@ -16,7 +16,7 @@ from memfit.estimators.base.errors import (
     UnsupportedError,
 )
 from memfit.estimators.base.files import printable
-from memfit.estimators.checkpoint.manifest import Checkpoint, kind_of_config
+from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions, as_of, check_class
 from memfit.estimators.questions.target import MARGIN_BYTES
@@ -34,7 +34,7 @@ from memfit.estimators.runtimes.registry import (
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import Interpolated, MethodSetting, Recorded
 from memfit.estimators.sizing.sized_model import SizedModel, refusal_of
-from memfit.estimators.sizing.unknown import unknown_architecture
+from memfit.estimators.sizing.unknown import require_language_model, unknown_architecture
 from memfit.estimators.weights.activations import activation_type
 from memfit.estimators.weights.conversion import conversion_type, convert
 from memfit.estimators.weights.derived import QuantizationPlan
@@ -118,8 +118,7 @@ def size(
     """
     if as_type:
         checkpoint = _assumed(checkpoint, as_type)
-    elif kind := checkpoint.other_kind or kind_of_config(checkpoint.config):
-        raise UnsupportedError(f"{checkpoint.config_name}: {kind}, not a language model")
+    require_language_model(checkpoint, device)
     if checkpoint.source == "gguf":
         if quantize or adapter:
             what = "conversions" if quantize else "adapters"
@@ -136,7 +135,9 @@ def _assumed(checkpoint: Checkpoint, as_type: str) -> Checkpoint:
         raise UnsupportedError(
             f"{checkpoint.id}: a GGUF file says what it is; another type is not described for it"
         )
-    config, own = {**checkpoint.config, "model_type": as_type}, checkpoint.config.get("model_type")
+    # A type in the user's words stands above the class that the config names.
+    config = {**checkpoint.config, "model_type": as_type, "architectures": []}
+    own = checkpoint.config.get("model_type")
     return replace(checkpoint, config=config, assumed_from=printable(own or "no model_type"))
 
 

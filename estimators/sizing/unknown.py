@@ -3,9 +3,11 @@
 import re
 
 from memfit.estimators.arch.registry import FAMILIES
-from memfit.estimators.base.errors import UnknownArchitectureError, UnsupportedError
+from memfit.estimators.base.errors import OtherKindError, UnknownArchitectureError, UnsupportedError
+from memfit.estimators.base.files import printable
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import format_limit
+from memfit.estimators.checkpoint.kinds import other_kind
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device, name_as_sold
 
@@ -20,6 +22,22 @@ def unknown_architecture(
     if proposed := _proposed(checkpoint):
         ways += f", {setting('as_type')} {proposed} (an assumption)"
     return UnknownArchitectureError(str(fault), _known(checkpoint, device), ways)
+
+
+def require_language_model(checkpoint: Checkpoint, device: Device | None) -> None:
+    """Raise for an encoder, a drafter and other models that are not sized as a generator.
+
+    Raises:
+        OtherKindError: with what it is, its exact weights, and what is not decided.
+    """
+    if checkpoint.source == "gguf" or not (kind := other_kind(checkpoint)):
+        return  # a GGUF file has its own names
+    name, undecided = kind
+    raise OtherKindError(
+        f"{checkpoint.config_name}: {printable(name)}",
+        _known(checkpoint, device),
+        f"not decided: {undecided}",
+    )
 
 
 def _proposed(checkpoint: Checkpoint) -> str:

@@ -24,6 +24,7 @@ from memfit.estimators.questions.target import MARGIN_BYTES
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.probes.codeless import forbid_repository_code
 from memfit.probes.guarded.generator import RETRY_AFTER_SECONDS, GuardedGenerator, Refusal, Refused
+from memfit.probes.serving import SAID_WHY
 
 _MOST_BODY_BYTES = 64 * 2**20
 
@@ -95,7 +96,8 @@ def main() -> None:
     try:
         server.main()
     except MemfitError as error:
-        raise SystemExit(f"memfit: {error}") from None
+        sys.stderr.write(f"memfit: {error}\n")
+        raise SystemExit(SAID_WHY) from None
 
 
 def _run(setup: dict[str, Any], host: str, port: int, provider: Any) -> None:

@@ -1,13 +1,16 @@
 """The functions of `memfit` beside `estimate`: the same answers as the commands."""
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import memfit
 from memfit.estimators.guard.guard import Admit, Refuse, Request, Row, State, Wait
 from memfit.estimators.guard.tabulate import make_card
+from memfit.settings import workload
 
 
 def test_dir_shows_the_documented_names_alone() -> None:
@@ -15,7 +18,7 @@ def test_dir_shows_the_documented_names_alone() -> None:
 
 
 def test_signatures_have_every_keyword() -> None:
-    for function, keywords in {
+    expected: dict[Callable[..., Any], set[str]] = {
         memfit.estimate: {"device", "context", "quantize", "kv_bits", "cached_tokens", "memory"},
         memfit.open: {"quantize", "runtime", "mlx_version"},
         memfit.OpenModel.at: {"context", "plot", "prefill_step", "cached_tokens"},
@@ -26,7 +29,8 @@ def test_signatures_have_every_keyword() -> None:
         memfit.plan_server: {"clients", "decode_concurrency", "quantize"},
         memfit.guard: {"limit", "device", "prefill_step_size", "adapter"},
         memfit.tune: {"memory_limit", "kv_bits"},
-    }.items():
+    }
+    for function, keywords in expected.items():
         found = inspect.signature(function).parameters
         assert keywords <= found.keys()
         assert not any(each.kind is each.VAR_KEYWORD for each in found.values())
@@ -45,7 +49,7 @@ def test_a_guard_decides_for_an_opened_model() -> None:
 
 
 def test_a_guard_reads_a_card_and_refuses_an_altered_one(tmp_path: Path) -> None:
-    sized = memfit.open("qwen3-0.6b").on("m4-max-64").resolved(_question()).sized
+    sized = memfit.open("qwen3-0.6b").on("m4-max-64").resolved(workload(1, {})).sized
     card = make_card(sized, questions=100).to_json()
     file = tmp_path / "memory.json"
     file.write_text(card)
@@ -54,12 +58,6 @@ def test_a_guard_reads_a_card_and_refuses_an_altered_one(tmp_path: Path) -> None
     file.write_text(card.replace('"unit":16384', '"unit":8192'))
     with pytest.raises(memfit.InputError, match="make the card again"):
         memfit.guard(file, "20GB")
-
-
-def _question() -> object:
-    from memfit.settings import workload
-
-    return workload(1, {})
 
 
 def test_models_are_compared_listed_and_planned() -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from memfit.estimators.arch.registry import FAMILIES
+from memfit.estimators.checkpoint.kinds import kind_of_config
 from tests.cli.running import Memfit
 from tests.models import QWEN3_4B, write_checkpoint, write_config
 
@@ -12,6 +14,7 @@ TENSORS = {
     "model.norm.weight": ("BF16", (2560,)),
     "model.embed_tokens.weight": ("BF16", (1000, 2560)),
 }
+GEMMA = {"model_type": "gemma3_text", "hidden_size": 256, "num_hidden_layers": 6}
 NBYTES = 2 * 2560 + 2 * 1000 * 2560
 
 
@@ -143,6 +146,15 @@ def test_a_type_cannot_be_assumed_for_a_gguf_file(memfit: Memfit, tmp_path: Path
         ([], {"model_type": "t5"}, "an encoder with a decoder"),
         ([], {"model_type": "whisper"}, "a model of speech or sound"),
         ([], {"model_type": "siglip"}, "a model of images"),
+        ([], {"model_type": "modernbert"}, "an encoder, as embedding models are"),
+        ([], {"model_type": "qwen3_vl_embedding"}, "an embedding model, or a reranker"),
+        ([], {**QWEN3_4B, "architectures": ["Qwen3Model"]}, "an embedding model, or a reranker"),
+        ([], {**QWEN3_4B, "architectures": ["Qwen3ForSequenceClassification"]}, "a reranker"),
+        ([], {**GEMMA, "use_bidirectional_attention": True}, "an embedding model, or a reranker"),
+        ([], {"model_type": "qwen3_tts"}, "a model of speech or sound"),
+        ([], {"istftnet": {"upsample_rates": [10, 6]}}, "a model of speech or sound"),
+        ([], {"target": "nemo.collections.asr.models.EncDecRNNTBPEModel"}, "a model of speech"),
+        ([], {"model_type": "llada"}, "a masked diffusion model"),
     ],
 )
 def test_a_model_of_another_kind_is_named(
@@ -153,9 +165,92 @@ def test_a_model_of_another_kind_is_named(
     if config is not None:
         write_config(tmp_path, config)
     run = memfit(tmp_path)
-    assert (run.code, run.err.count("\n")) == (3, 1)
-    assert f"{kind}" in run.err
-    assert "not a language model" in run.err
+    lines = run.err.splitlines()
+    assert (run.code, len(lines)) == (3, 1 if config is None else 3)
+    assert kind in lines[0]
+    assert "not a language model" in lines[0]
+    if config is not None:
+        assert lines[2].startswith("memfit: not decided: ")
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        (
+            {"model_type": "qwen3_5_mtp", "text_config": {"hidden_size": 5120}},
+            "a drafter (an MTP head) for a qwen3_5 target, hidden size 5120",
+        ),
+        (
+            {"model_type": "gemma4_assistant", "backbone_hidden_size": 2560},
+            "a drafter (an assistant) for a gemma4 target, hidden size 2560",
+        ),
+        (
+            {**QWEN3_4B, "dflash_config": {"mask_token_id": 1}, "num_target_layers": 36},
+            "a drafter (DFlash) for a qwen3 target, hidden size 2560, layers 36",
+        ),
+        (
+            {**QWEN3_4B, "architectures": ["LlamaForCausalLMEagle3"]},
+            "a drafter (EAGLE) for a qwen3 target",
+        ),
+        (
+            {
+                "speculators_model_type": "eagle3",
+                "speculators_config": {"verifier": {"name_or_path": "Qwen/Qwen3-8B"}},
+            },
+            "a drafter (EAGLE) for Qwen/Qwen3-8B",
+        ),
+    ],
+)
+def test_a_drafter_is_named_with_its_target(
+    memfit: Memfit, tmp_path: Path, config: dict[str, Any], what: str
+) -> None:
+    model = write_checkpoint(tmp_path / "head", config, TENSORS)
+    for command in ([], ["plan", "server"], ["plan", "train"], ["card"]):
+        run = memfit(*command, model, "--memory", "32")
+        assert (run.code, what in run.err) == (3, True), command
+        assert f"weights: {NBYTES} bytes (exact)" in run.err
+    compared = memfit("compare", "--model", model, "--model", model, "--memory", "32", "--json")
+    assert compared.code == 3
+    assert "a drafter" in compared.out
+
+
+def test_a_checkpoint_of_mtp_tensors_alone_is_a_drafter(memfit: Memfit, tmp_path: Path) -> None:
+    tensors = {"mtp.fc.weight": ("BF16", (2560, 5120))}
+    run = memfit(write_checkpoint(tmp_path / "head", QWEN3_4B, tensors))
+    assert (run.code, "a drafter" in run.err) == (3, True)
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Embedding-4B-4bit-DWQ", "qwen3-reranker-4b"])
+def test_an_embedding_model_with_a_generators_config_is_known_by_its_name(
+    memfit: Memfit, tmp_path: Path, name: str
+) -> None:
+    model = write_checkpoint(tmp_path / name, QWEN3_4B, TENSORS)
+    run = memfit(model)
+    assert (run.code, "an embedding model, or a reranker by its name" in run.err) == (3, True)
+    assert f"weights: {NBYTES} bytes (exact)" in run.err
+    assumed = memfit(model, "--as", "qwen3", "--method", "formula")
+    assert assumed.out.startswith("assumed to be qwen3: ")
+
+
+def test_a_base_class_without_a_head_is_not_sized_as_a_generator(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    tensors = {"embed_tokens.weight": ("BF16", (1000, 2560))}
+    run = memfit(write_checkpoint(tmp_path / "new", QWEN3_4B, tensors))
+    assert (run.code, "a base class without a head" in run.err) == (3, True)
+
+
+def test_attention_in_both_directions_is_refused_for_an_assumed_type_too(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    model = write_config(tmp_path, {**GEMMA, "use_bidirectional_attention": True})
+    assert memfit(model, "--as", "gemma3_text").code == 3
+
+
+def test_no_class_of_mlx_lm_is_taken_for_another_kind() -> None:
+    models = pytest.importorskip("mlx_lm.models")
+    classes = {path.stem for path in Path(models.__path__[0]).glob("*.py")}
+    assert [name for name in classes | {*FAMILIES} if kind_of_config({"model_type": name})] == []
 
 
 def test_an_embedding_model_can_be_sized_by_an_assumption(memfit: Memfit, tmp_path: Path) -> None:

@@ -209,6 +209,15 @@ def test_an_encoder_of_a_generators_architecture_is_not_sized_as_a_generator() -
         build_gguf_model(metadata, entry.tensors, "model.gguf")
 
 
+def test_a_gguf_file_that_pools_is_an_embedding_model_or_a_reranker() -> None:
+    entry = recorded()["qwen3"]
+    pooled = {**entry.metadata, "qwen3.pooling_type": 3}
+    with pytest.raises(UnsupportedError, match=r"qwen3\.pooling_type: an embedding model"):
+        build_gguf_model(pooled, entry.tensors, "model.gguf")
+    unpooled = {**entry.metadata, "qwen3.pooling_type": 0}
+    assert build_gguf_model(unpooled, entry.tensors, "model.gguf").trunk
+
+
 @pytest.mark.parametrize(("value", "is_encoder"), [(True, True), ("all", True), ("vision", False)])
 def test_a_config_that_attends_in_both_directions_is_not_sized_as_a_generator(
     value: object, is_encoder: bool

@@ -162,7 +162,7 @@ def test_a_killed_server_ends_with_a_message(models: dict[str, Path]) -> None:
         os.kill(server.child(), signal.SIGKILL)
         _, errors = server.process.communicate(timeout=PATIENCE_SECONDS)
         assert server.process.returncode == 5
-        assert "the server ended by itself: it killed by signal 9" in errors
+        assert "the server ended by itself: killed by signal 9" in errors
         assert "Traceback" not in errors
 
 

@@ -82,11 +82,11 @@ def test_each_call_has_the_peak_of_its_whole_graph(name: str, chip: str, packing
         whole = list(replayed(model, packed, device, workload))
         assert [dict(call.alive) for call in named] == [dict(call.alive) for call in whole]
         for found in (named, by_code):
-            assert list(map(_figures, found)) == list(map(_figures, whole))
+            assert list(map(figures, found)) == list(map(figures, whole))
         assert not any(call.alive for call in by_code)
 
 
-def _figures(call: CallPeak[CallPhase]) -> tuple[object, ...]:
+def figures(call: CallPeak[CallPhase]) -> tuple[object, ...]:
     """Return what is known of a call at any speed."""
     return (
         *(call.nbytes, call.operation, call.largest_buffer_bytes),

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.estimators import trace
+from memfit.estimators.base.units import ceil_div
 from memfit.estimators.programs.sizes import Guards, evaluator, expression
 
 OPERATIONS: list[Callable[[int, int, int], int]] = [
@@ -66,3 +67,11 @@ def test_rules_turn_no_size_into_a_plain_number(name: str) -> None:
             if node.func.id == "range":
                 # The number of axes is no size, and neither is a constant.
                 assert ast.unparse(node.args[-1]).startswith(("len(", "_")), node.lineno
+
+
+def test_a_number_of_blocks_rounded_up_is_compared_under_a_guard() -> None:
+    guards = Guards({"L": 90, "experts": 8})
+    rows = guards.sizes["L"] * guards.sizes["experts"]
+    assert ceil_div(rows, 2048) <= 1
+    holds = evaluator([guards.condition()], {})
+    assert [holds({"L": length, "experts": 8}) for length in (256, 257)] == [(True,), (False,)]

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from memfit.estimators.base.dtypes import converted
 from memfit.estimators.base.errors import InputError, MemfitError, PolicyError, UnsupportedError
+from memfit.estimators.base.workload import Workload
 from memfit.estimators.compare.axes import parse_axis
 from memfit.estimators.compare.compare import ComparedModel, compare
 from memfit.estimators.gate.evaluate import run_gate
@@ -26,6 +28,7 @@ from memfit.estimators.questions.target import MARGIN_BYTES
 from memfit.estimators.results.comparison import Comparison
 from memfit.estimators.results.context import ContextPlan
 from memfit.estimators.results.estimate import Estimate
+from memfit.estimators.runtimes.facets import ProgramContext
 from memfit.estimators.runtimes.registry import get_runtime, list_runtimes, with_versions
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import MethodSetting
@@ -163,7 +166,15 @@ def sized_for(
 def estimated(question: Question, path: str) -> Estimate:
     sized = sized_for(question, path, runtime_of(question, path))
     # On its machine: vLLM's defaults depend on the memory.
-    return estimate(sized, question.partial.under(sized.runtime_model.runtime))
+    return estimate(sized, workload_of(question, sized))
+
+
+def workload_of(question: Question, sized: SizedModel) -> Workload:
+    """What a runtime makes of it, as Ollama chooses its own batch."""
+    work = question.partial.under(sized.runtime_model.runtime)
+    program = sized.runtime_model.facet(ProgramContext)
+    chooses = program and question.partial.prefill_step is None
+    return program.program_workload(work) if program and chooses else work
 
 
 def policy_of(question: Question, path: str) -> dict[str, Any]:
@@ -226,7 +237,7 @@ def planned(question: Question, path: str) -> ContextPlan:
     # No formula has a model that is given by its path here.
     method: MethodSetting = "auto" if Path(question.model).is_absolute() else "formula"
     sized = with_runtime(sized_for(question, path, native, method=method), runtime)
-    work = question.partial.under(sized.runtime_model.runtime)
+    work = workload_of(question, sized)
     asked = ContextQuestion(contexts=(work.prompt_tokens,), requests=(work.batch,))
     return plan_context(sized, work, asked)
 
@@ -305,7 +316,9 @@ def check_gate(expected: Estimate, report: TargetReport, question: Question) -> 
 def check_comparison(expected: Estimate, comparison: Comparison) -> None:
     (model,) = comparison.models
     parts, needed = expected.components, expected.peak_bytes + expected.components.margin.bytes
-    assert comparison.workload == expected.workload
+    # Of all models: a runtime that chooses its own batch does so for each.
+    step = expected.workload.prefill_step
+    assert replace(comparison.workload, prefill_step=step) == expected.workload
     assert (model.verdict, model.exceeded) == (expected.verdict, expected.exceeded)
     assert model.needed_bytes == needed
     own = len(expected.notes)

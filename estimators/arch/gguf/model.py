@@ -43,6 +43,12 @@ def build_gguf_model(
             f"{fields.full_path('attention.causal')}: false: an encoder, which makes embeddings and"
             " keeps no cache; it is not sized as a generator"
         )
+    # llama.cpp's converter writes it for models of sentence-transformers alone (modules.json).
+    if fields.count("pooling_type", 0, least=0):
+        raise UnsupportedError(
+            f"{fields.full_path('pooling_type')}: an embedding model or a reranker; it is not sized"
+            " as a generator"
+        )
     reader = _Reader(fields, rule, architecture, {t.name: t.shape for t in tensors})
     return GgufModel(reader.model(), reader.trunk)
 

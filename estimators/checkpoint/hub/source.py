@@ -13,8 +13,9 @@ from memfit.estimators.checkpoint.config import CONFIG
 from memfit.estimators.checkpoint.hub.header_cache import HeaderCache, user_cache
 from memfit.estimators.checkpoint.hub.repository import Repository
 from memfit.estimators.checkpoint.hub.settings import Hub, configured_hub
+from memfit.estimators.checkpoint.kinds import kind_of_files
 from memfit.estimators.checkpoint.local.directory import read_checkpoint_files, read_directory
-from memfit.estimators.checkpoint.manifest import Checkpoint, kind_of_files
+from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.weight_files import is_weight_file
 
 DEFAULT_REVISION = "main"

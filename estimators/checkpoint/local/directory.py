@@ -9,7 +9,8 @@ from memfit.estimators.base.errors import CheckpointError, UnsupportedError
 from memfit.estimators.base.files import list_names, printable
 from memfit.estimators.checkpoint.checkpoint_files import CheckpointFiles, Directory
 from memfit.estimators.checkpoint.config import CONFIG, model_config, read_model_config
-from memfit.estimators.checkpoint.manifest import Checkpoint, kind_of_files
+from memfit.estimators.checkpoint.kinds import kind_of_files
+from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.safetensors import read_header
 from memfit.estimators.checkpoint.shards import list_some, shard_total
 from memfit.estimators.checkpoint.weight_files import is_weight_file, with_weights
