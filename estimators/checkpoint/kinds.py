@@ -137,7 +137,7 @@ def kind_of_config(config: Mapping[str, Any]) -> Kind | None:
     if kind := _BY_TYPE.get(text):
         return kind
     classes = config.get("architectures")
-    named = [each for each in classes if isinstance(each, str)] if _is_list(classes) else []
+    named = [each for each in classes if isinstance(each, str)] if isinstance(classes, list) else []
     for kind in _KINDS:
         if (
             re.search(kind.pattern, text.lower())
@@ -146,10 +146,6 @@ def kind_of_config(config: Mapping[str, Any]) -> Kind | None:
         ):
             return kind
     return EMBEDDING if attends_both_ways(config) else None
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list | tuple)
 
 
 def attends_both_ways(config: Mapping[str, Any]) -> bool:
