@@ -89,7 +89,6 @@ PLANS = (
         kinds=("layer_types[i]", "i >= num_dense_layers"),
         features=(SORTED,),
         guards=(SEVERAL_EXPERTS,),
-        backends=("metal",),
         attention=(GROUPED, WINDOWED),
     ),
     ClassPlan(
