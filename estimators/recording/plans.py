@@ -122,7 +122,6 @@ PLANS = (
         kinds=("layer_types[i]", "is_moe_layer[i]"),
         features=(SORTED,),
         guards=(SEVERAL_EXPERTS,),
-        backends=("metal",),
         attention=(GROUPED, WINDOWED),
     ),
     ClassPlan(
