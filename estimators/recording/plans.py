@@ -269,7 +269,6 @@ PLANS = (
         kinds=("i >= first_k_dense_replace and i % moe_layer_freq == 0",),
         features=(SORTED,),
         guards=(SEVERAL_EXPERTS,),
-        backends=("metal",),
         attention=(GROUPED,),
     ),
     ClassPlan(
