@@ -210,7 +210,6 @@ PLANS = (
         features=("B*L*moe_topk >= 64",),
         # Equal ones have one factor of scale.
         guards=("q_lora_rank != kv_lora_rank", "moe_topk > 1"),
-        backends=("metal",),
         attention=(UNFOLDED, FOLDED),
     ),
     ClassPlan(
