@@ -302,7 +302,6 @@ PLANS = (
         kinds=("i not in mlp_only_layers and (i + 1) % decoder_sparse_step == 0",),
         features=(SORTED,),
         guards=(SEVERAL_EXPERTS, "hidden_size % num_attention_heads == 0"),
-        backends=("metal",),
         attention=(GROUPED,),
     ),
 )
