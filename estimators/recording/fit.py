@@ -5,10 +5,12 @@ from fractions import Fraction
 from itertools import combinations, combinations_with_replacement
 from typing import NamedTuple
 
+from memfit.estimators.programs.dimensions import QUANTISED_FEATURES
+
 # Sizes of a call are not multiplied with one another, but for these.
 _FACTORS = frozenset({"L", "C", "B"})
 CALL = frozenset({"L", "P", "C0", "C", "W0", "W1", "PW", "M1", "B"})
-_FLAGS = frozenset({"chunk", "first_token", "cuda"})
+_FLAGS = frozenset({"chunk", "first_token", "cuda", *QUANTISED_FEATURES})
 _PACKING = frozenset({"bits", "group_size"})
 _WORD_BITS = 32
 _LARGEST_DIVISOR = 64

@@ -61,7 +61,6 @@ PLANS = (
         kinds=("i >= first_k_dense_replace and i % moe_layer_freq == 0",),
         features=(SORTED,),
         guards=(SEVERAL_EXPERTS,),
-        backends=("metal",),
         attention=(UNFOLDED, FOLDED),
     ),
     ClassPlan(
@@ -90,7 +89,6 @@ PLANS = (
         kinds=("layer_types[i]", "i >= num_dense_layers"),
         features=(SORTED,),
         guards=(SEVERAL_EXPERTS,),
-        backends=("metal",),
         attention=(GROUPED, WINDOWED),
     ),
     ClassPlan(
@@ -124,7 +122,6 @@ PLANS = (
         kinds=("layer_types[i]", "is_moe_layer[i]"),
         features=(SORTED,),
         guards=(SEVERAL_EXPERTS,),
-        backends=("metal",),
         attention=(GROUPED, WINDOWED),
     ),
     ClassPlan(
@@ -213,7 +210,6 @@ PLANS = (
         features=("B*L*moe_topk >= 64",),
         # Equal ones have one factor of scale.
         guards=("q_lora_rank != kv_lora_rank", "moe_topk > 1"),
-        backends=("metal",),
         attention=(UNFOLDED, FOLDED),
     ),
     ClassPlan(
@@ -272,7 +268,6 @@ PLANS = (
         kinds=("i >= first_k_dense_replace and i % moe_layer_freq == 0",),
         features=(SORTED,),
         guards=(SEVERAL_EXPERTS,),
-        backends=("metal",),
         attention=(GROUPED,),
     ),
     ClassPlan(
@@ -307,7 +302,6 @@ PLANS = (
         kinds=("i not in mlp_only_layers and (i + 1) % decoder_sparse_step == 0",),
         features=(SORTED,),
         guards=(SEVERAL_EXPERTS, "hidden_size % num_attention_heads == 0"),
-        backends=("metal",),
         attention=(GROUPED,),
     ),
 )

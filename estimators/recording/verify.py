@@ -39,7 +39,7 @@ def _compared(plan: ClassPlan, recorded: RecordedClass, variant: Variant, drawn:
         structure = structure_of(recorded, variant, drawn.sizes)
     except UnsupportedError:
         return False
-    call, kinds = drawn.call, plan.layer_kinds(plan.base)
+    call, kinds = drawn.call, plan.layer_kinds({**recorded.settings, **plan.base})
     planned = PlannedCall(call.phase, call.tokens, call.position)
     made = canonical(assembled(recorded, structure, kinds, drawn.sizes, planned).call)
     for number, (a, b) in enumerate(zip(_nodes(made), _nodes(call), strict=True)):
