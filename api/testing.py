@@ -2,7 +2,7 @@
 
 >>> from memfit.testing import assert_peak
 >>> assert_peak("qwen3-4b-4bit", prompt="32k", at_most="8GB", method="formula")
-7752883200
+7752890368
 """
 
 from collections.abc import Collection

@@ -15,6 +15,8 @@ from memfit.estimators.questions.target import MARGIN_BYTES, RuntimeQuestion
 
 if TYPE_CHECKING:
     from memfit.estimators.base.reading.request_trace import TraceRequest
+    from memfit.estimators.guard.call_tables import CallTables
+    from memfit.estimators.machine.device import Device
 
 
 class ReplayOptions(OptionGroup, frozen=True, kw_only=True):
@@ -71,17 +73,7 @@ def replay(
     if options.limit is None and device is None:
         raise InputError("name the machine: --device m4-max-64, or --limit 20GB")
     limit = options.limit or (device.working_set_bytes - MARGIN_BYTES if device else 0)
-    name = model.reference()
-    if name.endswith(".json"):
-        from memfit.estimators.guard.call_tables import card_tables
-        from memfit.estimators.guard.card import read_card
-
-        tables = card_tables(read_card(Path(name)))
-    else:
-        from memfit.estimators.guard.call_tables import model_tables
-
-        question = RuntimeQuestion(mlx_version=versions.mlx_version)
-        tables = model_tables(sized_for_mlx_lm(model, device, question, verbose=output.verbose))
+    tables = _tables(model, device, versions, verbose=output.verbose)
     guard = Guard(
         tables=tables,
         limit_bytes=limit,
@@ -102,6 +94,19 @@ def replay(
     )
     output.write(result, units=output.units, plot=output.draws(False))
     raise typer.Exit(Exit.NO if result.over or result.refused_though_fits else Exit.YES)
+
+
+def _tables(
+    model: AdaptedModel, device: "Device | None", versions: VersionOptions, *, verbose: bool
+) -> "CallTables":
+    """Those of a card, or of a model."""
+    from memfit.estimators.guard.call_tables import card_tables, model_tables
+    from memfit.estimators.guard.card import read_card
+
+    if (name := model.reference()).endswith(".json"):
+        return card_tables(read_card(Path(name)))
+    question = RuntimeQuestion(mlx_version=versions.mlx_version)
+    return model_tables(sized_for_mlx_lm(model, device, question, verbose=verbose))
 
 
 def _generated(options: ReplayOptions, longest: int) -> "tuple[TraceRequest, ...]":

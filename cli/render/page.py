@@ -20,7 +20,7 @@ from memfit.cli.render.output import visible
 _ASCII = str.maketrans("±…−", "~~-")
 _UNIT = re.compile(r"(?<=[0-9]) (?=[A-Za-z%])")
 _NO_BREAK = "\ue000"  # a private-use character, in no text
-_LEAST_COLUMNS = 40  # below it numbers would be cut
+_LEAST_COLUMNS = 60  # below it numbers would be cut
 _USUAL_LINES = 24
 _MAX_COLUMNS = 1000  # COLUMNS may be any number; no screen has more
 

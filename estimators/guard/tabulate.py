@@ -37,6 +37,8 @@ from memfit.estimators.workspace.peak import ERROR_PERCENT, prepared_model
 UNIT = 16384
 STEPS = (256, 512, 1024, 2048, 4096, 8192)
 MAX_TOKENS = 2**17
+# Every row has chunks then with and without tokens before them.
+_LEAST_TOKENS = 4 * STEPS[-1]
 # Two rows an octave, and an edge where a kernel changes: 8 queries, and 1024 on an M5.
 EDGES = (
     *(8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1023),
@@ -130,6 +132,11 @@ def make_card(sized: SizedModel, *, questions: int = 2000, seed: int = 1) -> Mem
             " mlx-lm stores as they are"
         )
     random, card = Random(seed), card_facts(sized)
+    if card.max_tokens < _LEAST_TOKENS:
+        raise UnsupportedError(
+            f"{sized.checkpoint.id}: a memory card is of a model with a context of at least"
+            f" {_LEAST_TOKENS} tokens, and this one has {card.max_tokens}; ask memfit estimate"
+        )
     engine = _Engine(sized, card)
     still, growing = _decode(engine, card, random)
     rows = tuple(_rows(engine, card, random))

@@ -77,7 +77,7 @@ def test_the_basis_of_a_peak_is_the_weakest_of_its_parts(
     memfit: Memfit, four_bit: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("mlx_lm")
-    traced = write_config(tmp_path / "traced", UNDESCRIBED["nanbeige"])
+    traced = write_config(tmp_path / "traced", UNDESCRIBED["solar_open"])
     figures = figures_of(memfit("compare", four_bit, traced, *DEVICE, "--context", "300", "--json"))
     parts = ("weights", "kv", "workspace", "peak")
     assert [figures[name][0]["basis"] for name in parts] == [

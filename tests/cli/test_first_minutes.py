@@ -27,25 +27,6 @@ def test_what_is_counted_is_singular_where_there_is_one(
     assert not re.search(r"(?<![\w.,])1 (tokens|requests|clients|prompts)\b", out)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("fits",),
-        ("estimate", SAMPLE),
-        ("server", SAMPLE, "--clients", "2"),
-        ("plan", "context", SAMPLE),
-    ],
-)
-def test_a_terminal_of_forty_columns_is_wide_enough(
-    memfit: Memfit, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    lines = memfit(*command, "--memory", "32GB").out.splitlines()
-    assert lines
-    # An address or a path is never cut.
-    assert max((len(line) for line in lines if " " in line.strip()), default=0) <= 40
-
-
 def test_models_of_the_index_are_completed_with_and_without_their_owner() -> None:
     assert "qwen3-vl-8b-instruct" in complete_model("qwen3-vl")
     assert "Qwen/Qwen3-VL-8B-Instruct" in complete_model("Qwen/Qwen3-VL")

@@ -24,6 +24,7 @@ from memfit.estimators.mlx.kv_cache import capacity_at
 from memfit.estimators.results.card import MemoryCard
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.estimators.sizing.sized_model import SizedModel
+from tests.models import QWEN3_4B, write_config
 from tests.selection import quick
 
 MODELS = {
@@ -77,6 +78,13 @@ def test_a_card_is_hardly_ever_below_and_never_far_above(made: Made, name: str) 
     assert min(excess) > -0.01
     assert sorted(excess)[50] < 0.05
     assert max(excess) < 0.15
+
+
+def test_a_model_with_a_short_context_has_no_card(tmp_path: Path) -> None:
+    write_config(tmp_path, {**QWEN3_4B, "max_position_embeddings": 4096})
+    sized = Catalog().sized(str(tmp_path), device=find_device("m4-max-64"))
+    with pytest.raises(UnsupportedError, match="at least 32768 tokens, and this one has 4096"):
+        make_card(sized)
 
 
 def test_every_sample_of_a_table_is_within_the_context() -> None:

@@ -47,7 +47,7 @@ def together(
     versions: VersionOptions,
     output: PlanOutput,
 ) -> None:
-    """Show which models fit a machine at once, and what to unload for another.
+    """Show which models fit a machine at once, and what to unload.
 
     Each runs in a server of its own, with one request at a time: memfit plan together
     qwen3-8b-4bit gemma-3-4b --memory 32GB --context 8k

@@ -9,6 +9,7 @@ from memfit.estimators.checkpoint.gguf.ggml_types import BY_NAME
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes, Cells, cell_widths
 from memfit.estimators.runtimes.llama_cpp.ggml import Graph, Place, Stored, Tensor, View
+from memfit.estimators.runtimes.llama_cpp.kinds import attention_of
 from memfit.estimators.runtimes.llama_cpp.overrides import place_of
 from memfit.estimators.runtimes.llama_cpp.placement import Placement, Weights
 
@@ -205,8 +206,8 @@ class Builder:
         """Source: llama-kv-cache.cpp, attn_rot_k and n_rot_k: of heads of one width."""
         alike = [
             each
-            for each in self.model.mixers()
-            if isinstance(each, Attention) and (each.window is None) == (spec.window is None)
+            for each in map(attention_of, self.model.mixers())
+            if each and (each.window is None) == (spec.window is None)
         ]
         widths = zip(*((each.key_dim, each.value_dim) for each in alike), strict=True)
         keys, values = (
@@ -261,7 +262,8 @@ class Builder:
         """
         keys, values = next(cell_widths(spec))
         if self.cache_place is Place.HOST:
-            values = spec.kv_heads * value_dim if isinstance(spec, Attention) else value_dim
+            attention = attention_of(spec)
+            values = attention.kv_heads * value_dim if attention else value_dim
         # A copy of a latent's values is not known to be a part of its keys.
         cells = self.room.of(spec.window) * self.room.streams
         if self.backend == "cpu":

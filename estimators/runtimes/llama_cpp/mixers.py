@@ -19,6 +19,7 @@ from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.runtimes.llama_cpp.builder import Builder
 from memfit.estimators.runtimes.llama_cpp.ggml import Stored, Tensor
+from memfit.estimators.runtimes.llama_cpp.kinds import latent_of
 from memfit.estimators.runtimes.llama_cpp.recurrences import gated_delta, recurrent
 
 _HALF = 2
@@ -116,12 +117,12 @@ def _attended(
         mixed.scratch = to.scratch(spec, value_dim)
         return mixed
     values: Tensor = caches[-1]
-    if isinstance(spec, LatentAttention):
+    if latent_of(spec):
         # Its values are a view of the keys, which is transposed into a copy (build_attn_mha).
         values = to.graph.node(_HALF * value_dim * to.room.full * to.room.streams, values)
     scores = to.op(to.room.of(spec.window) * spec.heads, caches[0], query)
     mixed = to.op(width, values, to.over(scores, mask))
-    return mixed if isinstance(spec, LatentAttention) else to.op(width, mixed)
+    return mixed if latent_of(spec) else to.op(width, mixed)
 
 
 def _latent(to: Builder, spec: LatentAttention, normed: Tensor) -> Tensor:
@@ -183,6 +184,6 @@ def _zeros(to: Builder, spec: Indexer) -> Tensor:
 
 def skip(to: Builder, layer: Layer) -> None:
     """Add what a layer that lies as the one before it has from the start of the graph."""
-    for mixer in layer.mixers:
-        if isinstance(mixer, LatentAttention) and mixer.indexer:
+    for mixer in map(latent_of, layer.mixers):
+        if mixer and mixer.indexer:
             to.graph.write(None, _zeros(to, mixer.indexer))

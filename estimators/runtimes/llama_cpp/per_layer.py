@@ -4,9 +4,9 @@ Source: src/models/gemma4.cpp and gemma3n.cpp of build b11549.
 """
 
 from memfit.estimators.arch.model import Layer
-from memfit.estimators.arch.specs import Attention, DenseMLP
 from memfit.estimators.runtimes.llama_cpp.builder import Builder
 from memfit.estimators.runtimes.llama_cpp.ggml import Place, Stored, Tensor
+from memfit.estimators.runtimes.llama_cpp.kinds import attention_of, dense_of
 from memfit.estimators.runtimes.llama_cpp.mixers import mix
 from memfit.estimators.runtimes.llama_cpp.placement import Weights
 
@@ -77,9 +77,10 @@ def merged(to: Builder, streams: Tensor) -> Tensor:
 
 def layer(to: Builder, spec: Layer, streams: Tensor, inputs: Tensor) -> Tensor:
     """Add a layer of Gemma 3n, which reads and returns all streams."""
-    (attention,), block = spec.mixers, spec.feed_forward
-    assert isinstance(attention, Attention)
-    assert isinstance(block, DenseMLP)
+    assert spec.feed_forward
+    attention, block = attention_of(spec.mixers[0]), dense_of(spec.feed_forward)
+    assert attention
+    assert block
     width = _STREAMS * to.hidden
     permuted = to.op(width, to.view(streams))
     shares = _routed(to, to.view(streams, to.hidden))

@@ -8,6 +8,7 @@ from memfit.estimators.arch.specs import Recurrent
 from memfit.estimators.runtimes.llama_cpp.builder import Builder
 from memfit.estimators.runtimes.llama_cpp.feed_forward import feed
 from memfit.estimators.runtimes.llama_cpp.ggml import Tensor, View
+from memfit.estimators.runtimes.llama_cpp.kinds import recurrent_of
 
 _RANK = 64  # of the products that make decays and shares, where no file tells
 _MIXTURES = 6  # of a token and the one before; RWKV 6 has five
@@ -20,8 +21,8 @@ def embedded(to: Builder, rows: Tensor) -> Tensor:
 
 def layer(to: Builder, spec: Layer, residual: Tensor, *, is_last: bool) -> Tensor:
     """Add a layer; of the last one only rows of the outputs go on."""
-    (mixer,), hidden = spec.mixers, to.hidden
-    assert isinstance(mixer, Recurrent)
+    mixer, hidden = recurrent_of(spec.mixers[0]), to.hidden
+    assert mixer
     shifts = to.gathered(mixer.state[0].elements)
     normed = to.scaled(to.scaled(to.op(hidden, to.view(residual))))
     before = to.op(hidden, to.view(shifts), to.view(normed))
