@@ -286,7 +286,7 @@ def _located(message: str, value: Any) -> tuple[Place, str]:
 MAX_FIGURE = 2**63 - 1
 _NAME = re.compile(r"[\w.+-]{1,40}", re.ASCII)
 _SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%")
-Choice = TypeVar("Choice", str, int)
+Choice = TypeVar("Choice", bound=str | int)
 
 
 def one_of(choices: tuple[Choice, ...]) -> Callable[[Any], Choice]:
