@@ -288,7 +288,7 @@ def words_of(page: Path) -> int:
     return len(re.sub(generated, "", text, flags=re.M).split())
 
 
-def test_the_pages_have_at_most_thirty_thousand_words() -> None:
+def test_the_pages_have_a_limited_number_of_words() -> None:
     assert sum(map(words_of, (ROOT / "docs").rglob("*.md"))) <= MAX_WORDS
 
 
