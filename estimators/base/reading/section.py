@@ -296,7 +296,12 @@ def one_of(choices: tuple[Choice, ...]) -> Callable[[Any], Choice]:
         for choice in choices:
             if value == choice:
                 return choice
-        offered = ", ".join(map(str, choices[:8])) or "nothing: none is defined yet"
+        offered = (
+            ", ".join(
+                str.__str__(each) if isinstance(each, str) else str(each) for each in choices[:8]
+            )
+            or "nothing: none is defined yet"
+        )
         raise InputError(f"expected {offered}; got {short(value)}")
 
     return choose
