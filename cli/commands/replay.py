@@ -16,6 +16,7 @@ from memfit.estimators.questions.target import MARGIN_BYTES, RuntimeQuestion
 if TYPE_CHECKING:
     from memfit.estimators.base.reading.request_trace import TraceRequest
     from memfit.estimators.guard.call_tables import CallTables
+    from memfit.estimators.guard.guard import Guard
     from memfit.estimators.machine.device import Device
 
 
@@ -47,6 +48,23 @@ class ReplayOptions(OptionGroup, frozen=True, kw_only=True):
     )
     prompt_cache_size: int = option(help="Caches kept for later requests.", default=10, min=0)
 
+    @property
+    def traffic_text(self) -> str:
+        """What the traffic is."""
+        return str(self.traffic or f"{self.requests} generated requests ({self.generate})")
+
+    def guard(self, tables: "CallTables", limit_bytes: int) -> "Guard":
+        """Return the guard of a server with these flags."""
+        from memfit.estimators.guard.guard import Guard
+
+        return Guard(
+            tables=tables,
+            limit_bytes=limit_bytes,
+            prompt_concurrency=self.prompt_concurrency,
+            decode_concurrency=self.decode_concurrency,
+            prefill_step=self.prefill_step_size,
+        )
+
 
 @grouped
 def replay(
@@ -63,7 +81,6 @@ def replay(
     beside prompt_tokens and completion_tokens.
     """
     from memfit.estimators.base.reading.request_trace import read_timed_trace
-    from memfit.estimators.guard.guard import Guard
     from memfit.estimators.guard.replay import replay as replayed
 
     if (options.traffic is None) == (options.generate is None):
@@ -74,20 +91,11 @@ def replay(
         raise InputError("name the machine: --device m4-max-64, or --limit 20GB")
     limit = options.limit or (device.working_set_bytes - MARGIN_BYTES if device else 0)
     tables = _tables(model, device, versions, verbose=output.verbose)
-    guard = Guard(
-        tables=tables,
-        limit_bytes=limit,
-        prompt_concurrency=options.prompt_concurrency,
-        decode_concurrency=options.decode_concurrency,
-        prefill_step=options.prefill_step_size,
-    )
     requests, times = rows or (_generated(options, tables.max_tokens), ())
     result = replayed(
-        guard,
+        options.guard(tables, limit),
         requests,
-        traffic=str(
-            options.traffic or f"{options.requests} generated requests ({options.generate})"
-        ),
+        traffic=options.traffic_text,
         clients=options.clients,
         times=times,
         prompt_cache_size=options.prompt_cache_size,

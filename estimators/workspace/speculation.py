@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from memfit.estimators.arch.specs import Attention
+from memfit.estimators.arch.mixer_kinds import attention_of
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kernels import KEPT_BYTES
@@ -36,8 +36,8 @@ class LoadedModel(Struct, frozen=True):
         if (most := KEPT_BYTES[traits.backend]) is not None:
             return most
         call = CallShape(drafted + 1, 1, 0, traits, {}, 0)
-        for mixer in self.prepared.model.mixers():
-            if not isinstance(mixer, Attention) or not (
+        for mixer in map(attention_of, self.prepared.model.mixers()):
+            if mixer is None or not (
                 mixer.fused
                 and call.fused(
                     keys=keys,

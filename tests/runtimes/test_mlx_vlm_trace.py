@@ -151,9 +151,16 @@ def test_mlx_lm_has_no_class_for_it() -> None:
         with_runtime(sized, get_runtime("mlx-lm"))
 
 
-def test_what_generates_no_text_is_refused() -> None:
-    checkpoint = Checkpoint("model", "local", {"model_type": "yolo11"}, "config.json")
-    with pytest.raises(UnsupportedError, match="mlx-vlm's class for model_type"):
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("yolo11", "a model of images, not a language model"),
+        ("sam3_1", "mlx-vlm's class for model_type sam3_1 has no language model"),
+    ],
+)
+def test_what_generates_no_text_is_refused(model_type: str, reason: str) -> None:
+    checkpoint = Checkpoint("model", "local", {"model_type": model_type}, "config.json")
+    with pytest.raises(UnsupportedError, match=reason):
         size(checkpoint, device=None)
 
 

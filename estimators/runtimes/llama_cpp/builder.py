@@ -3,13 +3,13 @@
 from functools import cached_property
 from typing import NamedTuple
 
+from memfit.estimators.arch.mixer_kinds import attention_of
 from memfit.estimators.arch.model import Model
 from memfit.estimators.arch.specs import Attention, Indexer, LatentAttention
 from memfit.estimators.checkpoint.gguf.ggml_types import BY_NAME
 from memfit.estimators.machine.device import Backend
 from memfit.estimators.runtimes.llama_cpp.caches import CacheTypes, Cells, cell_widths
 from memfit.estimators.runtimes.llama_cpp.ggml import Graph, Place, Stored, Tensor, View
-from memfit.estimators.runtimes.llama_cpp.kinds import attention_of
 from memfit.estimators.runtimes.llama_cpp.overrides import place_of
 from memfit.estimators.runtimes.llama_cpp.placement import Placement, Weights
 

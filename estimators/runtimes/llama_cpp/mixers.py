@@ -5,6 +5,7 @@ sizes are those of graphs that build b11549 made. Where the models of a kind dif
 operations, one of them stands for all.
 """
 
+from memfit.estimators.arch.mixer_kinds import latent_of
 from memfit.estimators.arch.model import Layer
 from memfit.estimators.arch.specs import (
     Attention,
@@ -19,7 +20,6 @@ from memfit.estimators.base.dispatch import assert_never
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.runtimes.llama_cpp.builder import Builder
 from memfit.estimators.runtimes.llama_cpp.ggml import Stored, Tensor
-from memfit.estimators.runtimes.llama_cpp.kinds import latent_of
 from memfit.estimators.runtimes.llama_cpp.recurrences import gated_delta, recurrent
 
 _HALF = 2

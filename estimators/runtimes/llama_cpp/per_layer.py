@@ -3,10 +3,10 @@
 Source: src/models/gemma4.cpp and gemma3n.cpp of build b11549.
 """
 
+from memfit.estimators.arch.mixer_kinds import attention_of, dense_of
 from memfit.estimators.arch.model import Layer
 from memfit.estimators.runtimes.llama_cpp.builder import Builder
 from memfit.estimators.runtimes.llama_cpp.ggml import Place, Stored, Tensor
-from memfit.estimators.runtimes.llama_cpp.kinds import attention_of, dense_of
 from memfit.estimators.runtimes.llama_cpp.mixers import mix
 from memfit.estimators.runtimes.llama_cpp.placement import Weights
 

@@ -3,12 +3,12 @@
 Source: src/models/rwkv6-base.cpp, rwkv7-base.cpp, rwkv6.cpp and rwkv7.cpp of build b11549.
 """
 
+from memfit.estimators.arch.mixer_kinds import recurrent_of
 from memfit.estimators.arch.model import Layer
 from memfit.estimators.arch.specs import Recurrent
 from memfit.estimators.runtimes.llama_cpp.builder import Builder
 from memfit.estimators.runtimes.llama_cpp.feed_forward import feed
 from memfit.estimators.runtimes.llama_cpp.ggml import Tensor, View
-from memfit.estimators.runtimes.llama_cpp.kinds import recurrent_of
 
 _RANK = 64  # of the products that make decays and shares, where no file tells
 _MIXTURES = 6  # of a token and the one before; RWKV 6 has five

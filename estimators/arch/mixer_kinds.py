@@ -1,4 +1,4 @@
-"""The kinds of layers that a graph of one architecture can only have, by ``match``."""
+"""A layer as the one kind that a caller handles, None for every other kind."""
 
 from memfit.estimators.arch.specs import (
     Attention,
