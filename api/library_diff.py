@@ -16,7 +16,8 @@ from msgspec.json import decode, encode
 from memfit.estimators.base.errors import InputError, MachineError, UnreachableError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.progress import Progress, reported
-from memfit.estimators.mlx.versions import parse_version
+from memfit.estimators.mlx.data.changes import OLDEST_MLX_LM
+from memfit.estimators.mlx.versions import format_version, parse_version
 from memfit.estimators.results.library_diff import (
     LibraryDiff,
     LoopChange,
@@ -29,6 +30,7 @@ from memfit.probes.process import CHILD_ENVIRONMENT
 
 Package = Literal["mlx-lm", "mlx-vlm"]
 INSTALLED = "installed"
+_OLDEST = {"mlx_lm": OLDEST_MLX_LM}
 _COMMAND = (sys.executable, "-m", "memfit.library_peaks")
 _TIMEOUT_SECONDS = 3600
 
@@ -140,12 +142,14 @@ def _folder(package: Package, version: str) -> Path | None:
     if (module := Path(version) / _module(package)).is_dir():
         return module.parent.absolute()
     try:
-        parse_version(version)
+        number = parse_version(version)
     except InputError:
         raise InputError(
             f"--{package} {printable(version)}: name a version such as 0.32.1, a folder with"
             f" {module.name}, or {INSTALLED}"
         ) from None
+    if number < (oldest := _OLDEST.get(module.name, ())):
+        raise InputError(f"--{package} {version}: it is traced from {format_version(oldest)} on")
     from platformdirs import user_cache_dir
 
     folder = Path(user_cache_dir("memfit", appauthor=False)) / "packages" / f"{package}-{version}"

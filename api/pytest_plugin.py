@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from memfit.estimators.gate import POLICY
+
 if TYPE_CHECKING:
     from memfit.estimators.gate.policy import Policy
     from memfit.estimators.gate.report import TargetReport
-
-_POLICY = "memfit.yaml"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Collect a policy."""
-    if not parent.config.getoption("--memfit") or file_path.name != _POLICY:
+    if not parent.config.getoption("--memfit") or file_path.name != POLICY:
         return None
     return PolicyFile.from_parent(parent, path=file_path)
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.files import printable
 from memfit.estimators.base.units import parse_size
+from memfit.estimators.gate import POLICY
 from memfit.estimators.gate.baseline import NAME, read_baseline
 from memfit.estimators.gate.evaluate import run_gate, select
 from memfit.estimators.gate.policy import Policy, read_policy
@@ -22,7 +23,6 @@ from memfit.estimators.gate.report import TargetReport
 from memfit.model import open
 
 Method = Literal["auto", "formula", "trace"]
-POLICY = "memfit.yaml"
 # What a new version may not take more of.
 _SIZES = ("weights_bytes", "peak_bytes", "training_peak_bytes")
 

@@ -15,12 +15,13 @@ from memfit.cli.progress import reporting
 from memfit.cli.render.output import DRAWN, Format, deliver, format_of, rendered, say
 from memfit.estimators.base.errors import InputError, PolicyError
 from memfit.estimators.base.progress import Progress
+from memfit.estimators.gate import POLICY as POLICY_NAME
 from memfit.estimators.questions.question import read_setting
 
 if TYPE_CHECKING:
     from memfit.estimators.gate.report import GateReport
 
-POLICY = Path("memfit.yaml")
+POLICY = Path(POLICY_NAME)
 # GitHub shows this Markdown on the page of a run (docs.github.com, "Workflow commands").
 SUMMARY = "GITHUB_STEP_SUMMARY"
 

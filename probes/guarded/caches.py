@@ -55,7 +55,7 @@ def own(caches: Iterable[Any]) -> None:
 
 
 class _Trie(PromptTrie):  # type: ignore[misc]
-    """Entries by their tokens, which are told when they are dropped."""
+    """Entries by their tokens; one that is dropped is marked."""
 
     def add(self, model: Any, tokens: list[int], value: Any) -> Any:
         """Add an entry, and return the one in its place before."""

@@ -65,6 +65,7 @@ def test_a_class_that_only_the_new_version_lacks_is_not_decided(
     [
         (("qwen3-0.6b",), "give either --mlx-lm OLD NEW or --mlx-vlm OLD NEW"),
         (("qwen3-0.6b", "--mlx-lm", "installed", "new"), "name a version such as 0.32.1"),
+        (("qwen3-0.6b", "--mlx-lm", "0.0.1", "installed"), "it is traced from 0.26.0 on"),
         (("no-such-model", "--mlx-lm", "installed", "installed"), "no such path"),
         (
             ("qwen3-0.6b", "--mlx-lm", "installed", "installed", "--image", "8x8"),

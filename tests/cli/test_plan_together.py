@@ -74,6 +74,11 @@ def test_the_sets_fit_and_what_is_unloaded_makes_room(memfit: Memfit, tmp_path: 
     assert file.read_text() == plan["matrix"]
 
 
+def test_a_mac_is_named_as_it_is_sold(memfit: Memfit) -> None:
+    run = memfit("plan", "together", "qwen3-0.6b", "gemma-3-4b", "--memory", "32GB")
+    assert "Mac with 32 GB, 26.8 GB working set" in run.out
+
+
 def test_a_set_still_fits_at_its_longest_prompt_and_no_longer(memfit: Memfit) -> None:
     words = ("plan", "together", "qwen3-0.6b", "gemma-3-4b", "--memory", "24GB", "--json")
     (found,) = json.loads(memfit(*words, "--context", "2k").out)["sets"]

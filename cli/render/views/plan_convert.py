@@ -4,6 +4,7 @@ from memfit.cli.render.document import VERDICT_COLOURS, Document, Table, report
 from memfit.cli.render.view import view
 from memfit.cli.render.views.text import conversion_text, size
 from memfit.estimators.base.units import Units
+from memfit.estimators.machine.device import name_as_sold
 from memfit.estimators.results.convert import ConvertPlan
 
 _WORDS = {"fits": "fits", "tight": "fits tightly", "exceeds": "does not fit"}
@@ -38,4 +39,4 @@ def _verdict(result: ConvertPlan, units: Units) -> str:
     if not device:
         return text
     budget = size(device.working_set_bytes, units, down=True)
-    return f"{text} On {device.name} that {_WORDS[found.verdict]}, of {budget}."
+    return f"{text} On {name_as_sold(device.name)} that {_WORDS[found.verdict]}, of {budget}."

@@ -4,6 +4,7 @@ from memfit.cli.render.document import VERDICT_COLOURS, Document, Table, report
 from memfit.cli.render.view import view
 from memfit.cli.render.views.text import size, tenths, tokens
 from memfit.estimators.base.units import Units
+from memfit.estimators.machine.device import name_as_sold
 from memfit.estimators.results.together import TogetherPlan
 
 _WORDS = {"fits": "fit at once", "tight": "fit at once, barely", "exceeds": "do not fit at once"}
@@ -43,8 +44,8 @@ def to_document(result: TogetherPlan, units: Units) -> Document:
     return report(
         title="Models at once",
         facts=(
-            f"{device.name}, {room} {device.budget}; prompts of {result.prompt_tokens} tokens and"
-            f" replies of {result.max_tokens}",
+            f"{name_as_sold(device.name)}, {room} {device.budget}; prompts of"
+            f" {result.prompt_tokens} tokens and replies of {result.max_tokens}",
         ),
         tables=(
             Table(

@@ -70,7 +70,10 @@ class Served(Struct, frozen=True):
     def needed_bytes(self, prompt_tokens: int) -> int:
         """Return what the others must leave to it, with the margin."""
         peak, held, _ = self.need(prompt_tokens)
-        return max(peak, held or 0) + self.sized.margin_bytes
+        return self._needed(peak, held)
+
+    def _needed(self, peak_bytes: int, held_bytes: int | None) -> int:
+        return max(peak_bytes, held_bytes or 0) + self.sized.margin_bytes
 
     def served(self, device: Device, port: int) -> ServedModel:
         """Return its figures at the workload's prompt, and its command with a port of its own."""
@@ -88,7 +91,7 @@ class Served(Struct, frozen=True):
             weights_bytes=sized.resident_bytes,
             peak_bytes=peak,
             held_bytes=held,
-            needed_bytes=self.needed_bytes(prompt),
+            needed_bytes=self._needed(peak, held),
             fits_alone=verdict != "exceeds" and not ends,
             limits=tuple(limit for limit in limits if limit.verdict != "fits"),
             commands=tuple(f"{command} --port {port}" for command in commands),
