@@ -45,11 +45,6 @@ class Recording(Struct, frozen=True, forbid_unknown_fields=True):
     warm_up: int = 0
     """How many of the first only fill the slots, and are not counted."""
 
-    def in_order(self) -> Iterator[tuple[RecordedRun, bool]]:
-        """Yield every run, and whether it counts."""
-        for place, number in enumerate(self.order):
-            yield self.runs[number], place >= self.warm_up
-
 
 def with_recording(profile_text: str, recording: Recording) -> str:
     """Return the file of a profile with the recording of the runs."""
