@@ -1,6 +1,6 @@
 # make demo, make test: each sets itself up. make check: everything CI runs. uv is used if installed.
 # make test leaves out the tests marked exhaustive, and draws a fifth of the examples (tests/conftest.py
-# reads -m for that); make check runs a third of every sweep of exhaustive cases, another one each day;
+# reads -m for that); make check runs a twentieth of the exhaustive tests, another one each day;
 # make test-all runs everything; make coverage measures the branches that the quick tests run, which
 # take twice as long with it.
 PYTHON ?= python3

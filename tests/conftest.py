@@ -33,7 +33,8 @@ settings.register_profile("few", settings.get_profile("many"), max_examples=exam
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how many examples of a property are drawn, before a test is imported."""
-    settings.load_profile("few" if config.option.markexpr == "not exhaustive" else "many")
+    is_quick = IS_SHARED or config.option.markexpr == "not exhaustive"
+    settings.load_profile("few" if is_quick else "many")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,7 +1,6 @@
 """Which cases of a long list `make test`, `make check` and `make test-all` run."""
 
 import os
-from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 from zlib import crc32
@@ -11,8 +10,8 @@ from hypothesis import settings
 
 IS_SHARED = os.environ.get("MEMFIT_TESTS") == "day"
 """Whether this is `make check`."""
-DAYS, SWEEP = 3, 9
-"""A test with so many exhaustive cases is a sweep, which is divided between so many days."""
+DAYS = 20
+"""The exhaustive tests are divided between so many days, so that CI takes minutes."""
 
 # One config for each kind of layer, and for each shape that kinds are combined in.
 QUICK_CONFIGS = frozenset(
@@ -84,20 +83,17 @@ def quick(values: Iterable[Any], names: Container[Any] = QUICK_CONFIGS) -> list[
 
 
 def of_day(items: Sequence[pytest.Item], day: int) -> list[pytest.Item]:
-    """Return the tests without the exhaustive cases of sweeps that are another day's.
+    """Return the tests without the exhaustive ones that are another day's.
 
-    Those marked ``exhaustive(daily=True)`` stay: each case holds something that no other does.
+    Those marked ``exhaustive(daily=True)`` stay: what they hold is seen by no quick test.
     """
-    marks = {item.nodeid: item.get_closest_marker("exhaustive") for item in items}
-    sweeps = [name for name, mark in marks.items() if mark and not mark.kwargs.get("daily")]
-    cases = Counter(map(_test, sweeps))
-    left_out = {
-        name
-        for name in sweeps
-        if cases[_test(name)] >= SWEEP and (crc32(name.encode()) + day) % DAYS
-    }
-    return [item for item in items if item.nodeid not in left_out]
+    return [item for item in items if not _is_divided(item) or _day(item.nodeid) == day % DAYS]
 
 
-def _test(name: str) -> str:
-    return name.partition("[")[0]
+def _is_divided(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker("exhaustive")
+    return mark is not None and not mark.kwargs.get("daily")
+
+
+def _day(name: str) -> int:
+    return crc32(name.encode()) % DAYS

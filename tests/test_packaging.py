@@ -2,6 +2,7 @@
 
 import ast
 import re
+import warnings
 from collections.abc import Iterator
 from importlib import metadata
 from importlib.util import module_from_spec, spec_from_file_location
@@ -125,7 +126,10 @@ def setup_module() -> Any:
     assert spec
     assert spec.loader
     module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    # setuptools takes Python's own distutils where a warning in its copy is an error.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spec.loader.exec_module(module)
     return module
 
 

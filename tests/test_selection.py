@@ -1,8 +1,8 @@
-"""Which tests run: all of them within the days that divide the sweeps."""
+"""Which tests run: all of them within the days that divide the exhaustive ones."""
 
 import pytest
 
-from tests.selection import DAYS, SWEEP, of_day
+from tests.selection import DAYS, of_day
 
 
 class Case(pytest.Item):
@@ -18,17 +18,16 @@ def cases(request: pytest.FixtureRequest, name: str, count: int, *marks: object)
     return found
 
 
-def test_the_days_divide_the_sweeps_between_them(request: pytest.FixtureRequest) -> None:
-    sweep = cases(request, "sweep", 30, pytest.mark.exhaustive)
-    days = [of_day(sweep, day) for day in range(100, 100 + DAYS)]
-    assert sorted(case.name for day in days for case in day) == sorted(case.name for case in sweep)
+def test_the_days_divide_the_exhaustive_tests_between_them(request: pytest.FixtureRequest) -> None:
+    tests = cases(request, "sweep", 300, pytest.mark.exhaustive)
+    days = [of_day(tests, day) for day in range(100, 100 + DAYS)]
+    assert sorted(case.name for day in days for case in day) == sorted(case.name for case in tests)
     assert all(days)
 
 
-def test_what_is_no_sweep_runs_every_day(request: pytest.FixtureRequest) -> None:
+def test_quick_and_daily_tests_run_every_day(request: pytest.FixtureRequest) -> None:
     items = [
         *cases(request, "quick", 30),
-        *cases(request, "few", SWEEP - 1, pytest.mark.exhaustive),
         *cases(request, "pages", 30, pytest.mark.exhaustive(daily=True)),
     ]
     assert all(of_day(items, day) == items for day in range(DAYS))

@@ -66,10 +66,13 @@ def test_memory_means_the_same_in_a_matrix(memfit: Memfit, size: str) -> None:
     ("given", "same"),
     [
         (["--quantize", "4bit"], ["--quantize", "4"]),
+        (["--quantize", "4-bit"], ["--quantize", "4"]),
         (["-q"], ["--quantize", "4"]),
+        (["--q-bits", "4"], ["--quantize", "4"]),
         (["-q", "--q-bits", "8"], ["--quantize", "8"]),
         (["--q-bits", "4", "--q-group-size", "32"], ["--quantize", "4", "--group-size", "32"]),
         (["--quantize", "mxfp4"], ["--quantize", "4", "--quant-mode", "mxfp4"]),
+        (["--quantize", "nvfp4"], ["--quantize", "4", "--quant-mode", "nvfp4"]),
         (["-q", "--q-mode", "mxfp8"], ["--quantize", "8", "--quant-mode", "mxfp8"]),
     ],
 )

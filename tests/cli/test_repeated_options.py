@@ -25,7 +25,8 @@ def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], GroupedC
 def repeated(option: Any) -> list[str]:
     """The arguments that give an option twice, under its first and its last name."""
     names = (option.opts[0], (option.secondary_opts or option.opts)[-1])
-    return [word for name in names for word in ((name,) if option.is_flag else (name, "1"))]
+    values = () if option.is_flag else ("1",) * option.nargs
+    return [word for name in names for word in (name, *values)]
 
 
 @pytest.mark.exhaustive(daily=True)
