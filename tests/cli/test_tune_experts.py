@@ -113,7 +113,11 @@ def test_every_part_of_the_answer_is_shown(
 
 
 BAD = {
-    "a missing file": (("--prompts", "nowhere.txt"), "nowhere.txt: no such file"),
+    "a missing file": (("--prompts", "@nowhere.txt"), "nowhere.txt: no such file"),
+    "a word": (
+        ("--prompts", "hi"),
+        "--prompts: hi: no such file; a value without a space is a file",
+    ),
     "an empty file": (("--prompts", "empty.txt"), "empty.txt has no prompt"),
     "a file of other bytes": (("--prompts", "binary.txt"), "binary.txt: not UTF-8 text, at byte 0"),
     "no tokens": ((*PROMPTS, "--max-tokens", "0"), "--max-tokens: generate at least 1 token"),
