@@ -72,6 +72,7 @@ class Builder:
         self.first_value: Tensor | None = None
         """The values of the first layer, which RWKV 7 reads in all others."""
         self._indexer_rotation: Tensor | None = None
+        self._decays: tuple[Tensor, ...] | None = None
         self._cached: dict[bool, Place] = {}
         self._inputs: dict[tuple[bool, int], CacheInputs] = {}
 
@@ -232,6 +233,13 @@ class Builder:
     def state_rows(self) -> Tensor:
         """The rows that states are read from."""
         return self.graph.input(4 * self.room.sequences)
+
+    def decays(self, heads: int, tokens: int) -> tuple[Tensor, ...]:
+        """The inputs of lightning attention: of heads, of their tokens, of pairs."""
+        if self._decays is None:
+            sizes = (1, tokens, tokens, tokens**2)
+            self._decays = tuple(self.graph.input(FLOAT * heads * size) for size in sizes)
+        return self._decays
 
     @cached_property
     def output_rows(self) -> Tensor:
