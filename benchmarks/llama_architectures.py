@@ -59,6 +59,8 @@ KEYS: dict[str, Any] = {
     "embedding_scale": 1.0,
     "use_parallel_residual": True,
 }
+# Qwen's joined matrix has as many keys as queries; Refact's graph has no experts.
+OWN_KEYS = {"qwen": {"attention.head_count_kv": 8}, "refact": {"expert_count": 0}}
 BASE = Allocation(
     context=4096,
     sequences=1,
@@ -93,7 +95,8 @@ def completed(llama: Llama, name: str) -> Recorded:
     Raises:
         IncompleteError: when it refuses the file for another reason than a tensor.
     """
-    metadata = {f"{name}.{key}": value for key, value in KEYS.items()}
+    keys = KEYS | OWN_KEYS.get(name, {})
+    metadata = {f"{name}.{key}": value for key, value in keys.items()}
     metadata["general.architecture"] = name
     tensors: dict[str, Tensor] = {}
     for _ in range(400):

@@ -248,8 +248,8 @@ class Builder:
 
     @cached_property
     def indexer_mask(self) -> Tensor:
-        """The mask of the indexers' own cache, of f16 with flash attention."""
-        return self.graph.input((2 if self.flash else FLOAT) * self.room.full * self.room.rows)
+        """The mask of the indexers' own cache, which is f16 with and without flash attention."""
+        return self.graph.input(2 * self.room.full * self.room.rows)
 
     @cached_property
     def indexer_rows(self) -> Tensor:

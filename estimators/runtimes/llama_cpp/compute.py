@@ -85,7 +85,7 @@ def _inputs(to: Builder, placement: Placement, *, mixed: bool) -> _Inputs:
         rows = selected(to)
     mixed = mixed and model.model_type not in _UNMIXED
     wide, hidden = _embedded(to, model.deepstack_layers, mixed=mixed)
-    if has_own:
+    if has_own or model.model_type.startswith("gemma3"):
         hidden = to.over(hidden, to.graph.input(FLOAT * to.rows))
         to.graph.expand(hidden)
     if has_own and streams:
@@ -238,7 +238,7 @@ def _is_parallel(to: Builder, layer: Layer) -> bool:
 
 
 def _parallel(to: Builder, layer: Layer, residual: Tensor, *, is_last: bool) -> Tensor:
-    """Source: command-r.cpp, falcon.cpp, plamo.cpp and phi2.cpp."""
+    """Source: command-r.cpp, falcon.cpp, plamo.cpp, stablelm.cpp and phi2.cpp."""
     assert layer.feed_forward
     fed_first = to.model.model_type in ("falcon", "plamo")
     normed = to.norm(residual)
@@ -253,6 +253,8 @@ def _parallel(to: Builder, layer: Layer, residual: Tensor, *, is_last: bool) -> 
     fed = feed(to, layer.feed_forward, normed)
     if to.model.model_type.startswith(("command-r", "cohere2", "gptneox")):
         return to.over(to.over(fed, residual), mixed)
+    if to.model.model_type == "stablelm":
+        return to.over(fed, to.over(mixed, residual))
     return to.over(to.over(*(fed, mixed) if fed_first else (mixed, fed)), residual)
 
 
