@@ -60,7 +60,10 @@ KEYS: dict[str, Any] = {
     "use_parallel_residual": True,
 }
 # Qwen's joined matrix has as many keys as queries; Refact's graph has no experts.
-OWN_KEYS = {"qwen": {"attention.head_count_kv": 8}, "refact": {"expert_count": 0}}
+OWN_KEYS = {
+    "qwen": {"attention.head_count_kv": 8},
+    "refact": {"expert_count": 0, "expert_used_count": 0},
+}
 BASE = Allocation(
     context=4096,
     sequences=1,
