@@ -4,6 +4,7 @@
 """
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -37,6 +38,13 @@ if TYPE_CHECKING:
 SAMPLE = "qwen3-4b-4bit"
 """The sample that is estimated where no model is named."""
 
+_SEARCHED = (
+    *("recommendation", "recommended", "actions", "best_action", "grid", "partial_experts"),
+    *("first_tokens", "schedule", "images", "alternatives"),
+)
+"""Fields of an estimate that other settings and prompts are searched for."""
+_KEPT = 256
+
 
 class OpenModel:
     """A model that was opened: it is read once, for any number of questions.
@@ -45,7 +53,7 @@ class OpenModel:
     """
 
     # No Struct: `help` resolves the types of its fields, and those are imported for an answer only.
-    __slots__ = ("_catalog", "_may_use_measurements", "_place", "_question")
+    __slots__ = ("_answers", "_catalog", "_may_use_measurements", "_place", "_question")
 
     def __init__(
         self,
@@ -58,6 +66,7 @@ class OpenModel:
         self._question = question
         self._may_use_measurements = may_use_measurements
         self._place = place
+        self._answers: dict[int, tuple[ResolvedTarget, Estimate]] = {}
 
     def __repr__(self) -> str:
         machine = self._place and self._place[0]
@@ -91,7 +100,8 @@ class OpenModel:
         """Return the estimate for a prompt of ``context`` tokens, or for a whole workload.
 
         ``plot`` adds memory against context, ``explain`` every formula with its numbers;
-        ``settings`` are those of `memfit.settings.WorkloadSettings`.
+        ``settings`` are those of `memfit.settings.WorkloadSettings`. Grid and actions are computed
+        when they are read; msgspec's own functions need `complete` before.
 
         Raises:
             InputError: when a value cannot be read or is out of range.
@@ -101,7 +111,19 @@ class OpenModel:
 
         question = workload(context, settings)
         device, ranks = self._place or place(None, {})
-        return self.answer(question, device, ranks, plot=plot, explain=explain)
+        if plot or explain or ranks:
+            return self.answer(question, device, ranks, plot=plot, explain=explain)
+        target = self._resolved(question, device, None, measures=self._may_use_measurements)
+        if id(target) not in self._answers:
+            from memfit.estimators.sizing.estimate import estimate as answer
+
+            bare = answer(target.sized, target.workload, advises=False)
+            whole = partial(self.answer, question, device)
+            if len(self._answers) == _KEPT:
+                self._answers.clear()
+            # The target is kept too, since its place in memory is the key.
+            self._answers[id(target)] = target, bare.without(_SEARCHED, whole)
+        return self._answers[id(target)][1]
 
     def peak(
         self, context: str | int | Workload | None = None, **settings: "Unpack[WorkloadSettings]"
@@ -183,7 +205,9 @@ class OpenModel:
         measures: bool,
     ) -> "ResolvedTarget":
         target = replace(self._question, workload=question, device=device, ranks=ranks)
-        return self._catalog.resolve(target, _measured if measures and ranks is None else None)
+        is_here = device is not None and device.source == "detected"
+        takes = measures and is_here and ranks is None
+        return self._catalog.resolve(target, _measured if takes else None)
 
 
 def estimate(
@@ -283,7 +307,7 @@ def _opened(catalog: Catalog, model: ModelQuestion) -> str:
 def _measured(sized: "SizedModel", workload: Workload) -> "SizedModel":
     """Return the model with a measurement of this machine, where there is one."""
     host = sized.device
-    if host is None or host.source != "detected":
+    if host is None:
         return sized
     from memfit.probes.measurement_lookup import with_measurement
     from memfit.probes.store import user_store

@@ -36,7 +36,8 @@ class Recipe:
     """What to create: a case by name, its bits (None: bf16), shard files and tokenizer.
 
     As published: with the names and shapes of the Hub, in place of mlx-lm's. ``changes`` are keys
-    of the config in place of the case's.
+    of the config in place of the case's. Routers that some classes create as zeros choose the same
+    experts for every token, unless they are planted.
     """
 
     case: str
@@ -45,6 +46,7 @@ class Recipe:
     has_tokenizer: bool = True
     has_chat_template: bool = False
     is_published: bool = False
+    plants_routers: bool = False
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -90,6 +92,8 @@ def save_checkpoint(path: Path, recipe: Recipe) -> None:
     config |= recipe.changes
     mx.random.seed(0)
     oracle = Oracle(config)
+    if recipe.plants_routers:
+        plant_routers(oracle)
     if recipe.bits:
         oracle.model, config = quantize_model(oracle.model, config, 32, recipe.bits)
     tensors = oracle.tensors()

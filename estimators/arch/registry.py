@@ -136,6 +136,8 @@ class ClassRow(Struct, frozen=True, kw_only=True):
     """The path of the stacked experts in their block, which it stacks single ones to."""
     joined: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Ends of names with several matrices in one tensor, and the class's names of these."""
+    keeps_shapes: bool = False
+    """Whether it neither splits ``kv_b_proj`` nor transposes: the Hub's own files do not load."""
     copies_embedding: bool = False
     """Whether the embedding becomes the head where files have none, tied or not."""
     own_head: str = ""
@@ -226,8 +228,8 @@ _FILES: dict[str, str] = {
     "step3p5": "step3p5",
     "vision_wrappers": "glm4v glm4v_moe glm_ocr internvl_chat mllama",
     "wrappers": """
-        gemma3 gemma4 gemma4_unified kimi_k25 llama4 llava mistral3 qwen2_5_vl qwen2_vl qwen3_vl
-        qwen3_vl_moe
+        gemma3 gemma4 gemma4_unified kimi_k25 kimi_vl lfm2-vl llama4 llava mistral3 pixtral
+        qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe
         """,
 }
 FAMILIES: dict[str, str] = {

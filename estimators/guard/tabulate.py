@@ -22,7 +22,7 @@ from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.guard.evaluators.memory_card import Prompt, peak
+from memfit.estimators.guard.evaluators.memory_card import SHARES, STEP, Prompt, peak
 from memfit.estimators.machine.device import ANY_MAC
 from memfit.estimators.mlx.call_plan import PlannedCall, merges_caches
 from memfit.estimators.mlx.kernels import has_nax
@@ -39,10 +39,13 @@ STEPS = (256, 512, 1024, 2048, 4096, 8192)
 MAX_TOKENS = 2**17
 # Every row has chunks then with and without tokens before them.
 _LEAST_TOKENS = 4 * STEPS[-1]
-# Two rows an octave, and an edge where a kernel changes: 8 queries, and 1024 on an M5.
-EDGES = (
-    *(8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1023),
-    *(1024, 1536, 2048, 3072, 4096, 6144, 8192),
+# Two rows an octave, one for each whole step, and an edge where a kernel changes: 8 queries, and
+# 1024 on an M5.
+EDGES = tuple(
+    sorted(
+        {8, 16, 24, 32, 48, 64, 96, 128, 192, 384, 768, 1536, 3072, 6144}
+        | {edge for step in STEPS for edge in (step - 1, step)}
+    )
 )
 _LENGTHS = 10
 """Random lengths of each row, beside its ends and multiples of 256."""
@@ -84,7 +87,7 @@ class _Engine:
         )
         nothing = ((0, 0), (MAX_TOKENS, 0))
         row = CardRow(EDGES[-1], 0, nothing, nothing)
-        self._known = to_builtins(replace(card, rows=(row,), decode=nothing, growing=nothing))
+        self.known = to_builtins(replace(card, rows=(row,), decode=nothing, growing=nothing))
         self.max_tokens = card.max_tokens
 
     def chunk(self, sample: _Sample) -> int:
@@ -95,14 +98,14 @@ class _Engine:
         )
         call = PlannedCall("full_chunk" if done else "first_chunk", tokens, cached + done)
         moment = RunMoments(self._prepared, workload, 0).chunk(call)
-        prompt = Prompt(self._known, done + tokens + 1, cached, step, 0)
+        prompt = Prompt(self.known, done + tokens + 1, cached, step, 0)
         return moment.nbytes - prompt.stored() - prompt.chunk(done, tokens)
 
     def decode(self, prompt_tokens: int, reply: int, step: int) -> int:
         """Return what the last token takes beside what the card knows of it, in bytes."""
         workload = Workload(prompt_tokens=prompt_tokens, max_tokens=reply, prefill_step=step)
         moment = self._sized.figures_for(workload).moment
-        prompt = Prompt(self._known, prompt_tokens, 0, step, reply)
+        prompt = Prompt(self.known, prompt_tokens, 0, step, reply)
         return (moment.decode_bytes or 0) - self._weights_bytes - prompt.decode()
 
     def peak(self, new: int, cached: int, step: int, reply: int) -> int:
@@ -137,6 +140,7 @@ def make_card(sized: SizedModel, *, questions: int = 2000, seed: int = 1) -> Mem
             f"{sized.checkpoint.id}: a memory card is of a model with a context of at least"
             f" {_LEAST_TOKENS} tokens, and this one has {card.max_tokens}; ask memfit estimate"
         )
+    card = replace(card, window_shares=_window_shares(_Engine(sized, card), card))
     engine = _Engine(sized, card)
     still, growing = _decode(engine, card, random)
     rows = tuple(_rows(engine, card, random))
@@ -178,6 +182,7 @@ def card_facts(sized: SizedModel) -> MemoryCard:
         caches=tuple(sorted(caches.items())),
         view_bytes=next(views),
         decode_view_bytes=next(views),
+        window_shares=(0, 0),
         logits_bytes=model.vocab_size * width,
         rows=(),
         decode=(),
@@ -260,6 +265,30 @@ def _scores(engine: _Engine, shorter: int, longest: int) -> int:
         for left, right in pairwise(ends)
     )
     return max(0, slopes[len(slopes) // 4])
+
+
+def _window_shares(engine: _Engine, card: MemoryCard) -> tuple[int, int]:
+    """Return the parts of what windows hold beyond their limits that count in a decode step.
+
+    RotatingKVCache cuts a window to its limit when a layer decodes its first token: in the layers
+    before it the rest is gone (workspace/moments.py follows the last of each kind).
+    """
+    shares = [0, 0]
+    limits = {limit: own for limit, own in card.caches if limit}
+    for tokens in range(STEPS[-1], card.max_tokens - 2 * STEP, card.max_tokens // 8):
+        for reply in (0, STEP + 1):
+            known = {
+                step: Prompt(engine.known, tokens, 0, step, reply) for step in (STEPS[0], STEPS[-1])
+            }
+            few, many = (engine.decode(tokens, reply, step) for step in known)
+            beyond = (
+                sum(own * (prompt.room(limit, tokens - 1) - limit) for limit, own in limits.items())
+                for prompt in known.values()
+            )
+            more = -next(beyond) + next(beyond)
+            if more > 0:
+                shares[reply > 0] = max(shares[reply > 0], ceil_div(SHARES * (many - few), more))
+    return shares[0], shares[1]
 
 
 def _decode(

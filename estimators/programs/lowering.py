@@ -55,6 +55,7 @@ from memfit.estimators.trace.replay import (
     view_of,
 )
 from memfit.estimators.trace.schedule import evaluation_order, unmerged
+from memfit.estimators.trace.shared_rules import concatenate
 
 # What lost arrays were to be made from, in place of the view of one.
 _LOST = -1
@@ -205,7 +206,8 @@ class _Pass:
         op.inputs = inputs = [self._views[i] for i in node.inputs]
         op.outputs = outputs = [self._views[i] for i in node.outputs]
         rule = rule_of(self._device.backend, node.name)
-        found = [each for path in self._ways_to_lie(inputs) for each in results(op, rule, path)]
+        ways = self._ways_to_lie(inputs, copies=rule is concatenate)
+        found = [each for path in ways for each in results(op, rule, path)]
         owners = self._owners(found)
         outcomes = [self._outcome(result, owners) for result in found]
         for index, (view, owner) in enumerate(zip(outputs, owners, strict=True)):
@@ -231,9 +233,14 @@ class _Pass:
         if dead or not is_empty or self._device.backend == "cpu":
             yield Step(node.name, position, action, dead)
 
-    def _ways_to_lie(self, inputs: Sequence[View]) -> Iterator[Path]:
-        """Lay the inputs in each way they may lie together, one after another."""
+    def _ways_to_lie(self, inputs: Sequence[View], *, copies: bool) -> Iterator[Path]:
+        """Lay the inputs in each way they may lie together, one after another.
+
+        Of inputs that are only copied the sizes count: a scan joins hundreds of them.
+        """
         views = {id(view): view for view in inputs if id(view) in self._layouts}
+        if copies:
+            views = {key: view for key, view in views.items() if self._is_sized_by_layout(key)}
         trees = [list(ends_of(self._layouts[key])) for key in views]
         for ends in product(*trees):
             path = consistent([path for path, _ in ends])
@@ -241,6 +248,9 @@ class _Pass:
                 for view, (_, layout) in zip(views.values(), ends, strict=True):
                     layout.put(view)
                 yield path
+
+    def _is_sized_by_layout(self, key: int) -> bool:
+        return len({identity(each.data_size) for _, each in ends_of(self._layouts[key])}) > 1
 
     def _lay_output(
         self, view: View, layouts: Sequence[Layout]

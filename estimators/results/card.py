@@ -75,6 +75,9 @@ class MemoryCard(Result, frozen=True, kw_only=True, tag="memfit.card/1"):
     """That states keep of each token of a chunk, as slices of it."""
     decode_view_bytes: Bytes
     """The same, in a decode step."""
+    window_shares: tuple[Count, Count]
+    """Of 1024 parts of what windows hold beyond their limits after the prompt, those that are in
+    use in the decode step that takes the most: where no cache grew, and where one did."""
     logits_bytes: Bytes
     """Of the logits of a token; a batch keeps those of two steps for each row."""
     rows: tuple[CardRow, ...]

@@ -27,6 +27,7 @@ from memfit.estimators.results.advice import (
     Recommended,
     StepSchedule,
 )
+from memfit.estimators.results.lazy import Lazy
 from memfit.estimators.results.program_line import ProgramLine
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import (
@@ -362,7 +363,7 @@ class Refusal(Struct, frozen=True):
     """Runtimes that memfit knows to load it as it is."""
 
 
-class Estimate(Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
+class Estimate(Lazy, Result, frozen=True, kw_only=True, tag="memfit.estimate/2"):
     """The answer of ``memfit estimate``."""
 
     model: ModelSummary

@@ -81,14 +81,18 @@ class Result(Struct, frozen=True, kw_only=True, tag_field="schema"):
     memfit_version: str = __version__
     """The version of memfit that computed it."""
 
+    def complete(self: Self) -> Self:
+        """Return it with every field computed, as all are but those of `Lazy`."""
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """Return it as its JSON Schema describes it, in plain types of JSON."""
-        fields: dict[str, Any] = decode(encode(self, enc_hook=str))
+        fields: dict[str, Any] = decode(encode(self.complete(), enc_hook=str))
         return fields
 
     def to_json(self) -> str:
         """Return it as JSON, indented."""
-        return json_text(self)
+        return json_text(self.complete())
 
     def in_units(self: Self, units: Units) -> Self:
         """Return it with its sentences in other units, which nothing is computed again for."""
@@ -99,7 +103,7 @@ class Result(Struct, frozen=True, kw_only=True, tag_field="schema"):
         from importlib.metadata import entry_points
 
         for drawing in entry_points(group=HTML):
-            shown: str | None = drawing.load()(self)
+            shown: str | None = drawing.load()(self.complete())
             return shown
         return None
 

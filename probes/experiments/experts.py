@@ -53,6 +53,10 @@ from memfit.probes.store import Store, save
 
 START_UP_PERCENT = 95
 """mlx-moe warns of a peak above this share of what Metal recommends."""
+_ENOUGH = {
+    True: "the fewest that are fast enough and agree well enough",
+    False: "the most that were measured, since no number is fast enough and agrees well enough",
+}
 
 
 def tune_experts(
@@ -305,11 +309,7 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
             slots = chosen_slots(profile, point.capacity, found.layers)
             manifest = self._write_pack(self.request.pack, slots, profile)
         warm = self._measure(self._setup(slots, self.request.pack))
-        why = (
-            "it was packed before"
-            if self.packed
-            else ("the answer's" if point.capacity == capacity else "the largest that was measured")
-        )
+        why = "those packed before" if self.packed else _ENOUGH[point.capacity == capacity]
         self.inform("packed", f"{manifest.capacity} experts of each layer are packed: {why}")
         return WarmStart(
             directory=str(self.request.pack),

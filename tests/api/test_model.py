@@ -5,6 +5,7 @@ import pickle
 import pydoc
 import re
 from contextlib import suppress
+from copy import copy, deepcopy
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -61,6 +62,49 @@ def test_the_peak_alone_is_that_of_the_estimate(
 ) -> None:
     model = memfit.open("qwen3-32b", **opened).on("m4-max-64", **place)
     assert model.peak(**asked) == model.at(**asked).peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "opened", "asked"),
+    [
+        ("qwen3-32b", {}, {"context": "20k"}),  # exceeds: other models
+        ("qwen3-4b-4bit", {}, {"prompt_tokens": "20k", "max_tokens": 300, "kv_bits": 8}),
+        ("qwen3-4b-4bit", {"runtime": "llama.cpp"}, {"context": "8k"}),
+        ("qwen3-vl-4b", {}, {"context": "4k", "image": ["1280x720"]}),
+    ],
+)
+def test_what_is_searched_later_is_what_an_estimate_has(
+    name: str, opened: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    whole = memfit.estimate(name, device="m4-pro-24", **opened, **asked)
+
+    def at() -> memfit.Estimate:
+        return memfit.open(name, **opened).on("m4-pro-24").at(**asked)
+
+    assert at() == whole
+    assert whole == at()
+    assert at().to_dict() == whole.to_dict()
+    assert at().to_json() == whole.to_json()
+    assert repr(at()) == repr(whole)
+    assert copy(at()) == deepcopy(at()) == pickle.loads(pickle.dumps(at())) == whole
+    assert at().best == whole.best
+    assert replace(at().complete(), verdict="tight").grid == whole.grid
+    with pytest.raises(AttributeError, match="no attribute 'gird'"):
+        getattr(at(), "gi" + "rd")
+
+
+def test_settings_are_searched_when_they_are_read() -> None:
+    machine = memfit.open("qwen3-32b").on("m4-pro-24")
+    machine.at("4k").complete()  # imports
+
+    def seconds(read: str, tokens: int) -> float:
+        start = process_time()
+        for more in range(5):
+            getattr(machine.at(tokens + more), read)
+        return process_time() - start
+
+    assert seconds("peak_bytes", 5000) < seconds("grid", 6000) / 4
+    assert machine.at(5001) is machine.at(5001)
 
 
 def test_a_peak_takes_milliseconds_and_the_same_one_microseconds() -> None:

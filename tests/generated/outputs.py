@@ -8,7 +8,7 @@ from html import unescape
 from pathlib import Path
 
 from memfit.cli.render.document import Verdict
-from memfit.cli.render.output import Format, rendered
+from memfit.cli.render.output import Format, rendered, visible
 from memfit.cli.render.views.estimate import EstimateView
 from memfit.estimators.base.units import Units
 from memfit.estimators.questions.target import MARGIN_BYTES
@@ -70,8 +70,9 @@ def _of_texts(result: Estimate) -> Iterator[str]:
         yield "other commands in JSON"
     said = [part.text for part in view.document() if isinstance(part, Verdict)]
     said += result.best.commands if result.best else ()
+    said = [_plain(visible(each)) for each in said]
     for form, text in texts.items():
-        yield from (f"{form} lacks {each}" for each in said if _plain(each) not in text)
+        yield from (f"{form} lacks {each}" for each in said if each not in text)
 
 
 def _plain(text: str) -> str:

@@ -43,7 +43,7 @@ def recorded(full: Any, order: tuple[int, ...]) -> Recording:
 
 @pytest.mark.parametrize("name", quick(CLASSES, ["qwen3_moe"]))
 def test_the_replay_of_a_capacity_is_what_a_run_that_reads_missed(case: Any, name: str) -> None:
-    full, order = case(name), (0, 0, 1, 0)
+    full, order = case(name, plants_routers=True), (0, 0, 1, 0)
     recording, layers = recorded(full, order), rows_of(full.layers, full.routing)
     replay = Replay(profile_of(full.routing, layers, 2), recording, layers)
     for capacity in sorted({layers[0].top_k, layers[0].experts - 1}):
@@ -59,22 +59,26 @@ def test_the_replay_of_a_capacity_is_what_a_run_that_reads_missed(case: Any, nam
                 run = found.run(RUN, None)
                 for key in measured if place else ():
                     measured[key] += run.value(f"decode_{key}") or 0
+            assert measured["misses"] > 0
             assert replay.of("pinned", slots)._asdict() == measured, (capacity, pinned)
 
 
 @pytest.mark.parametrize("name", quick(CLASSES, ["qwen3_moe"]))
 def test_the_replay_of_swapping_is_what_a_run_that_swapped_missed(case: Any, name: str) -> None:
-    full, layers = case(name), rows_of(case(name).layers, case(name).routing)
+    full = case(name, plants_routers=True)
+    layers, order = rows_of(full.layers, full.routing), (0, 1, 0, 1)
     capacity = layers[0].top_k
     found = slots_of(full.path, capacity, "swap", len(layers))
-    runs = [found.record(RUN)]
-    counts = found._steps.counts  # type: ignore[union-attr]
-    counts["decode"].clear()
-    runs.append(found.record(RUN))
+    runs, counts = [], found._steps.counts  # type: ignore[union-attr]
+    for prompt in order:
+        found.choose(prompt)
+        runs.append(found.record(RUN))
+        if len(runs) == 1:
+            counts["decode"].clear()
     slots = [ChosenSlots(tuple(range(capacity)), (), capacity)] * len(layers)
     replay = Replay(
         profile_of(full.routing, layers, 2),
-        Recording(layers[0].top_k, tuple(runs), (0, 1), warm_up=1),
+        Recording(layers[0].top_k, tuple(runs), tuple(range(len(order))), warm_up=1),
         layers,
     )
     replayed = replay.of("swap", slots)

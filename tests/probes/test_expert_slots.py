@@ -99,14 +99,16 @@ class Full:
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    made: dict[tuple[str, int | None], Full] = {}
+    made: dict[tuple[str, int | None, bool], Full] = {}
 
-    def of(name: str, bits: int | None = 4) -> Full:
-        if (name, bits) not in made:
+    def of(name: str, bits: int | None = 4, *, plants_routers: bool = False) -> Full:
+        key = (name, bits, plants_routers)
+        if key not in made:
             path = tmp_path_factory.mktemp(name)
-            save_checkpoint(path, Recipe(name, bits=bits, has_tokenizer=False))
-            made[name, bits] = Full(path, path / "reference.safetensors")
-        return made[name, bits]
+            recipe = Recipe(name, bits, has_tokenizer=False, plants_routers=plants_routers)
+            save_checkpoint(path, recipe)
+            made[key] = Full(path, path / "reference.safetensors")
+        return made[key]
 
     return of
 

@@ -30,6 +30,7 @@ COMMAND = (sys.executable, "-c", "from memfit.cli.__main__ import main; main()")
 SIZES = {"n_routed_experts": 32, "num_experts_per_tok": 4, "num_hidden_layers": 5}
 _BLOCK = re.compile(r"^```text\n\$ memfit ([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _TIME = re.compile(r"/s\b| m?s\b|slower|mlx-lm \d|[0-9a-f]{8}-[0-9a-f]{8}")
+_PROGRESS = re.compile(r"^memfit: .* so far\n", re.MULTILINE)  # on a slow machine
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)( [kM]?B\b)?")
 _UNITS = {"": 1, " B": 1, " kB": 10**3, " MB": 10**6}
 
@@ -68,7 +69,7 @@ def outputs(folder: Path) -> Iterator[tuple[str, str, str]]:
             text=True,
             check=False,
         )
-        yield words, shown, "".join(f"{line.rstrip()}\n" for line in ran.stdout.splitlines())
+        yield words, shown, _PROGRESS.sub("", re.sub(r" +$", "", ran.stdout, flags=re.MULTILINE))
         (folder / "moe" / "model.safetensors").touch()  # the next command sees a changed source
 
 

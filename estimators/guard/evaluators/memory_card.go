@@ -8,7 +8,7 @@ import (
 	"os"
 )
 
-const growth = 256
+const growth, shares = 256, 1024
 
 type Knot [2]int64
 
@@ -31,6 +31,7 @@ type Card struct {
 	Caches          [][2]int64 `json:"caches"`
 	ViewBytes       int64      `json:"view_bytes"`
 	DecodeViewBytes int64      `json:"decode_view_bytes"`
+	WindowShares    [2]int64   `json:"window_shares"`
 	Rows            []Row      `json:"rows"`
 	Decode          []Knot     `json:"decode"`
 	Growing         []Knot     `json:"growing"`
@@ -110,7 +111,7 @@ func (p prompt) chunk(done, tokens int64) int64 {
 
 func (p prompt) decode() int64 {
 	total, done, knots := p.card.StateBytes, p.fresh-1, p.card.Decode
-	end := p.cached + p.fresh + p.reply
+	end, beyond, share := p.cached+p.fresh+p.reply, int64(0), p.card.WindowShares[0]
 	for _, cache := range p.card.Caches {
 		before := p.room(cache[0], done)
 		after := before + up(max(0, end-before))
@@ -118,10 +119,12 @@ func (p prompt) decode() int64 {
 			after = min(after, cache[0])
 		}
 		if after > before {
-			knots = p.card.Growing
+			knots, share = p.card.Growing, p.card.WindowShares[1]
 		}
+		beyond += cache[1] * max(0, before-after)
 		total += cache[1] * after
 	}
+	total += ceilDiv(beyond*share, shares)
 	return total + p.card.DecodeViewBytes*min(p.step, done) + lookup(knots, end)*p.card.Unit
 }
 

@@ -1,7 +1,7 @@
 // Evaluate a memory card of memfit: no dependencies. node memory_card.js CARD.json checks its vectors.
 // All numbers stay below 2^53: tables are in units of card.unit bytes.
 'use strict';
-const STEP = 256;
+const STEP = 256, SHARES = 1024;
 const ceilDiv = (number, divisor) => -Math.floor(-number / divisor);
 const up = (tokens) => ceilDiv(tokens, STEP) * STEP;
 
@@ -40,14 +40,16 @@ function peak(card, fresh, cached, step, reply) {
   };
   const decode = () => {
     const done = fresh - 1, end = cached + fresh + reply;
-    let total = card.state_bytes, grows = false;
+    let total = card.state_bytes, grows = false, beyond = 0;
     for (const [limit, perToken] of card.caches) {
       const before = room(limit, done);
       let after = before + up(Math.max(0, end - before));
       if (limit) after = Math.min(after, limit);
       grows = grows || after > before;
+      beyond += perToken * Math.max(0, before - after);
       total += perToken * after;
     }
+    total += ceilDiv(beyond * card.window_shares[grows ? 1 : 0], SHARES);
     total += card.decode_view_bytes * Math.min(step, done);
     return total + lookup(grows ? card.growing : card.decode, end) * card.unit;
   };

@@ -9,6 +9,7 @@ from operator import mul
 from typing import Any
 
 STEP = 256  # tokens by which mlx-lm's caches grow
+SHARES = 1024  # of what windows hold beyond their limit
 
 
 def ceil_div(number: int, divisor: int) -> int:
@@ -78,14 +79,16 @@ class Prompt:
 
     def decode(self) -> int:
         """Return the bytes above the weights of the last token of the reply, or of the prompt."""
-        card, done, grows = self.card, self.new - 1, False
+        card, done, grows, beyond = self.card, self.new - 1, False, 0
         total, end = card["state_bytes"], self.cached + self.new + self.reply
         for limit, per_token in card["caches"]:
             before = self.room(limit, done)
             room = before + up(max(0, end - before))
             room = min(room, limit) if limit else room
             grows = grows or room > before
+            beyond += per_token * max(0, before - room)
             total += per_token * room
+        total += ceil_div(beyond * card["window_shares"][grows], SHARES)
         view = card["decode_view_bytes"] * min(self.step, done)
         knots = card["growing" if grows else "decode"]
         return total + view + lookup(knots, end) * card["unit"]

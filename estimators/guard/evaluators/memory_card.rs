@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 const STEP: i64 = 256;
+const SHARES: i64 = 1024;
 
 pub enum Json {
     Number(i64),
@@ -77,7 +78,7 @@ type Knots = Vec<(i64, i64)>;
 
 pub struct Card {
     max_tokens: i64, unit: i64, weights: i64, load: i64, state: i64, view: i64, decode_view: i64,
-    steps: Vec<i64>, caches: Vec<(i64, i64)>, rows: Vec<(i64, i64, Knots, Knots)>,
+    steps: Vec<i64>, window_shares: Vec<i64>, caches: Vec<(i64, i64)>, rows: Vec<(i64, i64, Knots, Knots)>,
     decode: Knots, growing: Knots, pub vectors: Vec<Vec<i64>>,
 }
 
@@ -103,6 +104,7 @@ impl Card {
             max_tokens: value("max_tokens"), unit: value("unit"), weights: value("weights_bytes"),
             load: value("load_bytes"), state: value("state_bytes"), view: value("view_bytes"),
             decode_view: value("decode_view_bytes"), steps: numbers(json.get("steps")),
+            window_shares: numbers(json.get("window_shares")),
             caches: pairs(json.get("caches")), decode: pairs(json.get("decode")),
             growing: pairs(json.get("growing")),
             rows: json.get("rows").list().iter().map(|row| {
@@ -134,14 +136,16 @@ impl Card {
             self.state + caches + view + row.1 * tokens * keys + lookup(knots, keys) * self.unit
         };
         let (done, end) = (new - 1, cached + new + reply);
-        let (mut grows, mut decode) = (false, self.state + self.decode_view * step.min(done));
+        let (mut grows, mut beyond, mut decode) = (false, 0, self.state + self.decode_view * step.min(done));
         for &(limit, per_token) in &self.caches {
             let before = room(limit, done);
             let after = before + up((end - before).max(0));
             let after = if limit > 0 { after.min(limit) } else { after };
             grows = grows || after > before;
+            beyond += per_token * (before - after).max(0);
             decode += per_token * after;
         }
+        decode += ceil_div(beyond * self.window_shares[grows as usize], SHARES);
         decode += lookup(if grows { &self.growing } else { &self.decode }, end) * self.unit;
         let stored: i64 = self.caches.iter().map(|&(limit, per_token)| {
             per_token * if limit > 0 { cached.min(limit - 1 + step) } else { cached }

@@ -17,11 +17,11 @@ struct MemoryCard: Decodable {
     }
 
     let max_tokens, unit, weights_bytes, load_bytes, state_bytes, view_bytes, decode_view_bytes: Int
-    let steps: [Int]
+    let steps, window_shares: [Int]
     let caches, decode, growing, vectors: [[Int]]
     let rows: [Row]
 
-    static let growth = 256
+    static let growth = 256, shares = 1024
 
     static func ceilDiv(_ number: Int, _ divisor: Int) -> Int {
         number / divisor + (number % divisor > 0 ? 1 : 0)
@@ -65,16 +65,18 @@ struct MemoryCard: Decodable {
         }
 
         let done = new - 1, end = cached + new + reply
-        var grows = false, most = state_bytes + decode_view_bytes * min(step, done)
+        var grows = false, beyond = 0, most = state_bytes + decode_view_bytes * min(step, done)
         var stored = cached > 0 ? state_bytes : 0
         for cache in caches {
             let before = room(cache[0], done)
             let grown = before + MemoryCard.up(max(0, end - before))
             let after = cache[0] > 0 ? min(grown, cache[0]) : grown
             grows = grows || after > before
+            beyond += cache[1] * max(0, before - after)
             most += cache[1] * after
             stored += cache[1] * (cache[0] > 0 ? min(cached, cache[0] - 1 + step) : cached)
         }
+        most += MemoryCard.ceilDiv(beyond * window_shares[grows ? 1 : 0], MemoryCard.shares)
         most += MemoryCard.lookup(grows ? growing : decode, end) * unit
         let full = done / step, rest = done % step
         if full > 0 { most = max(most, chunk(0, step), chunk((full - 1) * step, step)) }
