@@ -25,6 +25,8 @@ class Growth(Enum):
     ROTATING = "rotating"  # RotatingKVCache: up to a window
     CHUNKED = "chunked"  # ChunkedKVCache: trimmed to a chunk before each call
     ROWS = "rows"  # deepseek_v41.py, LayerCache: as many rows as are needed
+    DOUBLING = "doubling"  # mlx-vlm hy_v4/cache.py, HyV4KVCache: twice the room for a chunk
+    PROMPT = "prompt"  # mlx-vlm glm5_next/language.py: in steps, chunks of a prompt up to a limit
 
     @property
     def merges(self) -> bool:

@@ -25,6 +25,10 @@ def capacity_at(buffer: KVBuffer, workload: Workload, position: int) -> int:
     there before the first.
     """
     prefilled = min(position, workload.prompt_tokens - 1)
+    if buffer.growth is Growth.PROMPT and buffer.limit is not None:
+        if prefilled > buffer.limit:
+            prefilled = round_down(buffer.limit, workload.prefill_step)
+        buffer, position = replace(buffer, growth=Growth.STEPS, limit=None), prefilled
     capacity = _after_chunks(buffer, workload.prefill_step, prefilled, workload.cached_tokens)
     return grown_singly(buffer, capacity, prefilled, position - prefilled)
 
@@ -49,6 +53,19 @@ def grown(buffer: KVBuffer, capacity: int, position: int, chunk: int) -> int:
     limit = buffer.limit
     if buffer.growth is Growth.ROWS:
         return buffer.held_tokens(position + chunk)
+    if buffer.growth is Growth.PROMPT and limit is not None:
+        # A single token, and all from the chunk on that passes the limit, are not kept.
+        return (
+            capacity
+            if chunk == 1 or position + chunk > limit
+            else _stepped(capacity, position, chunk)
+        )
+    if buffer.growth is Growth.DOUBLING:
+        needed = position + chunk
+        if needed <= capacity:
+            return capacity
+        doubled = 2 * max(capacity, chunk) if chunk >= STEP else 0
+        return round_up(max(needed, doubled), STEP)
     if buffer.growth is Growth.ROTATING and limit is not None:
         if chunk == 1:
             return grown_singly(buffer, capacity, position, 1)
@@ -68,11 +85,13 @@ def grown_singly(buffer: KVBuffer, capacity: int, position: int, count: int) -> 
     >>> grown_singly(KVBuffer(8, 128, 128), 2048, 2047, 129)
     2304
     """
-    if not count:
+    if not count or buffer.growth is Growth.PROMPT:
         return capacity
     end = position + count
     if buffer.growth is Growth.ROWS:
         return buffer.held_tokens(end)
+    if buffer.growth is Growth.DOUBLING:
+        return max(capacity, round_up(end, STEP))
     stepped = capacity + max(0, ceil_div(end - capacity, STEP)) * STEP
     if buffer.limit is None:
         return stepped
@@ -97,13 +116,26 @@ def _after_chunks(buffer: KVBuffer, step: int, tokens: int, cached: int) -> int:
         return grown_singly(buffer, restored, cached, max(0, tokens - cached))
     chunk = (tokens - cached - 1) % step + 1
     start, limit = tokens - chunk, buffer.limit
-    if limit is None or (buffer.growth is Growth.CHUNKED and start <= limit):
+    if buffer.growth is Growth.DOUBLING:
+        before = _doubled(buffer, restored, cached, start, step)
+    elif limit is None or (buffer.growth is Growth.CHUNKED and start <= limit):
         before = _whole_chunks(step, start, cached)[0]
     elif start == cached:
         before = restored
     else:
         before = min(start, limit - 1 + step)
     return grown(buffer, before, start, chunk)
+
+
+def _doubled(buffer: KVBuffer, capacity: int, position: int, end: int, step: int) -> int:
+    """Return the capacity after whole chunks of ``step`` from ``position`` to ``end``."""
+    if step < STEP:
+        return grown_singly(buffer, capacity, position, end - position)
+    while position < end:
+        capacity = grown(buffer, capacity, position, step)
+        # All chunks for which there is room now.
+        position += max(step, round_down(capacity - position, step))
+    return capacity
 
 
 def last_growing_chunk(step: int, tokens: int, cached: int = 0) -> int:

@@ -21,12 +21,19 @@ from memfit.estimators.results.terms import Basis, PeakMoment
 from memfit.estimators.runtimes.facets import (
     BoundByTrace,
     Commands,
+    HeadDrafting,
     Images,
     LoadedWeights,
     OwnWeights,
 )
 from memfit.estimators.runtimes.held import without_held
-from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
+from memfit.estimators.runtimes.interface import (
+    DraftFigures,
+    Figure,
+    MemoryFigures,
+    RuntimeModel,
+    Subject,
+)
 from memfit.estimators.runtimes.mlx_lm import MlxModel
 from memfit.estimators.runtimes.mlx_lm_commands import option, settings_flags
 from memfit.estimators.runtimes.runtime import Budget, Runtime
@@ -68,7 +75,7 @@ def as_cached(checkpoint: Checkpoint, model: Model, workload: Workload) -> Model
     return replace(model, dtype="F32") if is_wide else model
 
 
-class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, frozen=True):
+class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, HeadDrafting, frozen=True):
     """mlx-vlm by formula: with images an upper bound, and exact tokens."""
 
     tower_sizes: tuple[int, ...] = ()
@@ -163,6 +170,17 @@ class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, frozen=True):
         held = figures.kv.nbytes + figures.ssm_bytes
         moment = _with_images(figures.moment, work, self.resident_bytes(), held)
         return replace(figures, moment=moment)
+
+    def require_draft(self, draft: Subject) -> None:
+        from memfit.estimators.runtimes.drafting import require_head
+
+        require_head(self.subject, draft)
+
+    def drafted(self, workload: Workload, draft: RuntimeModel, tokens: int) -> DraftFigures:
+        from memfit.estimators.runtimes.drafting import head_figures
+
+        assert isinstance(draft, MlxVlm)
+        return head_figures(self, workload, draft, tokens)
 
     def _as_cached(self, figures: MemoryFigures, workload: Workload) -> MemoryFigures:
         """Return them with the caches of a run; all that is computed is as wide then, at most."""

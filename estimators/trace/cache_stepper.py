@@ -5,7 +5,7 @@ mlx/kv_cache.py. A class of cache that is not described there is refused.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct, field
 
@@ -23,21 +23,77 @@ _GROWTH = {
     # Of the batch generator; they grow as those of one sequence.
     "BatchKVCache": Growth.STEPS,
     "BatchRotatingKVCache": Growth.ROTATING,
+    # Of mlx-vlm: models/hy_v4/cache.py and models/qwen4_exp/language.py.
+    "HyV4KVCache": Growth.DOUBLING,
+    "QSAKVCache": Growth.STEPS,
 }
 
-# Recurrent states; the second until mlx-lm 0.30.
-STATE_CACHES = ("ArraysCache", "MambaCache")
+# An attribute for a cache that only chunks of prompts fill, up to so many tokens.
+PROMPT_LIMIT = "prompt_limit"
+
+# Recurrent states; the second until mlx-lm 0.30, the third of mlx-vlm's models/z1t/language.py.
+STATE_CACHES = ("ArraysCache", "MambaCache", "Z1TCache")
+
+
+class Rows(NamedTuple):
+    """An array of a cache that grows along an axis, a row for every so many tokens."""
+
+    name: str
+    axis: int
+    row_tokens: int = 1
+    limit: int | None = None
+    growth: Growth = Growth.ROWS
+    is_open: bool = False
+    """Whether it holds the tokens of the last row, until that is complete."""
+
+    def length(self, workload: Workload, position: int) -> int:
+        """Return its rows when ``position`` tokens have passed."""
+        if self.is_open:
+            return position % self.row_tokens
+        buffer = KVBuffer(1, 1, 0, self.growth, self.limit, row_tokens=self.row_tokens)
+        return capacity_at(buffer, workload, position)
+
+
+def rows_of(cache: Any) -> tuple[Rows, ...]:
+    """Return the arrays of a cache that grow by rules of their own, beside keys and values.
+
+    Sources: mlx-lm models/deepseek_v41.py, LayerCache: a window, closed groups, an open one;
+    mlx-vlm models/cache.py, PoolingCache: a row for a group of tokens; models/minimax_m3_vl/
+    language.py and models/qwen4_exp/language.py: the keys of an indexer, and of its blocks.
+    """
+    match type(cache).__name__:
+        case "LayerCache":
+            groups = cache.compress_kv.shape[1] if cache.compress_kv is not None else 0
+            ratio = cache.offset // groups if groups else 1
+            return (
+                Rows("window", 1, limit=cache.window_size),
+                *(Rows(name, 1, ratio) for name in ("compress_kv", "index_k")),
+                *(Rows(name, 1, ratio, is_open=True) for name in ("pending_kv", "pending_gate")),
+            )
+        case "PoolingCache":
+            return (Rows("pooled", 1, cache.ratio),)
+        case "MiniMaxM3KVCache":
+            return (Rows("index_keys", 2, growth=Growth.STEPS),)
+        case "QSAKVCache":
+            return (
+                Rows("index_keys", 1),
+                Rows("index_position_ids", -1),
+                Rows("index_block_keys", 2, cache.index_block_ratio or 1),
+            )
+    return ()
 
 
 def leaves(caches: list[Any]) -> Iterator[Any]:
-    """Yield the caches, those inside a CacheList one by one."""
+    """Yield the caches, those inside a CacheList or beside an indexer's one by one."""
     for cache in caches:
         # mlx-lm's CacheList: several caches of one layer.
         nested = getattr(cache, "caches", None)
-        if nested is None:
-            yield cache
-        else:
+        if nested is not None:
             yield from leaves(nested)
+            continue
+        if (keys_and_values := getattr(cache, "kv_cache", None)) is not None:
+            yield from leaves([keys_and_values])
+        yield cache
 
 
 def batched(caches: list[Any], workload: Workload) -> list[Any]:
@@ -64,6 +120,8 @@ def buffer_of(cache: Any) -> KVBuffer | None:
         return None
     # RotatingKVCache and ChunkedKVCache name their limit differently.
     limit = getattr(cache, "max_size", getattr(cache, "chunk_size", None))
+    if (prompt_limit := getattr(cache, PROMPT_LIMIT, None)) is not None:
+        growth, limit = Growth.PROMPT, prompt_limit
     _, heads, _, key_dim = cache.keys.shape
     return KVBuffer(heads, key_dim, cache.values.shape[3], growth, limit)
 
@@ -88,11 +146,10 @@ class Stepper(Struct):
         """Keep the caches, filled by any call, as what every later state is made from."""
         self._originals = list(self.caches)
         # States have one size for any number of tokens.
-        known = (*_GROWTH, *STATE_CACHES, "LayerCache")
+        known = (*_GROWTH, *STATE_CACHES)
         for cache in leaves(self._originals):
-            if type(cache).__name__ not in known:
-                name = public_names(f"{type(cache).__module__}.{type(cache).__name__}")
-                raise UnsupportedError(f"{name}: the growth of this cache is not described")
+            if type(cache).__name__ not in known and not rows_of(cache):
+                raise undescribed(cache)
 
     def forget(self, stand_in: Callable[[Any], Any]) -> None:
         """Put other arrays in place of all that a recorded call left in the caches."""
@@ -116,8 +173,7 @@ class Stepper(Struct):
                     position,
                     self._last(position),
                 )
-            elif type(cache).__name__ == "LayerCache":
-                _fill_compressed(cache, position)
+            _fill_rows(cache, self.workload, position)
         self.quantize()
 
     def select_all(self) -> None:
@@ -170,7 +226,7 @@ def _fill(cache: Any, buffer: KVBuffer, length: int, position: int, last: int) -
         # It counts tokens twice: in an array, of each sequence, and here.
         cache._idx = cache._offset = position
     else:
-        cache.offset = position
+        cache.offset = min(position, length) if buffer.growth is Growth.PROMPT else position
     if buffer.growth is Growth.ROTATING:
         # The index of the next write, which it keeps in addition to the offset.
         keep = getattr(cache, "keep", 0)
@@ -189,21 +245,26 @@ def _rotated(length: int, position: int, last: int, window: int, keep: int) -> i
     return position if position <= window else keep + (position - keep) % (window - keep)
 
 
-def _fill_compressed(cache: Any, position: int) -> None:
-    """Source: mlx-lm models/deepseek_v41.py, LayerCache: a window, closed groups, an open one."""
+def _fill_rows(cache: Any, workload: Workload, position: int) -> None:
     import mlx.core as mx
 
-    groups = cache.compress_kv.shape[1] if cache.compress_kv is not None else 0
-    ratio = cache.offset // groups if groups else 1
-    lengths = {
-        "window": min(position, cache.window_size),
-        "compress_kv": position // ratio,
-        "index_k": position // ratio,
-        "pending_kv": position % ratio,
-        "pending_gate": position % ratio,
-    }
-    for name, length in lengths.items():
-        array = getattr(cache, name)
+    for rows in rows_of(cache):
+        array = getattr(cache, rows.name)
         if array is not None:
-            setattr(cache, name, mx.zeros((array.shape[0], length, *array.shape[2:]), array.dtype))
-    cache.offset = position
+            shape = list(array.shape)
+            shape[rows.axis] = rows.length(workload, position)
+            setattr(cache, rows.name, mx.zeros(shape, array.dtype))
+    # What classes count beside the tokens.
+    match type(cache).__name__:
+        case "LayerCache":
+            cache.offset = position
+        case "PoolingCache":
+            cache.remainder = position % cache.ratio
+        case "MiniMaxM3KVCache":
+            cache.index_offset = position
+
+
+def undescribed(cache: Any) -> UnsupportedError:
+    """Return the refusal of a class of caches, by its name."""
+    name = public_names(f"{type(cache).__module__}.{type(cache).__name__}")
+    return UnsupportedError(f"{name}: the growth of this cache is not described")

@@ -6,8 +6,9 @@ operations are not among it: they are the trace's.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -15,7 +16,6 @@ from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Layer, Model, Module, Part
 from memfit.estimators.arch.specs import (
-    Growth,
     KVBuffer,
     MixtureOfExperts,
     StateBuffer,
@@ -24,10 +24,18 @@ from memfit.estimators.arch.specs import (
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.dtypes import DEFAULTS, Quantization
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.trace.cache_stepper import STATE_CACHES, buffer_of, leaves
+from memfit.estimators.base.units import ceil_div
+from memfit.estimators.trace.cache_stepper import (
+    STATE_CACHES,
+    Rows,
+    buffer_of,
+    leaves,
+    rows_of,
+    undescribed,
+)
 from memfit.estimators.trace.kernel_stubs import attention_widths
-from memfit.estimators.trace.leaves import caches_of
-from memfit.estimators.trace.libraries import changed, public_names
+from memfit.estimators.trace.leaves import Leaf, caches_of
+from memfit.estimators.trace.libraries import changed
 from memfit.estimators.weights.derived import part_of
 
 _FLOAT32_BYTES = 4
@@ -308,52 +316,50 @@ def _mixers(cache: Any, dtype: str, *, in_cache_list: bool = False) -> Iterator[
     if (nested := getattr(cache, "caches", None)) is not None:
         for each in nested:
             yield from _mixers(each, dtype, in_cache_list=True)
-    elif kind in STATE_CACHES:
-        yield TracedMixer(state=tuple(_states(cache, dtype)))
-    elif kind == "LayerCache":
-        yield from (TracedMixer(buffer=buffer) for buffer in _compressed(cache, dtype))
-    elif buffer := buffer_of(cache):
+        return
+    if (keys_and_values := getattr(cache, "kv_cache", None)) is not None:
+        # mlx-vlm quantises no cache of this class (generate/common.py).
+        yield from _mixers(keys_and_values, dtype, in_cache_list=True)
+    if kind in STATE_CACHES:
+        yield TracedMixer(state=tuple(_states(cache, caches_of([cache]), dtype)))
+        return
+    if kind == "PoolingCache":
+        # Of one group, from the first token on.
+        groups = (leaf for leaf in caches_of([cache]) if leaf.key != "pooled")
+        yield TracedMixer(state=tuple(_states(cache, groups, dtype)))
+    buffer, rows = buffer_of(cache), rows_of(cache)
+    if buffer:
         yield TracedMixer(buffer=replace(buffer, in_cache_list=in_cache_list))
-    elif not cache.empty():
-        raise _undescribed(cache)
+    for each in rows:
+        if (array := getattr(cache, each.name)) is not None:
+            yield TracedMixer(buffer=_rows(each, array, dtype))
+    if not buffer and not rows and not cache.empty():
+        raise undescribed(cache)
 
 
-def _states(cache: Any, dtype: str) -> Iterator[StateBuffer]:
-    for array in (leaf.array for leaf in caches_of([cache])):
+def _states(cache: Any, arrays: Iterable[Leaf], dtype: str) -> Iterator[StateBuffer]:
+    for array in (leaf.array for leaf in arrays):
         if array.itemsize == dtypes.nbytes(1, dtype):
             yield StateBuffer(array.size)
         elif array.itemsize % _FLOAT32_BYTES == 0:
             # Wider ones, such as token ids (longcat_flash_ngram.py), count as several.
             yield StateBuffer(array.nbytes // _FLOAT32_BYTES, float32=True)
         else:
-            raise _undescribed(cache)
+            raise undescribed(cache)
+
+
+def _rows(rows: Rows, array: Any, dtype: str) -> KVBuffer:
+    # An open row is at most one token short; it is empty when its last token has come.
+    shape = list(array.shape)
+    del shape[rows.axis]
+    elements = ceil_div(prod(shape) * array.itemsize, dtypes.nbytes(1, dtype))
+    row_tokens, limit = rows.row_tokens, rows.limit
+    if rows.is_open:
+        row_tokens, limit = 1, row_tokens - 1
+    return KVBuffer(1, elements, 0, rows.growth, limit, True, row_tokens)
 
 
 def _width(cache: Any) -> int | None:
     """Return the bytes of an element of keys, None where a cache holds no keys."""
     keys = getattr(cache, "keys", None)
     return None if keys is None else int(keys.itemsize)
-
-
-def _compressed(cache: Any, dtype: str) -> Iterator[KVBuffer]:
-    """Source: mlx-lm models/deepseek_v41.py, LayerCache."""
-    width = dtypes.nbytes(1, dtype)
-
-    def rows(array: Any, limit: int | None, row_tokens: int = 1) -> KVBuffer:
-        elements = array.shape[-1] * array.itemsize // width
-        return KVBuffer(1, elements, 0, Growth.ROWS, limit, row_tokens=row_tokens)
-
-    yield rows(cache.window, cache.window_size)
-    closed = [array for array in (cache.compress_kv, cache.index_k) if array is not None]
-    row_tokens = cache.offset // closed[0].shape[1] if closed else 1
-    for array in closed:
-        yield rows(array, None, row_tokens)
-    # At most: the open group is empty when its last token has come.
-    for array in (cache.pending_kv, cache.pending_gate):
-        if array is not None:
-            yield rows(array, row_tokens - 1)
-
-
-def _undescribed(cache: Any) -> UnsupportedError:
-    name = public_names(f"{type(cache).__module__}.{type(cache).__name__}")
-    return UnsupportedError(f"{name}: the growth of this cache is not described")

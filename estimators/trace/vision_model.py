@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base.ranks import Rank
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.images.plan import ImagePlan
+from memfit.estimators.trace.cache_stepper import PROMPT_LIMIT, leaves
 from memfit.estimators.trace.class_description import describe, first_call, watching
 from memfit.estimators.trace.declared_format import unread_by_mlx_vlm
 from memfit.estimators.trace.graph_format import Call
@@ -20,6 +23,9 @@ from memfit.estimators.trace.vision_builder import build_vision, mlx_vlm_class
 from memfit.estimators.trace.vision_recorder import VisionRun, record_vision
 
 _NO_IMAGES = ImagePlan((), ())
+# Tokens up to which the last cache of a layer keeps the heads of a prompt that its latents give:
+# glm5_next/language.py, _MAX_PROJECTED_PREFILL_TOKENS.
+_PROJECTED = {"glm5_next": 32768}
 
 
 class TracedVisionModel(BuiltClass):
@@ -69,8 +75,11 @@ class TracedVisionModel(BuiltClass):
         with self._tracing():
             load = library_for(self._backend).load
             caches = self._caches(FEW_TOKENS)
+            # Enough tokens for a row of every cache that has one for several.
+            groups = (getattr(cache, "ratio", 1) for cache in leaves(caches))
+            few = replace(FEW_TOKENS, prompt_tokens=max(FEW_TOKENS.prompt_tokens, 2 * max(groups)))
             with watching(load("mlx_vlm.models.switch_layers")) as seen:
-                self._recorded(_NO_IMAGES, FEW_TOKENS, TraceTarget(backend=self._backend), caches)
+                self._recorded(_NO_IMAGES, few, TraceTarget(backend=self._backend), caches)
             # The last call was on one token.
             first = first_call(self._model, caches, seen, 1)
             of = mlx_vlm_class(load("mlx_vlm.utils"), self._model)
@@ -88,6 +97,9 @@ class TracedVisionModel(BuiltClass):
     def _caches(self, workload: Workload) -> list[Any]:
         cache = library_for(self._backend).load("mlx_vlm.models.cache")
         made: list[Any] = cache.make_prompt_cache(self._model.language_model, workload.max_kv_size)
+        if (limit := _PROJECTED.get(self._model_type)) is not None:
+            for nested in (each.caches for each in made if hasattr(each, "caches")):
+                setattr(nested[-1], PROMPT_LIMIT, limit)
         return made
 
     def _recorded(

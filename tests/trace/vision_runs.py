@@ -18,8 +18,11 @@ def library() -> PrivateLibrary:
     return PrivateLibrary("computing")
 
 
-def measured(case: Case) -> int:
-    """Return the peak of a run until the second token, with the model's weights."""
+def measured(case: Case, caches: list[Any] | None = None) -> int:
+    """Return the peak of a run until the second token, with the model's weights.
+
+    Its caches are added to ``caches``.
+    """
     import mlx.core as mx
     from mlx.utils import tree_flatten, tree_map
 
@@ -37,7 +40,7 @@ def measured(case: Case) -> int:
         loop = library().load("mlx_vlm.generate.diffusion").stream_diffusion_generate
         steps = denoising(loop, model, given, case.prefill_step)
     else:
-        steps = _generating(model, given, case)
+        steps = _generating(model, given, case, caches)
     for _ in steps:
         pass
     # Other tests' arrays may be alive in this process.
@@ -45,10 +48,13 @@ def measured(case: Case) -> int:
     return peak
 
 
-def _generating(model: Any, given: dict[str, Any], case: Case) -> Any:
+def _generating(model: Any, given: dict[str, Any], case: Case, caches: list[Any] | None) -> Any:
     loop = library().load("mlx_vlm.generate.ar")
     if case.batch > 1:
         return batch_generating(loop, model, given, case.workload)
+    if caches is not None:
+        make = library().load("mlx_vlm.models.cache").make_prompt_cache
+        caches += make(model.language_model)
     return loop.generate_step(
         given.pop("input_ids"),
         model,
@@ -56,6 +62,7 @@ def _generating(model: Any, given: dict[str, Any], case: Case) -> Any:
         given.pop("attention_mask"),
         max_tokens=2,
         temperature=0.0,
+        prompt_cache=caches,
         prefill_step_size=case.prefill_step,
         kv_bits=case.kv_bits,
         quantized_kv_start=case.workload.quantized_kv_start,
