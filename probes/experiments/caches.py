@@ -42,6 +42,7 @@ from memfit.probes.prompt_caches.request import CONVERSATIONS, CacheRequest, che
 from memfit.probes.prompt_caches.result import (
     CacheAnswer,
     CacheRestore,
+    CacheTrials,
     CacheTuneResult,
     Conversation,
     Replay,
@@ -188,6 +189,7 @@ class _CacheExperiment(Experiment[CacheRequest], kw_only=True):
             conversations=conversations,
             answer=answer,
             replay=self._replayed(conversations[-1], answer, room),
+            trials=self._tried(conversations[-1], answer, room),
             report=self.plan.differences(conversations, self.versions) if self.plan else (),
             notes=self.all_notes,
         )
@@ -228,6 +230,30 @@ class _CacheExperiment(Experiment[CacheRequest], kw_only=True):
             speeds=speeds_of(longest, answer),
             eviction=(request.eviction, _most_kept(request, answer)),
         )
+
+    def _tried(self, longest: Conversation, answer: CacheAnswer, room: Room) -> CacheTrials | None:
+        """Try the file of the answer next to other work, where two of them fit."""
+        if answer.bits is None or answer.way is None:
+            return None
+        peaks = (
+            each.peak_bytes or 0
+            for file in longest.stored
+            if file.bits == answer.bits
+            for each in file.restores
+            if each.way == answer.way
+        )
+        if 2 * max(peaks) > room.memory and not self.request.force:
+            self.inform("not-tried", "two requests at once were not tried: two caches do not fit")
+            return None
+        path = self._file(longest.tokens, answer.bits)
+        with self.start(task="store caches") as process:
+            process.prompt(None, longest.tokens + 1)
+            process.load()
+            generated = self.request.max_tokens
+            return process.call(
+                *(CacheRunner.tried, path, answer.way, longest.tokens, generated),
+                self.fingerprint,
+            )
 
     def _stored(
         self, tokens: int, written: WrittenCache, nbytes: int, reference: Path

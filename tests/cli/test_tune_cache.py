@@ -142,6 +142,8 @@ def test_requests_are_served_as_planned_and_as_the_page_shows(
             assert file["held_bytes"] == file["planned_held_bytes"]
             for restore in file["restores"]:
                 assert restore["peak_bytes"] <= restore["planned_peak_bytes"]
+    assert "two requests, restored" in text
+    assert result["trials"]["saves"] > 0
     # Only the files of the prompts stay.
     assert len([path for path in tmp_path.iterdir() if path.name != "home"]) == 4
     room = command[command.index("--requests") :]
