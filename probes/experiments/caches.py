@@ -22,6 +22,7 @@ from memfit.estimators.checkpoint.manifest import fingerprint_of
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.offload.cache_tiers import Tiers
 from memfit.estimators.plans.offload.plan import FIXED_THRESHOLD, usable_disk
+from memfit.estimators.plans.offload.session_cache import DEQUANTISED_FIRST
 from memfit.estimators.runtimes.measurement import Loaded, MeasuredCache, MeasuredRestore, Way
 from memfit.estimators.runtimes.runtime import Need, comfortable_bytes
 from memfit.probes.disk import create_directory, require_free, usable_bytes
@@ -139,6 +140,9 @@ class _CacheExperiment(Experiment[CacheRequest], kw_only=True):
             )
         for each in filled.files:
             self._say_exact(each)
+        model = self.plan.sized.model if self.plan else None
+        if model and not model.kv_quantizable and min(request.stored_bits) < stored.FULL_BITS:
+            self.inform("dequantised-first", DEQUANTISED_FIRST)
         rows = tuple(
             self._stored(tokens, each, each.nbytes, reference)
             for each in filled.files

@@ -48,6 +48,7 @@ def test_caches_are_stored_restored_and_restored_again(
     assert full["quantise_ns"] == 0 < eight["quantise_ns"] < eight["write_ns"]
     status = {each["way"]: each["status"] for each in eight["restores"]}
     assert status.pop("as-stored") == "failed"
+    assert "dequantised-first" in {note["code"] for note in result["notes"]}
     assert status == dict.fromkeys(("bulk", "freeing", "lazy"), "measured")
     assert result["answer"]["bits"] == 8
     assert min(result["answer"][f"{tier}_conversations"] for tier in ("hot", "warm")) > 0
