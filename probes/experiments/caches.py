@@ -253,9 +253,12 @@ class _CacheExperiment(Experiment[CacheRequest], kw_only=True):
         with self.start(task="store caches") as process:
             process.prompt(None, longest.tokens + 1)
             process.load()
-            generated = self.request.max_tokens
             return process.call(
-                *(CacheRunner.tried, path, answer.way, longest.tokens, generated),
+                CacheRunner.tried,
+                path,
+                answer.way,
+                longest.tokens,
+                self.request.max_tokens,
                 self.fingerprint,
             )
 
