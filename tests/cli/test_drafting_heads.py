@@ -276,3 +276,31 @@ def test_a_conversion_that_left_its_mtp_layers_out_is_named(memfit: Memfit, tmp_
     model = write_checkpoint(tmp_path / "model", TARGET, TRUNK)
     run = memfit("estimate", target, "--draft", model, "--memory", "32")
     assert (run.code, "no MTP layers are in its files" in run.err) == (3, True)
+
+
+def test_gate_comparison_and_contexts_have_the_head_too(memfit: Memfit, tmp_path: Path) -> None:
+    target, head = (
+        write_config(tmp_path / name, config)
+        for name, config in (("target", TARGET), ("head", HEAD))
+    )
+    options = ("--draft", head, "--memory", "32", "--context", "8k", "--json")
+    peak = memfit("estimate", target, *options).json["peak_bytes"]
+    alone = memfit("estimate", target, "--runtime", "mlx-vlm", *options[2:]).json["peak_bytes"]
+    assert peak > alone
+    compared = memfit("compare", target, target, *options).json
+    assert compared["models"][0]["needed_bytes"] == peak + compared["margin_bytes"]
+    plan = memfit("plan", "context", target, *options).json
+    assert plan["runtime"]["name"] == "mlx-vlm"
+    assert plan["fit"]["required_bytes"] == peak + plan["margin_bytes"]
+    policy = tmp_path / "memfit.yaml"
+    lines = (
+        f"    path: {target}\n    draft: {head}\n    memory: 32GB\n"
+        "    workload: {context: 8k}\n    limits: {peak: 1GB}\n"
+    )
+    policy.write_text(f"schema: memfit.policy/1\ntargets:\n  head:\n{lines}", encoding="utf-8")
+    (checked,) = memfit("gate", "--policy", policy, "--json").json["targets"]
+    # The target's prompts may be shorter, of which one takes a little more.
+    assert peak <= checked["figures"]["peak_bytes"] < peak * 1.01
+    policy.write_text(policy.read_text().replace("draft: ", "num_draft_tokens: 2 # "))
+    run = memfit("gate", "--policy", policy)
+    assert (run.code, "num_draft_tokens: needs draft" in run.err) == (2, True)
