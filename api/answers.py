@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
@@ -162,37 +161,30 @@ def guard(
     ``model`` is a model, or the path of a memory card (``.json``). ``limit`` is in bytes; by
     default it is the working set of the machine less the margin. Its methods are pure: `preflight`
     and `admit` for requests, `chunk` before a call, `store` for a finished cache. The types that
-    they take are in `memfit.estimators.guard.guard`.
+    they take are in `memfit.estimators.guard.state`.
 
     Raises:
         InputError: when a setting is wrong, a card was altered, or the limit is below the weights.
         UnsupportedError: for a model that the server does not batch.
     """
-    from memfit.estimators.guard.call_tables import card_tables, model_tables
-    from memfit.estimators.guard.guard import Guard
+    from memfit.estimators.base.workload import ServerSettings
+    from memfit.estimators.guard.opening import open_guard
+
+    def size() -> "SizedModel":
+        opened = model if isinstance(model, OpenModel) else open(model, **settings)
+        return opened.resolved(workload(1, {}), device).sized
 
     limit_bytes = parse_size(limit) if isinstance(limit, str) else limit
-    if not isinstance(model, OpenModel) and os.fspath(model).endswith(".json"):
-        from memfit.estimators.guard.card import read_card
-
-        tables = card_tables(read_card(Path(model)))
-        machine = place(device, {})[0] if limit_bytes is None else None
-    else:
-        opened = model if isinstance(model, OpenModel) else open(model, **settings)
-        sized: SizedModel = opened.resolved(workload(1, {}), device).sized
-        tables, machine = model_tables(sized), sized.device
-    if limit_bytes is None:
-        if machine is None:
-            raise InputError("give a limit in bytes, or a device")
-        from memfit.estimators.questions.target import MARGIN_BYTES
-
-        limit_bytes = machine.working_set_bytes - MARGIN_BYTES
-    return Guard(
-        tables=tables,
+    return open_guard(
+        "" if isinstance(model, OpenModel) else os.fspath(model),
+        size,
+        ServerSettings(
+            prefill_step=prefill_step_size,
+            prompt_concurrency=prompt_concurrency,
+            decode_concurrency=decode_concurrency,
+        ),
         limit_bytes=limit_bytes,
-        prompt_concurrency=prompt_concurrency,
-        decode_concurrency=decode_concurrency,
-        prefill_step=prefill_step_size,
+        device=place(device, {})[0] if limit_bytes is None else None,
     )
 
 

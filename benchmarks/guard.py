@@ -12,8 +12,9 @@ from random import Random
 
 from memfit.estimators.checkpoint.opening import open_sample
 from memfit.estimators.guard.call_tables import CallTables, model_tables
-from memfit.estimators.guard.guard import Entry, Guard, Request, Row, State
+from memfit.estimators.guard.guard import Guard
 from memfit.estimators.guard.replay import replay
+from memfit.estimators.guard.state import Entry, Request, Row, State
 from memfit.estimators.guard.traffic import generated
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.sizing.catalog import Catalog

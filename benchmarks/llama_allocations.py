@@ -109,11 +109,18 @@ class Llama:
         """What it logged since the last call."""
         return "".join(self._lines)
 
-    def runs(self, path: Path, wanted: tuple[Allocation, ...]) -> list[Allocation]:
-        return [self._run(str(path), run) for run in wanted]
+    def runs(
+        self, path: Path, wanted: tuple[Allocation, ...], *, allocates: bool = False
+    ) -> list[Allocation]:
+        """Return the runs with what llama.cpp logs of each.
 
-    def _run(self, path: str, run: Allocation) -> Allocation:
-        model = self._model(path, run)
+        ``allocates``: buffers are made, which grow to the largest of the graphs that it reserves;
+        without, they are those of the first (llama-context.cpp, sched_reserve).
+        """
+        return [self._run(str(path), run, allocates=allocates) for run in wanted]
+
+    def _run(self, path: str, run: Allocation, *, allocates: bool) -> Allocation:
+        model = self._model(path, run, allocates=allocates)
         params = self._library.llama_context_default_params()
         params.n_ctx, params.n_seq_max = run.context, run.sequences
         params.n_batch, params.n_ubatch = run.batch, run.microbatch
@@ -131,10 +138,12 @@ class Llama:
         self._library.llama_model_free(model)
         return read_log(text, run)
 
-    def _model(self, path: str, run: Allocation) -> int:
+    def _model(self, path: str, run: Allocation, *, allocates: bool) -> int:
         """Load a model; without GPU layers there is no GPU at all."""
         params = self._library.llama_model_default_params()
-        params.no_alloc, params.use_extra_bufts, params.load_mode = True, False, 0
+        # The file is mapped into memory where buffers are made, so that its hole needs none.
+        params.no_alloc, params.load_mode = not allocates, int(allocates)
+        params.use_extra_bufts = False
         params.n_gpu_layers = run.gpu_layers or 0
         if run.gpu_layers is None:
             params.devices = ctypes.cast((ctypes.c_void_p * 1)(), ctypes.c_void_p)

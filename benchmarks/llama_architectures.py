@@ -1,9 +1,9 @@
 """Compare memfit with llama.cpp's allocations for every architecture that memfit describes.
 
 A file of usual sizes is completed until llama.cpp's loader takes it: the error of the loader names
-each tensor that is missing or has another shape. Then six contexts are made without allocating, as
-in benchmarks/llama_differential.py; some sizes make llama.cpp end the process. In an environment
-with memfit and xllamacpp:
+each tensor that is missing or has another shape. Then six contexts are made as in
+benchmarks/llama_differential.py, those without a GPU with their buffers; some sizes make llama.cpp
+end the process. In an environment with memfit and xllamacpp:
 
     python -m benchmarks.llama_architectures                 # all that are not recorded
     python -m benchmarks.llama_architectures phi2 cogvlm
@@ -59,6 +59,11 @@ KEYS: dict[str, Any] = {
     "embedding_scale": 1.0,
     "use_parallel_residual": True,
 }
+# Qwen's joined matrix has as many keys as queries; Refact's graph has no experts.
+OWN_KEYS = {
+    "qwen": {"attention.head_count_kv": 8},
+    "refact": {"expert_count": 0, "expert_used_count": 0},
+}
 BASE = Allocation(
     context=4096,
     sequences=1,
@@ -75,7 +80,7 @@ CONTEXTS = (
     BASE,
     BASE._replace(outputs=0),
     BASE._replace(gpu_layers=None),
-    BASE._replace(outputs=4, sequences=4, microbatch=256),
+    BASE._replace(outputs=4, sequences=4, microbatch=256, gpu_layers=None),
     BASE._replace(cache="q8_0"),
     BASE._replace(flash=False),
 )
@@ -93,7 +98,8 @@ def completed(llama: Llama, name: str) -> Recorded:
     Raises:
         IncompleteError: when it refuses the file for another reason than a tensor.
     """
-    metadata = {f"{name}.{key}": value for key, value in KEYS.items()}
+    keys = KEYS | OWN_KEYS.get(name, {})
+    metadata = {f"{name}.{key}": value for key, value in keys.items()}
     metadata["general.architecture"] = name
     tensors: dict[str, Tensor] = {}
     for _ in range(400):
@@ -130,7 +136,7 @@ def _run(llama: Llama, entry: Recorded, wanted: Allocation) -> Allocation:
     with tempfile.TemporaryDirectory() as folder:
         metadata = {**entry.metadata, "tokenizer.ggml.model": "no_vocab"}
         path = write(Path(folder) / "model.gguf", metadata, entry.tensors)
-        (run,) = llama.runs(path, (wanted,))
+        (run,) = llama.runs(path, (wanted,), allocates=wanted.gpu_layers is None)
     return run
 
 

@@ -11,13 +11,11 @@ from memfit.cli.options.groups import OptionGroup, PlanOutput, grouped, option
 from memfit.cli.options.questions import AdaptedModel, MachineOptions, VersionOptions
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import parse_size
-from memfit.estimators.questions.target import MARGIN_BYTES, RuntimeQuestion
+from memfit.estimators.base.workload import ServerSettings
+from memfit.estimators.questions.target import RuntimeQuestion
 
 if TYPE_CHECKING:
     from memfit.estimators.base.reading.request_trace import TraceRequest
-    from memfit.estimators.guard.call_tables import CallTables
-    from memfit.estimators.guard.guard import Guard
-    from memfit.estimators.machine.device import Device
 
 
 class ReplayOptions(OptionGroup, frozen=True, kw_only=True):
@@ -53,16 +51,14 @@ class ReplayOptions(OptionGroup, frozen=True, kw_only=True):
         """What the traffic is."""
         return str(self.traffic or f"{self.requests} generated requests ({self.generate})")
 
-    def guard(self, tables: "CallTables", limit_bytes: int) -> "Guard":
-        """Return the guard of a server with these flags."""
-        from memfit.estimators.guard.guard import Guard
-
-        return Guard(
-            tables=tables,
-            limit_bytes=limit_bytes,
+    @property
+    def server(self) -> ServerSettings:
+        """A server with these flags."""
+        return ServerSettings(
+            prefill_step=self.prefill_step_size,
             prompt_concurrency=self.prompt_concurrency,
             decode_concurrency=self.decode_concurrency,
-            prefill_step=self.prefill_step_size,
+            prompt_cache_size=self.prompt_cache_size,
         )
 
 
@@ -81,6 +77,7 @@ def replay(
     beside prompt_tokens and completion_tokens.
     """
     from memfit.estimators.base.reading.request_trace import read_timed_trace
+    from memfit.estimators.guard.opening import open_guard
     from memfit.estimators.guard.replay import replay as replayed
 
     if (options.traffic is None) == (options.generate is None):
@@ -89,11 +86,17 @@ def replay(
     device = machine.machine()
     if options.limit is None and device is None:
         raise InputError("name the machine: --device m4-max-64, or --limit 20GB")
-    limit = options.limit or (device.working_set_bytes - MARGIN_BYTES if device else 0)
-    tables = _tables(model, device, versions, verbose=output.verbose)
-    requests, times = rows or (_generated(options, tables.max_tokens), ())
+    question = RuntimeQuestion(mlx_version=versions.mlx_version)
+    guard = open_guard(
+        model.reference(),
+        lambda: sized_for_mlx_lm(model, device, question, verbose=output.verbose),
+        options.server,
+        limit_bytes=options.limit,
+        device=device,
+    )
+    requests, times = rows or (_generated(options, guard.tables.max_tokens), ())
     result = replayed(
-        options.guard(tables, limit),
+        guard,
         requests,
         traffic=options.traffic_text,
         clients=options.clients,
@@ -102,19 +105,6 @@ def replay(
     )
     output.write(result, units=output.units, plot=output.draws(False))
     raise typer.Exit(Exit.NO if result.over or result.refused_though_fits else Exit.YES)
-
-
-def _tables(
-    model: AdaptedModel, device: "Device | None", versions: VersionOptions, *, verbose: bool
-) -> "CallTables":
-    """Those of a card, or of a model."""
-    from memfit.estimators.guard.call_tables import card_tables, model_tables
-    from memfit.estimators.guard.card import read_card
-
-    if (name := model.reference()).endswith(".json"):
-        return card_tables(read_card(Path(name)))
-    question = RuntimeQuestion(mlx_version=versions.mlx_version)
-    return model_tables(sized_for_mlx_lm(model, device, question, verbose=verbose))
 
 
 def _generated(options: ReplayOptions, longest: int) -> "tuple[TraceRequest, ...]":

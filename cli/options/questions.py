@@ -189,7 +189,9 @@ EstimatedModel = Annotated[ModelQuestion, _MODEL]
 NamedModel = Annotated[ModelQuestion, _MODEL, Only(*_NAMED)]
 AdaptedModel = Annotated[ModelQuestion, _MODEL, Only(*_NAMED, "adapter")]
 AssumableModel = Annotated[ModelQuestion, _MODEL, Only(*_NAMED, "adapter", "as_type")]
-Conversion = Annotated[ModelQuestion, _MODEL, Only(*_CONVERSION, "as_type", "adapter")]
+_DRAFT = ("draft", "draft_quantize", "num_draft_tokens")
+PlannedModel = Annotated[ModelQuestion, _MODEL, Only(*_NAMED, "adapter", "as_type", *_DRAFT)]
+Conversion = Annotated[ModelQuestion, _MODEL, Only(*_CONVERSION, "as_type", "adapter", *_DRAFT)]
 """How models are read and converted that are named elsewhere."""
 
 _WORKLOAD = Options(

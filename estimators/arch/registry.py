@@ -16,7 +16,7 @@ from memfit.estimators.arch.fields import Fields, config_fields, unread_keys
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.checkpoint.kinds import attends_both_ways
+from memfit.estimators.checkpoint.kinds import MTP_HEAD, attends_both_ways
 
 
 class Cut(Enum):
@@ -136,6 +136,8 @@ class ClassRow(Struct, frozen=True, kw_only=True):
     """The path of the stacked experts in their block, which it stacks single ones to."""
     joined: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Ends of names with several matrices in one tensor, and the class's names of these."""
+    keeps_shapes: bool = False
+    """Whether it neither splits ``kv_b_proj`` nor transposes: the Hub's own files do not load."""
     copies_embedding: bool = False
     """Whether the embedding becomes the head where files have none, tied or not."""
     own_head: str = ""
@@ -226,8 +228,8 @@ _FILES: dict[str, str] = {
     "step3p5": "step3p5",
     "vision_wrappers": "glm4v glm4v_moe glm_ocr internvl_chat mllama",
     "wrappers": """
-        gemma3 gemma4 gemma4_unified kimi_k25 llama4 llava mistral3 qwen2_5_vl qwen2_vl qwen3_vl
-        qwen3_vl_moe
+        gemma3 gemma4 gemma4_unified kimi_k25 kimi_vl lfm2-vl llama4 llava mistral3 pixtral
+        qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe
         """,
 }
 FAMILIES: dict[str, str] = {
@@ -237,6 +239,9 @@ FAMILIES: dict[str, str] = {
     )
 }
 """The file with the row of each described model type."""
+
+# Drafters of mlx-vlm, which are no models by themselves.
+_HEADS = {MTP_HEAD: ClassRow(joined=GATE_UP)}
 
 _MAX_CONTEXT_KEYS = (
     "max_position_embeddings",
@@ -306,7 +311,7 @@ def class_row(model_type: str) -> ClassRow | None:
 
 def row_or_default(model_type: str) -> ClassRow:
     """Return what is known of the class of a model type; defaults where nothing describes it."""
-    return class_row(model_type) or ClassRow()
+    return class_row(model_type) or _HEADS.get(model_type) or ClassRow()
 
 
 def _sections(fields: Fields) -> tuple[Fields, ...]:

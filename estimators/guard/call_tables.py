@@ -27,6 +27,7 @@ from memfit.estimators.sizing.sized_model import SizedModel, for_phases, workspa
 
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
 _TOKENS = (1, 32, 128, 256, 512, 1024, 2048, 4096, 8192)
+MOST_ROWS = _ROWS[-1]
 LONGEST_STEP = _TOKENS[-1]
 _MOST = 2**20
 """Tokens of a request, where the model states no context."""

@@ -27,72 +27,10 @@ from msgspec.structs import replace
 from memfit.estimators.arch.specs import STEP
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.units import ceil_div
-from memfit.estimators.guard.call_tables import LONGEST_STEP, CallTables
+from memfit.estimators.guard.call_tables import LONGEST_STEP, MOST_ROWS, CallTables
+from memfit.estimators.guard.state import Entry, Request, Row, State, require_counts
 
 STEPS = (8192, 4096, 2048, 1024, 512, 256, 128)
-
-
-class _Checked(Struct, frozen=True):
-    def __post_init__(self) -> None:
-        """Reject negative numbers."""
-        for name in self.__struct_fields__:
-            number = getattr(self, name)
-            if isinstance(number, int) and number < 0:
-                raise InputError(f"{type(self).__name__.lower()}: {name} {number} is negative")
-
-
-class Request(_Checked, frozen=True):
-    """A prompt of ``new`` tokens after ``cached`` ones of a stored cache, and a longest reply."""
-
-    new: int
-    max_tokens: int
-    cached: int = 0
-
-    def __post_init__(self) -> None:
-        """Reject numbers below those of a request."""
-        _Checked.__post_init__(self)
-        if not self.new or not self.max_tokens:
-            raise InputError("request: it has at least one new token, and one of a reply")
-
-
-class Row(_Checked, frozen=True):
-    """An admitted request, by what is in its caches and what is to come."""
-
-    tokens: int
-    """In its caches now, cached ones included."""
-    prompt: int
-    """Tokens of the prompt that are not prefilled; 0 once it decodes."""
-    reply: int
-    """Tokens of the reply to come, at most."""
-    id: Any = None
-
-
-class Entry(_Checked, frozen=True):
-    """A stored cache, evaluated."""
-
-    id: Any
-    nbytes: int
-    used: int
-    """When it was used last: the smallest is evicted first."""
-    is_pinned: bool = False
-    """An admitted request begins with it and was not called yet: evicting it frees nothing."""
-
-
-class State(_Checked, frozen=True, kw_only=True):
-    """What a server holds now."""
-
-    decoding: tuple[Row, ...] = ()
-    prefilling: tuple[Row, ...] = ()
-    """In the batch of prompts, and admitted ones that are not in it yet."""
-    entries: tuple[Entry, ...] = ()
-    step: int = 2048
-    """Tokens of a prefill chunk: what `Admit` said last, or the server's own while none runs."""
-    other_bytes: int = 0
-    """Of anything else: drafts, images, other models."""
-    decode_bytes: int = 0
-    """That the buffers of the decoding batch hold now, with rows that ended in the last call."""
-    prompt_bytes: int = 0
-    """The same of the batch of prompts."""
 
 
 class Admit(Struct, frozen=True):
@@ -156,15 +94,30 @@ class Guard(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Reject settings out of range."""
+        require_counts(
+            limit=self.limit_bytes,
+            prefill_step=self.prefill_step,
+            prompt_concurrency=self.prompt_concurrency,
+            decode_concurrency=self.decode_concurrency,
+        )
         if self.limit_bytes < self.tables.weights_bytes:
             raise InputError(
                 f"a limit of {self.limit_bytes} bytes is below the weights of {self.tables.model},"
                 f" {self.tables.weights_bytes}"
             )
-        if not 1 <= self.prefill_step <= LONGEST_STEP or self.prompt_concurrency < 1:
+        if not 1 <= self.prefill_step <= LONGEST_STEP:
             raise InputError(
-                f"prefill step {self.prefill_step}, {self.prompt_concurrency} prompts together:"
-                f" give a step from 1 to {LONGEST_STEP}, and one prompt or more"
+                f"prefill step {self.prefill_step}: give one from 1 to {LONGEST_STEP} tokens"
+            )
+        if (
+            not 1
+            <= min(self.prompt_concurrency, self.decode_concurrency)
+            <= self.most_rows
+            <= MOST_ROWS
+        ):
+            raise InputError(
+                f"{self.prompt_concurrency} prompts and {self.decode_concurrency} replies together:"
+                f" give from 1 to {MOST_ROWS} of each"
             )
 
     @property
@@ -179,7 +132,11 @@ class Guard(Struct, frozen=True, kw_only=True):
         return decision
 
     def admit(self, request: Request, state: State) -> Decision:
-        """Return whether a request may start now beside what runs and is stored."""
+        """Return whether a request may start now beside what runs and is stored.
+
+        Raises:
+            InputError: for rows beyond the tables of the model.
+        """
         longest = request.cached + request.new + request.max_tokens
         if longest > self.tables.max_tokens:
             most = self.tables.max_tokens - request.cached - request.max_tokens
@@ -207,7 +164,13 @@ class Guard(Struct, frozen=True, kw_only=True):
 
         It is of each row of ``state.prefilling``, or of one row, with ``keys`` before it. This is
         for servers that ask before every call; what `admit` admitted needs no such question.
+
+        Raises:
+            InputError: when the row has as many keys as the model or its card takes tokens.
         """
+        require_counts(tokens=tokens, keys=keys)
+        if keys >= self.tables.max_tokens:
+            raise InputError(f"keys {keys}: {self.tables.model} ends at {self.tables.max_tokens}")
         rows = max(1, len(state.prefilling))
         widest = max((row.tokens for row in state.decoding), default=0)
         decoding = len(state.decoding) * self.tables.row_bytes(widest)
@@ -228,6 +191,7 @@ class Guard(Struct, frozen=True, kw_only=True):
 
         Its row is not among those of ``state`` any more, and its bytes still in the buffers.
         """
+        require_counts(tokens=tokens)
         entry = self.entry_bytes(tokens)
         later = self.peak_bytes(state)
         return max(later, self.held_bytes(state)) + entry <= self.limit_bytes

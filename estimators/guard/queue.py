@@ -6,7 +6,7 @@ No request overtakes another, so that none waits for ever.
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from memfit.estimators.guard.guard import Admit, Evict, Guard, Refuse, Request, State, Wait
+from memfit.estimators.guard.guard import Admit, Evict, Guard, Refuse, Wait
 from memfit.estimators.guard.ledger import (
     SimulatedBackend,
     Ticket,
@@ -17,6 +17,7 @@ from memfit.estimators.guard.ledger import (
     ignore_event,
 )
 from memfit.estimators.guard.policies import FixedPolicy
+from memfit.estimators.guard.state import Request, State
 
 
 class Guarded(Protocol):

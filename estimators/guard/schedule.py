@@ -7,18 +7,9 @@ from msgspec.structs import replace
 
 from memfit.estimators.base.workload import ServerSettings
 from memfit.estimators.guard.call_tables import CallTables
-from memfit.estimators.guard.guard import (
-    Admit,
-    Entry,
-    Evict,
-    Guard,
-    Refuse,
-    Request,
-    Row,
-    State,
-    Wait,
-)
+from memfit.estimators.guard.guard import Admit, Evict, Guard, Refuse, Wait
 from memfit.estimators.guard.queue import AdmissionQueue
+from memfit.estimators.guard.state import Entry, Request, Row, State
 from memfit.estimators.mlx.arrivals import Arrivals, ServedRequest
 from memfit.estimators.mlx.batch_schedule import BatchSchedule, ScheduleMoment, ServedRow
 from memfit.estimators.mlx.kv_cache import BatchBuffer

@@ -55,8 +55,8 @@ class Draft(Struct, frozen=True):
 
     reference: str
     quantize: Quantization | None = None
-    tokens: int = DRAFT_TOKENS
-    """Tokens that it proposes in each step."""
+    tokens: int | None = None
+    """Tokens that it proposes in each step; None: as many as the program takes by default."""
 
 
 def model_reference(model: str | os.PathLike[str]) -> str:
@@ -87,7 +87,7 @@ class ModelQuestion(Question, frozen=True, kw_only=True):
     adapter: PathSetting = None
     draft: Text = None
     draft_quantize: Format = None
-    num_draft_tokens: Annotated[int, integer] = DRAFT_TOKENS
+    num_draft_tokens: Integer = None
     as_type: Text = None
     mmproj: PathSetting = None
 
@@ -126,18 +126,17 @@ class ModelQuestion(Question, frozen=True, kw_only=True):
             InputError: for bits that MLX does not have, bits without a draft model, or a number
                 of tokens that is out of range.
         """
-        if not 1 <= self.num_draft_tokens <= MOST_DRAFT_TOKENS:
-            raise InputError(
-                f"{setting('num_draft_tokens')} {self.num_draft_tokens}: give from 1 to"
-                f" {MOST_DRAFT_TOKENS}"
-            )
+        tokens = self.num_draft_tokens
+        if tokens is not None and not 1 <= tokens <= MOST_DRAFT_TOKENS:
+            name = setting("num_draft_tokens")
+            raise InputError(f"{name} {tokens}: give from 1 to {MOST_DRAFT_TOKENS}")
         if self.draft is None:
             if self.draft_quantize is not None:
                 raise InputError(f"{setting('draft_quantize')} needs {setting('draft')} MODEL")
             return None
         bits, mode = self.draft_quantize or (None, "affine")
         quantize = None if bits is None else converted(bits, mode=mode)
-        return Draft(self.draft, quantize, self.num_draft_tokens)
+        return Draft(self.draft, quantize, tokens)
 
 
 # Kept free above the peak unless another margin is given: for what a system allocates meanwhile.

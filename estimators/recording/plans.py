@@ -318,7 +318,6 @@ _UNRECORDED = {
     "runs its layers twice": "iquestloopcoder",
     "rounds masks up to blocks": "phi3small",
     "needs a package that is not installed": "olmo",
-    "is a wrapper around a described class": "kimi_vl lfm2-vl pixtral",
     "has no plan yet": (
         "afm7 baichuan_m1 bitnet deepseek_v41 gear laguna longcat_flash_ngram mellum minimax_m3_vl"
         " mistral4 muse_glimmer muse_spark phixtral plamo3 prism_hadamard_qwen35 spark2_5"

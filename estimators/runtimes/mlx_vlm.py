@@ -22,12 +22,19 @@ from memfit.estimators.results.terms import Basis, PeakMoment
 from memfit.estimators.runtimes.facets import (
     BoundByTrace,
     Commands,
+    HeadDrafting,
     Images,
     LoadedWeights,
     OwnWeights,
 )
 from memfit.estimators.runtimes.held import without_held
-from memfit.estimators.runtimes.interface import Figure, MemoryFigures, RuntimeModel, Subject
+from memfit.estimators.runtimes.interface import (
+    DraftFigures,
+    Figure,
+    MemoryFigures,
+    RuntimeModel,
+    Subject,
+)
 from memfit.estimators.runtimes.mlx_lm import MlxModel
 from memfit.estimators.runtimes.mlx_lm_commands import option, settings_flags
 from memfit.estimators.runtimes.runtime import Budget, Runtime
@@ -74,7 +81,7 @@ def as_cached(checkpoint: Checkpoint, model: Model, workload: Workload) -> Model
     return replace(model, dtype="F32") if is_wide else model
 
 
-class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, frozen=True):
+class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, HeadDrafting, frozen=True):
     """mlx-vlm by formula: with images an upper bound, and exact tokens."""
 
     tower_sizes: tuple[int, ...] = ()
@@ -174,10 +181,10 @@ class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, frozen=True):
 
     def _rule_of_logits(self, workload: Workload) -> str | None:
         """Return the rule by which a version makes the logits of a whole prompt at once."""
-        is_short = workload.prompt_tokens <= workload.prefill_step
-        if self.subject.checkpoint.config.get("model_type") in _GEMMA4:
-            return "logits_of_gemma4" if workload.images or is_short else None
-        return "logits_of_short_prompts" if is_short else None
+        if workload.prompt_tokens > self._in_one_call(workload).prefill_step:
+            return None
+        is_gemma4 = self.subject.checkpoint.config.get("model_type") in _GEMMA4
+        return "logits_of_gemma4" if is_gemma4 else "logits_of_short_prompts"
 
     def with_whole_logits(self, figures: MemoryFigures, workload: Workload) -> MemoryFigures:
         """Return the figures with the logits of a whole prompt, where this version makes them.
@@ -218,6 +225,17 @@ class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, frozen=True):
         if not workload.images or config.get("model_type") not in _GEMMA4 or sees != "vision":
             return workload
         return replace(workload, prefill_step=max(workload.prefill_step, workload.prompt_tokens))
+
+    def require_draft(self, draft: Subject) -> None:
+        from memfit.estimators.runtimes.drafting import require_head
+
+        require_head(self.subject, draft)
+
+    def drafted(self, workload: Workload, draft: RuntimeModel, tokens: int) -> DraftFigures:
+        from memfit.estimators.runtimes.drafting import head_figures
+
+        assert isinstance(draft, MlxVlm)
+        return head_figures(self, workload, draft, tokens)
 
     def _as_cached(self, figures: MemoryFigures, workload: Workload) -> MemoryFigures:
         """Return them with the caches of a run; all that is computed is as wide then, at most."""

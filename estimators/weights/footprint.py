@@ -9,6 +9,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model, Module, Part
+from memfit.estimators.arch.registry import row_or_default
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import CheckpointError
 from memfit.estimators.base.files import printable
@@ -193,7 +194,7 @@ def _from_headers(
         raise CheckpointError(f"{checkpoint.id}: its weight files hold no parameters")
     reader = text_class(checkpoint.config, model)
     loaded = as_loaded(totals.kept, reader, model.model_type, declared.method, modules)
-    fit = match_tensors(loaded, modules, declared)
+    fit = match_tensors(loaded, modules, declared, rules=row_or_default(model.model_type))
     plan = _plan(fit, modules, declared)
     # Bytes on disk are exact from here on, whatever the load makes of them.
     result = replace(

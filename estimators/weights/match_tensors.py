@@ -10,6 +10,7 @@ from math import prod
 from msgspec import Struct, field
 
 from memfit.estimators.arch.model import Module, Part
+from memfit.estimators.arch.registry import ClassRow
 from memfit.estimators.base.dtypes import FLOAT_MODES, Quantization
 from memfit.estimators.base.errors import InputError
 from memfit.estimators.weights.derived import TensorGroup
@@ -41,7 +42,10 @@ class Match(Struct):
 
 
 def match_tensors(
-    tensors: Iterable[TensorGroup], modules: Mapping[str, Module], declared: Declared
+    tensors: Iterable[TensorGroup],
+    modules: Mapping[str, Module],
+    declared: Declared,
+    rules: ClassRow,
 ) -> Match:
     """Return how loaded tensors, less those the class drops, fit the class's modules."""
     result = Match()
@@ -59,6 +63,10 @@ def match_tensors(
         # What the class drops is not looked for either.
         if module.loaded:
             _check(path, module, found.get(path, {}), declared, result)
+            weight = found.get(path, {}).get("weight")
+            # Other classes transpose what they have in another order.
+            if rules.keeps_shapes and not module.quantizable and weight:
+                result.wrong += [weight.name] * (weight.shape != module.shape)
     return result
 
 

@@ -84,7 +84,7 @@ def sanitize_names(
     if renames := [(re.compile(old), new) for old, new in rules.renames]:
         tensors = (tensor._replace(name=_rename(tensor.name, renames)) for tensor in tensors)
     tensors = _stacked(_split_joined(tensors, rules, modules), rules, modules)
-    result = tuple(_split_latent(tensors, modules))
+    result = tuple(tensors if rules.keeps_shapes else _split_latent(tensors, modules))
     return (*result, *_copied_head(result)) if rules.copies_embedding else result
 
 

@@ -17,10 +17,10 @@ import mlx.core as mx
 from mlx_lm import server
 
 from memfit.estimators.base.errors import MemfitError
-from memfit.estimators.guard.call_tables import model_tables
+from memfit.estimators.base.workload import ServerSettings
 from memfit.estimators.guard.guard import Guard
+from memfit.estimators.guard.opening import open_guard
 from memfit.estimators.machine.host import detect_host
-from memfit.estimators.questions.target import MARGIN_BYTES
 from memfit.estimators.sizing.catalog import Catalog
 from memfit.probes.codeless import forbid_repository_code
 from memfit.probes.guarded.generator import RETRY_AFTER_SECONDS, GuardedGenerator, Refusal, Refused
@@ -127,17 +127,15 @@ def _run(setup: dict[str, Any], host: str, port: int, provider: Any) -> None:
 
 def _guard(setup: dict[str, Any], flags: Any) -> Guard:
     device = detect_host(with_gpu=mx.default_device() == mx.Device(mx.gpu))
-    sized = Catalog().sized(setup["model"], device=device, adapter=flags.adapter_path)
-    limit = setup["limit_bytes"]
-    if limit is None:
-        assert device
-        limit = device.working_set_bytes - MARGIN_BYTES
-    return Guard(
-        tables=model_tables(sized),
-        limit_bytes=limit,
-        prompt_concurrency=flags.prompt_concurrency,
-        decode_concurrency=flags.decode_concurrency,
-        prefill_step=flags.prefill_step_size,
+    return open_guard(
+        setup["model"],
+        lambda: Catalog().sized(setup["model"], device=device, adapter=flags.adapter_path),
+        ServerSettings(
+            prefill_step=flags.prefill_step_size,
+            prompt_concurrency=flags.prompt_concurrency,
+            decode_concurrency=flags.decode_concurrency,
+        ),
+        limit_bytes=setup["limit_bytes"],
     )
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm import server
 
-from memfit.estimators.guard.guard import Admit, Entry, Guard, Refuse, Request, Row, State, Wait
+from memfit.estimators.guard.guard import Admit, Guard, Refuse, Wait
 from memfit.estimators.guard.queue import AdmissionQueue
+from memfit.estimators.guard.state import Entry, Request, Row, State
 from memfit.probes.guarded.caches import SettledGenerator, StoredCaches, held_bytes
 
 RETRY_AFTER_SECONDS = 5

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import memfit
-from memfit.estimators.guard.guard import Admit, Refuse, Request, Row, State, Wait
+from memfit.estimators.guard.guard import Admit, Refuse, Wait
+from memfit.estimators.guard.state import Request, Row, State
 from memfit.estimators.guard.tabulate import make_card
 from memfit.settings import workload
 

@@ -314,6 +314,21 @@ def test_llama4_uses_one_expert_per_token() -> None:
         build_model({"model_type": "llama4", "text_config": text}, "config.json")
 
 
+@pytest.mark.parametrize(
+    ("model_type", "text"), [("kimi_vl", "deepseek_v3"), ("lfm2-vl", "lfm2"), ("pixtral", "llama")]
+)
+def test_a_wrapper_of_mlx_lm_has_the_layers_of_its_text_class(model_type: str, text: str) -> None:
+    config = json.loads((CASES / f"{model_type}.json").read_text())
+    # Each puts this into its section, whatever the config says.
+    inner = {"num_attention_heads": 32, **config["text_config"], "tie_word_embeddings": False}
+    config["text_config"]["tie_word_embeddings"] = True
+    a = build_model({**inner, "model_type": text}, "config.json")
+    b = build_model(config, "config.json")
+    assert a.layers == b.layers
+    assert a.tied_head == b.tied_head
+    assert derive(a, None).nbytes == derive(b, None).nbytes
+
+
 def test_kimi_k2_5_is_kimi_k2_inside_a_wrapper_with_a_head_of_its_own() -> None:
     inner = {
         **json.loads((CASES / "kimi_k2.json").read_text()),

@@ -1,5 +1,6 @@
 """The guard: never over the limit, and no refusal, wait or eviction that is not needed."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from random import Random
@@ -13,20 +14,10 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.checkpoint.opening import open_sample
 from memfit.estimators.guard.call_tables import CallTables, card_tables, model_tables
-from memfit.estimators.guard.guard import (
-    Admit,
-    Decision,
-    Entry,
-    Evict,
-    Guard,
-    Refuse,
-    Request,
-    Row,
-    State,
-    Wait,
-)
+from memfit.estimators.guard.guard import Admit, Decision, Evict, Guard, Refuse, Wait
 from memfit.estimators.guard.replay import served_requests
 from memfit.estimators.guard.schedule import GuardedSchedule
+from memfit.estimators.guard.state import Entry, Request, Row, State
 from memfit.estimators.guard.tabulate import make_card
 from memfit.estimators.guard.traffic import Traffic, generated
 from memfit.estimators.machine.devices import find_device
@@ -279,17 +270,46 @@ def test_the_step_falls_before_a_request_waits_or_an_entry_goes(small: CallTable
     assert (tight.step < 4096, tight.peak_bytes < whole.peak_bytes) == (True, True)
 
 
-def test_numbers_below_zero_and_questions_beyond_the_model_are_refused(small: CallTables) -> None:
-    for wrong in (
-        lambda: State(other_bytes=-1),
-        lambda: Row(-1, 0, 0),
-        lambda: Request(0, 5),
-        lambda: Entry("a", -5, 0),
-        lambda: Guard(tables=small, limit_bytes=5),
-        lambda: guard(small, 0, prefill_step=0),
-    ):
-        with pytest.raises(InputError):
-            wrong()
+WRONG: dict[str, Callable[[CallTables], Any]] = {
+    "state: other_bytes -1 is negative": lambda _: State(other_bytes=-1),
+    "row: tokens -1 is negative": lambda _: Row(-1, 0, 0),
+    "row: reply 2.5: expected a whole number": lambda _: Row(1, 0, 2.5),  # type: ignore[arg-type]
+    "request: new nan: expected a whole number": lambda _: Request(float("nan"), 5),  # type: ignore[arg-type]
+    "request: cached '3': expected": lambda _: Request(1, 5, "3"),  # type: ignore[arg-type]
+    "request: new True: expected": lambda _: Request(True, 5),
+    "request: it has at least one new token": lambda _: Request(0, 5),
+    "entry: nbytes -5 is negative": lambda _: Entry("a", -5, 0),
+    "entry: used 1.5: expected": lambda _: Entry("a", 5, 1.5),  # type: ignore[arg-type]
+    "state: decoding: expected a tuple of Row": lambda _: State(decoding=(None,)),  # type: ignore[arg-type]
+    "state: entries: expected a tuple of Entry": lambda _: State(entries=5),  # type: ignore[arg-type]
+    "row 'a' has 5 tokens of its prompt": lambda _: State(decoding=(Row(1, 5, 1, "a"),)),
+    "state: step 0: give one from 1": lambda _: State(step=0),
+    "a limit of 5 bytes is below the weights": lambda small: replace(
+        guard(small, 0), limit_bytes=5
+    ),
+    "limit nan: expected": lambda small: replace(guard(small, 0), limit_bytes=float("nan")),
+    "prefill step 0: give one from 1 to 8192": lambda small: guard(small, 0, prefill_step=0),
+    "prefill_step 100.5: expected": lambda small: replace(guard(small, 0), prefill_step=100.5),
+    "0 replies together": lambda small: guard(small, 0, decode_concurrency=0),
+    "5000 prompts and": lambda small: guard(small, 0, prompt_concurrency=5000),
+    "tokens -1 is negative": lambda small: guard(small, GB).chunk(-1, 0, State()),
+    "keys 100000000: ": lambda small: guard(small, GB).chunk(9, 10**8, State()),
+    "tokens 1.5: expected": lambda small: guard(small, GB).store(1.5, State()),  # type: ignore[arg-type]
+    "new -3 is negative": lambda small: guard(small, GB).preflight(-3, 5),
+    "beyond the tables of": lambda small: guard(small, GB).admit(
+        Request(1, 1), State(decoding=(Row(10**9, 0, 10),))
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", WRONG)
+def test_what_no_server_can_hold_or_ask_is_refused(small: CallTables, reason: str) -> None:
+    with pytest.raises(InputError, match=re.escape(reason)) as error:
+        WRONG[reason](small)
+    assert "\n" not in str(error.value)
+
+
+def test_a_request_beyond_the_model_is_refused_with_the_largest_prompt(small: CallTables) -> None:
     found = guard(small, 10**13).preflight(10**6, 5)
     assert isinstance(found, Refuse)
     assert found.largest_prompt == small.max_tokens - 5

@@ -8,7 +8,8 @@ a class that mlx-lm 0.32.2 does not have (oMLX 2521: 237.3 GB predicted, 172 GB 
 import pytest
 
 import memfit
-from memfit.estimators.guard.guard import Admit, Refuse, Request, Row, State
+from memfit.estimators.guard.guard import Admit, Refuse
+from memfit.estimators.guard.state import Request, Row, State
 
 GB = 10**9
 

@@ -138,7 +138,7 @@ _LAYOUTS: dict[str, Callable[[Tensors], Tensors]] = {
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_k2"), _deepseek
     ),
-    **dict.fromkeys(("joyai_llm_flash",), _deepseek),
+    **dict.fromkeys(("joyai_llm_flash", "kimi_vl"), _deepseek),
     **dict.fromkeys(("lfm2_moe", "minimax", "minimax_m2", "mixtral", "phimoe"), _by_w),
     **dict.fromkeys(
         ("llava", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_vl"), _NESTED

@@ -61,6 +61,8 @@ class Wrapper(ClassRow, frozen=True, kw_only=True):
     """Whether the text section is empty when there is no ``text_config``."""
     text_defaults: Mapping[str, Any] = field(default_factory=dict)
     """What the class puts into the section where a key is absent."""
+    text_forced: Mapping[str, Any] = field(default_factory=dict)
+    """What the class puts there whatever the section has."""
     vocabulary: int | None = None
     """The default of the root's ``vocab_size``, which replaces the section's."""
     drops_head: bool = False
@@ -98,7 +100,7 @@ def _text_section(fields: Fields, wrapper: Wrapper) -> Fields:
         text = fields
     else:
         raise fields.fail("text_config", "missing; the model class needs it")
-    forced: dict[str, Any] = {}
+    forced = dict(wrapper.text_forced)
     if wrapper.vocabulary is not None:
         default = None if fields.null("vocab_size") else wrapper.vocabulary
         forced["vocab_size"] = fields.count("vocab_size", default)
@@ -189,6 +191,21 @@ _QWEN2_VL = Wrapper(
     since=(0, 26, 4),
     vision=VisionTraits(),
 )
+_KIMI_K25 = Wrapper(
+    text_type="deepseek_v3",
+    # Its own head, never the embedding (kimi_k25.py, LanguageModel).
+    text_defaults={"tie_word_embeddings": False},
+    drops=r"^(vision_tower|vision_model|multi_modal_projector|mm_projector)(\.|$)"
+    r"|^language_model\.model\.layers\.61|rotary_emb\.inv_freq",
+    fp8=deepseek.V3.fp8,
+    unpacks_integers=True,
+    tensor=deepseek.V3.tensor,
+    pipeline=True,
+    rewritten=deepseek.V3.rewritten,
+    since=(0, 30, 6),
+)
+# What pixtral.py and lfm2-vl.py take out.
+_TOWER = r"^(vision_tower|multi_modal_projector)(\.|$)"
 CLASSES: dict[str, ClassRow] = {
     "gemma3": Wrapper(
         text_type="gemma3_text",
@@ -209,18 +226,21 @@ CLASSES: dict[str, ClassRow] = {
         since=(0, 32, 0),
         vision=None,
     ),
-    "kimi_k25": Wrapper(
+    "kimi_k25": _KIMI_K25,
+    "kimi_vl": Wrapper(
         text_type="deepseek_v3",
-        # Its own head, never the embedding (kimi_k25.py, LanguageModel).
-        text_defaults={"tie_word_embeddings": False},
-        drops=r"^(vision_tower|vision_model|multi_modal_projector|mm_projector)(\.|$)"
-        r"|^language_model\.model\.layers\.61|rotary_emb\.inv_freq",
-        fp8=deepseek.V3.fp8,
-        unpacks_integers=True,
-        tensor=deepseek.V3.tensor,
-        pipeline=True,
+        text_forced={"tie_word_embeddings": False},
+        drops="vision_tower|rotary_emb|multi_modal_projector",
+        keeps_shapes=True,
         rewritten=deepseek.V3.rewritten,
-        since=(0, 30, 6),
+    ),
+    "lfm2-vl": Wrapper(
+        text_type="lfm2",
+        text_forced={"tie_word_embeddings": False},
+        makes_own_cache=True,
+        drops=_TOWER,
+        keeps_shapes=True,
+        since=(0, 26, 4),
     ),
     "llama4": Wrapper(
         text_type="llama4",
@@ -238,6 +258,12 @@ CLASSES: dict[str, ClassRow] = {
         vision=VisionTraits(rotates=False, float32=True, tower="clip_vision_model"),
     ),
     "mistral3": _MISTRAL3,
+    "pixtral": Wrapper(
+        text_type="llama",
+        text_defaults={"num_attention_heads": 32},
+        text_forced={"tie_word_embeddings": False},
+        drops=_TOWER,
+    ),
     "qwen2_5_vl": replace(_QWEN2_VL, vision_towers={"qwen2_5_vl": towers_qwen.qwen2_5_vl}),
     "qwen2_vl": _QWEN2_VL,
     "qwen3_vl": replace(

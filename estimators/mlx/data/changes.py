@@ -87,7 +87,6 @@ OLDEST_MLX_LM = (0, 26, 0)
 # Of model types that no row of arch/families/ describes: the first package with their class.
 # Source: mlx_lm/models, and MODEL_REMAPPING of mlx_lm/utils.py, in the packages on PyPI.
 _ADDED: dict[tuple[int, ...], str] = {
-    (0, 26, 4): "lfm2-vl",
     (0, 27, 1): "longcat_flash",
     (0, 28, 0): "Klear lille-130m",
     (0, 28, 3): "nanochat",

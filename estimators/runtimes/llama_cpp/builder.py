@@ -72,6 +72,7 @@ class Builder:
         self.first_value: Tensor | None = None
         """The values of the first layer, which RWKV 7 reads in all others."""
         self._indexer_rotation: Tensor | None = None
+        self._decays: tuple[Tensor, ...] | None = None
         self._cached: dict[bool, Place] = {}
         self._inputs: dict[tuple[bool, int], CacheInputs] = {}
 
@@ -233,6 +234,13 @@ class Builder:
         """The rows that states are read from."""
         return self.graph.input(4 * self.room.sequences)
 
+    def decays(self, heads: int, tokens: int) -> tuple[Tensor, ...]:
+        """The inputs of lightning attention: of heads, of their tokens, of pairs."""
+        if self._decays is None:
+            sizes = (1, tokens, tokens, tokens**2)
+            self._decays = tuple(self.graph.input(FLOAT * heads * size) for size in sizes)
+        return self._decays
+
     @cached_property
     def output_rows(self) -> Tensor:
         """The rows that go on after the last layer."""
@@ -240,8 +248,8 @@ class Builder:
 
     @cached_property
     def indexer_mask(self) -> Tensor:
-        """The mask of the indexers' own cache, of f16 with flash attention."""
-        return self.graph.input((2 if self.flash else FLOAT) * self.room.full * self.room.rows)
+        """The mask of the indexers' own cache, which is f16 with and without flash attention."""
+        return self.graph.input(2 * self.room.full * self.room.rows)
 
     @cached_property
     def indexer_rows(self) -> Tensor:

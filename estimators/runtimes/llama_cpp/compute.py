@@ -23,10 +23,10 @@ from memfit.estimators.runtimes.llama_cpp.placement import Placement, Weights
 
 # Equal layers reach a fixed point: the second lies as all that follow.
 _REPEATED = 2
-# Hidden states that are kept beside those described, as a bound: of Arctic's two blocks, of what
-# lightning attention of MiniMax-01 computes, and of the
+# Hidden states that are kept beside those described, as a bound: of Arctic's two blocks, and of the
 # router of SmallThinker, which reads what is before attention.
-_SPARE = {"arctic": 4, "smallthinker": 1, "minimax-01": 8}
+_SPARE = {"arctic": 4, "smallthinker": 1}
+_MINIMAX = "minimax-01"
 # llama-arch.cpp, llm_arch_supports_mixed_batch.
 _UNMIXED = ("cogvlm",)
 # They add a block to the hidden state, whose room the sum takes over; others add it to the block.
@@ -51,12 +51,7 @@ def compute_buffers(
     to = Builder(context, weights, model, placement)
     inputs = _inputs(to, placement, mixed=context.mixed)
     if count := _SPARE.get(model.model_type):
-        # The decays of lightning attention, between all tokens of a micro-batch (minimax-01.cpp).
-        decays = sum(mixer.kind == "linear_attention" for mixer in model.mixers()) > 0
-        heads = max((getattr(mixer, "heads", 0) for mixer in model.mixers()), default=0)
-        spare = to.graph.leaf(
-            count * to.nbytes(to.hidden) + decays * 3 * heads * to.rows * to.nbytes(1)
-        )
+        spare = to.graph.leaf(count * to.nbytes(to.hidden))
         spare.kept = True
         to.graph.write(placement.of(placement.blocks), spare)
     hidden, laid_out = inputs.hidden, set(_representatives(model, placement))
@@ -73,6 +68,8 @@ def compute_buffers(
     if model.model_type == "bitnet":  # its head is the embedding, where that is (bitnet.cpp)
         to.place = Place.HOST
     logits = to.product("output", normed, model.vocab_size)
+    if model.model_type == _MINIMAX:  # a mask of tokens that it does not answer with
+        logits = to.over(logits, to.graph.input(FLOAT * model.vocab_size))
     if model.model_type == "chameleon":  # a copy without the logits of images (chameleon.cpp)
         logits = to.op(model.vocab_size, logits)
     logits.kept = True
@@ -88,7 +85,7 @@ def _inputs(to: Builder, placement: Placement, *, mixed: bool) -> _Inputs:
         rows = selected(to)
     mixed = mixed and model.model_type not in _UNMIXED
     wide, hidden = _embedded(to, model.deepstack_layers, mixed=mixed)
-    if has_own:
+    if has_own or model.model_type.startswith("gemma3"):
         hidden = to.over(hidden, to.graph.input(FLOAT * to.rows))
         to.graph.expand(hidden)
     if has_own and streams:
@@ -142,14 +139,20 @@ def has_gap(model: Model, placement: Placement) -> bool:
 
 
 def _representatives(model: Model, placement: Placement) -> Iterator[int]:
-    """Yield the layers that the buffers follow from: each kind in each place, twice."""
+    """Yield the layers that the buffers follow from: each kind in each place, twice.
+
+    Those that read the cache of another are all in the split of its last owner, and each fetches
+    its own copy where the cache is on the host.
+    """
     seen: Counter[tuple[object, object]] = Counter()
     before: object = None
+    reading = [any(not mixer.owns_cache for mixer in layer.mixers) for layer in model.layers]
     for index, layer in enumerate(model.layers):
         places = placement.of(index), placement.of_experts(index)
         kind = layer.mixers, layer.feed_forward, places
         seen[before, kind] += 1
-        if seen[before, kind] <= _REPEATED or index == len(model.layers) - 1:
+        is_last = index == len(model.layers) - 1
+        if is_last or seen[before, kind] <= _REPEATED or any(reading[index : index + 2]):
             yield index
         before = kind
 
@@ -191,6 +194,8 @@ def _layer(to: Builder, layer: Layer, residual: Tensor, *, is_last: bool) -> Ten
     names = to.weights.largest
     if _is_parallel(to, layer):
         return _parallel(to, layer, residual, is_last=is_last)
+    if to.model.model_type == _MINIMAX:
+        return _normed_residuals(to, layer, residual, is_last=is_last)
     mixed: Tensor | None = None
     for mixer in layer.mixers:
         result = mix(to, mixer, to.norm(residual))
@@ -208,6 +213,18 @@ def _layer(to: Builder, layer: Layer, residual: Tensor, *, is_last: bool) -> Ten
     return residual
 
 
+def _normed_residuals(to: Builder, layer: Layer, hidden: Tensor, *, is_last: bool) -> Tensor:
+    """Add a layer whose blocks are added to their scaled inputs (minimax-01.cpp)."""
+    assert layer.feed_forward
+    normed = to.norm(hidden)
+    mixed = mix(to, layer.mixers[0], normed)
+    if is_last:
+        to.rows = to.outputs
+        mixed, normed = (to.op(to.hidden, rows, to.output_rows) for rows in (mixed, normed))
+    normed = to.norm(to.over(mixed, to.over(normed)))
+    return to.over(feed(to, layer.feed_forward, normed), to.over(normed))
+
+
 def _is_parallel(to: Builder, layer: Layer) -> bool:
     """Whether attention and the feed-forward block read the same norm, as one norm tells."""
     norms = {
@@ -221,9 +238,9 @@ def _is_parallel(to: Builder, layer: Layer) -> bool:
 
 
 def _parallel(to: Builder, layer: Layer, residual: Tensor, *, is_last: bool) -> Tensor:
-    """Source: command-r.cpp, falcon.cpp and phi2.cpp."""
+    """Source: command-r.cpp, falcon.cpp, plamo.cpp, stablelm.cpp and phi2.cpp."""
     assert layer.feed_forward
-    is_falcon = to.model.model_type == "falcon"
+    fed_first = to.model.model_type in ("falcon", "plamo")
     normed = to.norm(residual)
     mixed = mix(to, layer.mixers[0], normed)
     if is_last:
@@ -236,7 +253,9 @@ def _parallel(to: Builder, layer: Layer, residual: Tensor, *, is_last: bool) -> 
     fed = feed(to, layer.feed_forward, normed)
     if to.model.model_type.startswith(("command-r", "cohere2", "gptneox")):
         return to.over(to.over(fed, residual), mixed)
-    return to.over(to.over(*(fed, mixed) if is_falcon else (mixed, fed)), residual)
+    if to.model.model_type == "stablelm":
+        return to.over(fed, to.over(mixed, residual))
+    return to.over(to.over(*(fed, mixed) if fed_first else (mixed, fed)), residual)
 
 
 def _added(to: Builder, part: int, block: Tensor, residual: Tensor, *, is_last: bool) -> Tensor:

@@ -170,10 +170,10 @@ def _picks(to: Builder, spec: Indexer, normed: Tensor, queries: Tensor) -> Tenso
 
 
 def _unmasked(to: Builder, spec: Indexer, picks: Tensor, mask: Tensor) -> Tensor:
-    """The mask of the tokens that an indexer picks, made after the query (build_attn)."""
+    """The mask of the tokens that an indexer picks, made where attention reads it (build_attn)."""
     nothing = to.graph.node(mask.nbytes, mask)
-    to.graph.write(None, _zeros(to, spec), to.view(picks), nothing)
-    return to.over(mask, to.view(nothing))
+    picked = Stored(0, None, (_zeros(to, spec), to.view(picks), nothing))
+    return to.over(mask, picked, to.view(nothing))
 
 
 def _zeros(to: Builder, spec: Indexer) -> Tensor:

@@ -1,11 +1,11 @@
 """The operations of recurrent layers, as llama.cpp puts them into its graph.
 
 Source: src/models/mamba-base.cpp, delta-net-base.cpp, qwen35.cpp, qwen3next.cpp, kimi-linear.cpp,
-and lfm2.cpp of build b11549.
+minimax-01.cpp and lfm2.cpp of build b11549.
 """
 
 from memfit.estimators.arch.specs import GatedDelta, Recurrent
-from memfit.estimators.runtimes.llama_cpp.builder import Builder
+from memfit.estimators.runtimes.llama_cpp.builder import FLOAT, Builder
 from memfit.estimators.runtimes.llama_cpp.ggml import Tensor, View
 
 _MAMBA_KERNEL = 4
@@ -76,7 +76,9 @@ def _kda(to: Builder, spec: GatedDelta, normed: Tensor) -> Tensor:
 
 
 def recurrent(to: Builder, spec: Recurrent, normed: Tensor) -> Tensor:
-    """Add another recurrence; those that are not described (minimax-01.cpp) are taken as Mamba."""
+    """Add another recurrence: a short convolution, lightning attention or Mamba."""
+    if spec.kind == "linear_attention":
+        return _lightning(to, spec, normed)
     if spec.kind == "short_convolution":
         kept = to.gathered(sum(state.elements for state in spec.state))
         projected = to.product("shortconv.in_proj", to.view(normed), 3 * to.hidden)
@@ -88,6 +90,33 @@ def recurrent(to: Builder, spec: Recurrent, normed: Tensor) -> Tensor:
         mixed = to.over(parts[2], mixed)
         return to.view(to.product("shortconv.out_proj", mixed, to.hidden))
     return _mamba(to, spec, normed)
+
+
+def _lightning(to: Builder, spec: Recurrent, normed: Tensor) -> Tensor:
+    """Add lightning attention, whose tokens decay by their distance in a block (minimax-01.cpp)."""
+    inner, state = spec.inner_dim, spec.state[0].elements
+    width = state // inner
+    heads, tokens = inner // width, to.room.rows
+    slopes, query_decay, key_decay, distances = to.decays(heads, tokens)
+    to.gathered(0)
+    kept = to.gathered(state)
+    joined = to.over(to.product("attn_qkv", to.view(normed), 3 * inner))
+    part = to.view(joined, inner)
+    decayed = to.op(inner, part, to.over(to.over(query_decay)))
+    earlier = to.op(inner, to.view(kept), to.view(decayed))
+    values = to.op(inner, part)
+    scores = to.graph.node(FLOAT * heads * tokens * to.room.rows, part)
+    scores = to.over(scores, to.view(to.over(to.over(distances))))
+    mixed = to.over(earlier, to.op(inner, values, scores))
+    to.graph.expand(mixed)
+    block = to.over(to.over(to.over(slopes)))
+    carried = to.graph.node(FLOAT * state, to.view(kept), to.view(block))
+    keys = to.op(inner, to.view(to.op(inner, part, to.over(to.over(key_decay)))))
+    carried = to.over(carried, to.graph.node(FLOAT * state, keys, values))
+    to.graph.write(to.cache_place, to.view(carried))
+    gate = to.over(to.product("attn_gate", to.view(normed), inner))
+    out = to.scaled(to.op(inner, to.view(to.op(inner, to.view(mixed)))))
+    return to.view(to.product("attn_output", to.over(gate, out), to.hidden))
 
 
 def _mamba(to: Builder, spec: Recurrent, normed: Tensor) -> Tensor:
