@@ -324,6 +324,9 @@ _RUNTIME = Options(
             " newest that is described.",
         ),
         "mlx_lm_version": option(metavar="VERSION", help="The same for mlx-lm."),
+        "mlx_vlm_version": option(
+            metavar="VERSION", help="The same for mlx-vlm, which then runs the model."
+        ),
         "runtime": option(
             help="Runtime to estimate for (see memfit runtimes). Default: mlx-lm, for GGUF"
             " llama.cpp.",
@@ -428,7 +431,7 @@ _RUNTIME = Options(
         ),
     },
 )
-_VERSIONS = ("mlx_version", "mlx_lm_version")
+_VERSIONS = ("mlx_version", "mlx_lm_version", "mlx_vlm_version")
 _RUN = (*_VERSIONS, "runtime", "gpu_memory_utilization", "capacity", "margin")
 VersionOptions = Annotated[RuntimeQuestion, _RUNTIME, Only(*_VERSIONS)]
 RuntimeOptions = Annotated[RuntimeQuestion, _RUNTIME, Only(*_RUN)]

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import field
 from msgspec.structs import asdict, replace
 
-from memfit.estimators.base.errors import MachineError, UnsupportedError
+from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
 from memfit.estimators.base.files import is_there
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
 from memfit.estimators.base.unfinished import remove_unfinished, unfinished_folder
@@ -250,14 +250,21 @@ class _CacheExperiment(Experiment[CacheRequest], kw_only=True):
             self.inform("not-tried", "two requests at once were not tried: two caches do not fit")
             return None
         path = self._file(longest.tokens, answer.bits)
-        with self.start(task="store caches") as process:
-            process.prompt(None, longest.tokens + 1)
-            process.load()
-            generated = self.request.max_tokens
-            return process.call(
-                *(CacheRunner.tried, path, answer.way, longest.tokens, generated),
-                self.fingerprint,
-            )
+        try:
+            with self.start(task="store caches") as process:
+                process.prompt(None, longest.tokens + 1)
+                process.load()
+                return process.call(
+                    CacheRunner.tried,
+                    path,
+                    answer.way,
+                    longest.tokens,
+                    self.request.max_tokens,
+                    self.fingerprint,
+                )
+        except (InputError, MachineError) as error:  # what was measured before stays
+            self.warn("not-tried", f"two requests at once were not tried: {error}")
+            return None
 
     def _stored(
         self, tokens: int, written: WrittenCache, nbytes: int, reference: Path

@@ -76,7 +76,7 @@ def tune_experts(
     if packed and request.capacities:
         capacities = tuple({*request.capacities, packed.capacity})
         request = replace(request, capacities=capacities)
-    steps = 2 + (len(request.capacities) or PARTS)
+    steps = 2 + (len(request.capacities) or PARTS) + request.tries_wired
     with reported(progress, "measuring", steps), unfinished_folder() as directory:
         experiment = _ExpertExperiment(
             request=request,

@@ -2,7 +2,8 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from threading import Event, Thread
 from time import perf_counter_ns
@@ -126,14 +127,11 @@ def _saving(file: StoredFile, path: Path) -> Iterator[list[int]]:
 
 def _zstd(path: Path) -> tuple[int, int] | None:
     """Return the bytes of a file in zstd, and the time to decompress it; None without zstd."""
-    try:
-        from compression import zstd  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        try:
-            import zstandard as zstd  # type: ignore[import-not-found, no-redef, unused-ignore]
-        except ImportError:
-            return None
-    packed = zstd.compress(path.read_bytes())
-    start = perf_counter_ns()
-    zstd.decompress(packed)
-    return len(packed), perf_counter_ns() - start
+    for name in ("compression.zstd", "zstandard"):  # from Python 3.14 on, and before
+        with suppress(ImportError):
+            zstd = import_module(name)
+            packed = zstd.compress(path.read_bytes())
+            start = perf_counter_ns()
+            zstd.decompress(packed)
+            return len(packed), perf_counter_ns() - start
+    return None
