@@ -166,7 +166,7 @@ _MODEL = Options(
             metavar=_FORMATS, help="Size the draft model as mlx_lm.convert quantises it."
         ),
         "num_draft_tokens": option(
-            kind=int, help="Tokens that the draft model proposes in a step."
+            kind=int, help="Tokens that the draft proposes in a step. Default: 3; MTP: its config."
         ),
         "as_type": option(
             "--as",

@@ -74,7 +74,8 @@ def test_the_states_for_a_rollback_are_those_of_mlx_vlms_own_loop(
     tmp_path: Path, block: int
 ) -> None:
     pytest.importorskip("mlx_vlm")
-    settings = {"prompt_tokens": 10, "max_tokens": 14}
+    workload = Workload(prompt_tokens=10, max_tokens=14)
+    settings = {"prompt_tokens": workload.prompt_tokens, "max_tokens": workload.max_tokens}
     target, head = (
         str(write_config(tmp_path / name, config))
         for name, config in (("target", TARGET), ("head", HEAD))
@@ -83,7 +84,7 @@ def test_the_states_for_a_rollback_are_those_of_mlx_vlms_own_loop(
         target, device=HOST, runtime=get_runtime("mlx-vlm"), draft=Draft(head, tokens=block - 1)
     )
     assert sized.draft
-    above = peak_of(sized, Workload(**settings))
+    above = peak_of(sized, workload)
     above -= sized.resident_bytes + sized.draft.resident_bytes
     arguments = json.dumps([{**TARGET, "vision_config": VISION}, HEAD, settings, block])
     child = subprocess.run(
@@ -304,3 +305,16 @@ def test_gate_comparison_and_contexts_have_the_head_too(memfit: Memfit, tmp_path
     policy.write_text(policy.read_text().replace("draft: ", "num_draft_tokens: 2 # "))
     run = memfit("gate", "--policy", policy)
     assert (run.code, "num_draft_tokens: needs draft" in run.err) == (2, True)
+
+
+def test_the_answer_says_that_prediction_layers_are_not_loaded(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    target = write_config(tmp_path / "target", TARGET)
+    answer = memfit("estimate", target, "--memory", "32").out.splitlines()[:2]
+    assert " MTP is not loaded." in " ".join(answer)
+    head = write_config(tmp_path / "head", HEAD)
+    assert "MTP is" not in memfit("estimate", target, "--draft", head, "--memory", "32").out
+    text = {key: value for key, value in TEXT.items() if key != "mtp_num_hidden_layers"}
+    plain = write_config(tmp_path / "plain", {**TARGET, "text_config": text})
+    assert "MTP is" not in memfit("estimate", plain, "--memory", "32").out
