@@ -47,6 +47,17 @@ def recurrent_of(mixer: Mixer) -> Recurrent | None:
             assert_never(mixer)
 
 
+def gated_delta_of(mixer: Mixer) -> GatedDelta | None:
+    """Return a gated delta net, None for another kind."""
+    match mixer:
+        case GatedDelta():
+            return mixer
+        case Attention() | LatentAttention() | Recurrent() | TracedMixer():
+            return None
+        case _:
+            assert_never(mixer)
+
+
 def dense_of(block: FeedForward) -> DenseMLP | None:
     """Return a dense block, None for a mixture."""
     match block:

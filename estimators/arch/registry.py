@@ -16,7 +16,7 @@ from memfit.estimators.arch.fields import Fields, config_fields, unread_keys
 from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.errors import UnsupportedError
-from memfit.estimators.checkpoint.kinds import attends_both_ways
+from memfit.estimators.checkpoint.kinds import MTP_HEAD, attends_both_ways
 
 
 class Cut(Enum):
@@ -240,6 +240,9 @@ FAMILIES: dict[str, str] = {
 }
 """The file with the row of each described model type."""
 
+# Drafters of mlx-vlm, which are no models by themselves.
+_HEADS = {MTP_HEAD: ClassRow(joined=GATE_UP)}
+
 _MAX_CONTEXT_KEYS = (
     "max_position_embeddings",
     "max_sequence_length",
@@ -308,7 +311,7 @@ def class_row(model_type: str) -> ClassRow | None:
 
 def row_or_default(model_type: str) -> ClassRow:
     """Return what is known of the class of a model type; defaults where nothing describes it."""
-    return class_row(model_type) or ClassRow()
+    return class_row(model_type) or _HEADS.get(model_type) or ClassRow()
 
 
 def _sections(fields: Fields) -> tuple[Fields, ...]:

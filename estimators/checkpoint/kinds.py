@@ -8,6 +8,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from memfit.estimators.checkpoint.manifest import Checkpoint
 
 
@@ -113,6 +115,13 @@ _BY_FILE = {
 # A conversion of Qwen3-Embedding has the config of a generator, and often only its name is left.
 _NAMED = re.compile(r"(?i)(^|-)(embed|embeddings?|embeddinggemma|rerank|reranker)(-|$)")
 _HEAD_ALONE = re.compile(r"(^|\.)(mtp|nextn)[._]")
+MTP_HEAD = "qwen3_5_mtp"
+"""The type of a drafter with the prediction layers of `MTP_TARGETS`."""
+MTP_TARGETS = frozenset({"qwen3_5", "qwen3_5_moe"})
+"""Types of which mlx-vlm runs the prediction layers, also out of the target's own files
+(mlx_vlm/speculative/drafters/mtp_split.py, MTP_SPLITTERS)."""
+_MTP_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
+_FORMAT_KEYS = ("quantization", "quantization_config", "dtype", "torch_dtype")
 _TARGET_SIZES = {
     "hidden size": ("backbone_hidden_size", "target_hidden_size", "hidden_size"),
     "layers": ("num_target_layers",),
@@ -146,6 +155,42 @@ def kind_of_config(config: Mapping[str, Any]) -> Kind | None:
         ):
             return kind
     return EMBEDDING if attends_both_ways(config) else None
+
+
+def predicts_more(config: Mapping[str, Any]) -> bool:
+    """Whether a config declares prediction layers (MTP) beside those of its model."""
+    text = config.get("text_config")
+    sections = (config, text if isinstance(text, Mapping) else {})
+    return any(_first_count([each.get(key)]) for each in sections for key in _MTP_KEYS)
+
+
+def prediction_head(checkpoint: Checkpoint) -> Checkpoint | None:
+    """Return a checkpoint's prediction layers as mlx-vlm loads them for a draft; None without."""
+    config, tensors = checkpoint.config, checkpoint.tensors
+    if config.get("model_type") != MTP_HEAD:
+        text = config.get("text_config", config)
+        if config.get("model_type") not in MTP_TARGETS or not isinstance(text, Mapping):
+            return None
+        if not text.get("mtp_num_hidden_layers"):
+            return None
+        formats = {key: config[key] for key in _FORMAT_KEYS if key in config}
+        config = {"model_type": MTP_HEAD, "text_config": text, **formats}
+        if tensors is not None:
+            tensors = tuple(each for each in tensors if each.name.startswith("mtp."))
+            if not tensors:
+                return None
+    if tensors is not None:
+        tensors = tuple(each._replace(name=each.name.removeprefix("mtp.")) for each in tensors)
+    return replace(checkpoint, config=config, tensors=tensors)
+
+
+def block_size(config: Mapping[str, Any]) -> int:
+    """Return the tokens that a target checks at once by a head's config (qwen3_5_mtp/config.py)."""
+    if size := _first_count([config.get("block_size")]):
+        return size
+    text = config.get("text_config")
+    depth = text.get("mtp_num_hidden_layers") if isinstance(text, Mapping) else None
+    return (_first_count([depth]) or 1) + 2
 
 
 def attends_both_ways(config: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from memfit.estimators.base.dtypes import Quantization, converted, parse_format
 from memfit.estimators.base.errors import InputError
@@ -54,8 +55,8 @@ class Draft(Struct, frozen=True):
 
     reference: str
     quantize: Quantization | None = None
-    tokens: int = DRAFT_TOKENS
-    """Tokens that it proposes in each step."""
+    tokens: int | None = None
+    """Tokens that it proposes in each step; None: as many as the program takes by default."""
 
 
 def model_reference(model: str | os.PathLike[str]) -> str:
@@ -86,7 +87,7 @@ class ModelQuestion(Question, frozen=True, kw_only=True):
     adapter: PathSetting = None
     draft: Text = None
     draft_quantize: Format = None
-    num_draft_tokens: Annotated[int, integer] = DRAFT_TOKENS
+    num_draft_tokens: Integer = None
     as_type: Text = None
     mmproj: PathSetting = None
 
@@ -125,18 +126,17 @@ class ModelQuestion(Question, frozen=True, kw_only=True):
             InputError: for bits that MLX does not have, bits without a draft model, or a number
                 of tokens that is out of range.
         """
-        if not 1 <= self.num_draft_tokens <= MOST_DRAFT_TOKENS:
-            raise InputError(
-                f"{setting('num_draft_tokens')} {self.num_draft_tokens}: give from 1 to"
-                f" {MOST_DRAFT_TOKENS}"
-            )
+        tokens = self.num_draft_tokens
+        if tokens is not None and not 1 <= tokens <= MOST_DRAFT_TOKENS:
+            name = setting("num_draft_tokens")
+            raise InputError(f"{name} {tokens}: give from 1 to {MOST_DRAFT_TOKENS}")
         if self.draft is None:
             if self.draft_quantize is not None:
                 raise InputError(f"{setting('draft_quantize')} needs {setting('draft')} MODEL")
             return None
         bits, mode = self.draft_quantize or (None, "affine")
         quantize = None if bits is None else converted(bits, mode=mode)
-        return Draft(self.draft, quantize, self.num_draft_tokens)
+        return Draft(self.draft, quantize, tokens)
 
 
 # Kept free above the peak unless another margin is given: for what a system allocates meanwhile.
@@ -175,6 +175,8 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
     """Bytes to keep free above the peak."""
     mlx_version: VersionSetting = None
     mlx_lm_version: VersionSetting = None
+    mlx_vlm_version: VersionSetting = None
+    """It names the runtime mlx-vlm too."""
     gpu_memory_utilization: Annotated[Fraction | None, _share] = None
     """Percent of the GPU's memory."""
     capacity: OwnSetting = None
@@ -198,10 +200,14 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
     kv_offload: Annotated[bool, flag] = True
     mmproj_offload: Annotated[bool, flag] = True
 
+    def __post_init__(self) -> None:
+        if self.mlx_vlm_version is not None and self.runtime is None:
+            force_setattr(self, "runtime", "mlx-vlm")
+
     @property
     def names_versions(self) -> bool:
         """Whether a version is given."""
-        return self.mlx_version is not None or self.mlx_lm_version is not None
+        return (self.mlx_version, self.mlx_lm_version, self.mlx_vlm_version) != (None, None, None)
 
     @property
     def is_stated(self) -> bool:
@@ -230,7 +236,11 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
         """
         if self.names_versions:
             return with_versions(
-                runtime, mlx=self.mlx_version, mlx_lm=self.mlx_lm_version, strict=strict
+                runtime,
+                mlx=self.mlx_version,
+                mlx_lm=self.mlx_lm_version,
+                mlx_vlm=self.mlx_vlm_version,
+                strict=strict,
             )
         return as_installed(runtime) if sys.platform == "darwin" else runtime
 

@@ -150,6 +150,10 @@ class Drafting:
         raise NotImplementedError
 
 
+class HeadDrafting(Drafting):
+    """It drafts with heads that read a target's hidden states, not with language models."""
+
+
 class Images:
     """Its figures are of prompts with images too."""
 

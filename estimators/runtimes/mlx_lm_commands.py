@@ -104,10 +104,15 @@ def convert_command(
     return shlex.join(command)
 
 
-def draft_flags(model: str, tokens: int) -> str:
-    """Return the text that adds a draft model to a command of mlx_lm.generate or mlx_lm.server.
+def draft_flags(model: str, tokens: int, *, is_head: bool = False) -> str:
+    """Return the text that adds a draft model to a command of mlx-lm, or a head to mlx-vlm's.
+
+    A block is what is drafted and the token before it.
 
     >>> draft_flags("org/small", 3)
     ' --draft-model org/small --num-draft-tokens 3'
+    >>> draft_flags("org/head", 3, is_head=True)
+    ' --draft-model org/head --draft-block-size 4'
     """
-    return " " + shlex.join([*option("--draft-model", model), "--num-draft-tokens", str(tokens)])
+    many = ("--draft-block-size", tokens + 1) if is_head else ("--num-draft-tokens", tokens)
+    return " " + shlex.join([*option("--draft-model", model), *map(str, many)])

@@ -27,6 +27,7 @@ from memfit.estimators.results.advice import (
 from memfit.estimators.results.result import both_units
 from memfit.estimators.runtimes.facets import (
     Commands,
+    HeadDrafting,
     MlxLmPrograms,
     NvidiaOnly,
     OnMlx,
@@ -361,9 +362,11 @@ def _commands(
         commands = program.commands(workload, model, server) if program else ()
         if sized.draft is None:
             return commands
+        is_head = sized.runtime_model.facet(HeadDrafting) is not None
+        flags = partial(draft_flags, is_head=is_head)
         return converting(
             sized.draft,
-            lambda name: (each + draft_flags(name, sized.draft_tokens) for each in commands),
+            lambda name: (each + flags(name, sized.draft_tokens) for each in commands),
         )
 
     return converting(sized, run)

@@ -6,16 +6,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memfit.estimators.base.dtypes import Quantization
-from memfit.estimators.base.errors import MemfitError
+from memfit.estimators.base.errors import MemfitError, UnsupportedError
 from memfit.estimators.base.files import path_near
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.kinds import (
+    MTP_HEAD,
+    MTP_TARGETS,
+    block_size,
+    prediction_head,
+)
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.checkpoint.opening import HUB, has_prefix, open_checkpoint, require_no_sample
 from memfit.estimators.machine.device import Device
 from memfit.estimators.mlx.versions import MlxVersions
-from memfit.estimators.questions.target import MARGIN_BYTES, Draft
-from memfit.estimators.runtimes.registry import native_runtime, runtime_for_images, with_versions
+from memfit.estimators.questions.target import DRAFT_TOKENS, MARGIN_BYTES, Draft
+from memfit.estimators.runtimes.facets import HeadDrafting
+from memfit.estimators.runtimes.registry import (
+    native_runtime,
+    offers,
+    runtime_for_images,
+    with_versions,
+)
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import MethodSetting, Recorded, Traced
 
@@ -99,7 +112,9 @@ class Catalog:
 
         versions = runtime.versions
         settings = (quantize, method, adapter, draft, margin_bytes, as_type)
-        conversion = (reference, *settings, versions)
+        head = self._head(draft, runtime) if draft else None
+        # A head is no draft for another runtime.
+        conversion = (reference, *settings, versions, *([runtime] if head else []))
 
         def make() -> "SizedModel":
             sized_by = partial(
@@ -115,6 +130,8 @@ class Catalog:
             alone = sized_by(method=method)
             if draft is None:
                 return alone
+            if head:
+                return self._with_head(with_runtime(alone, runtime), head, draft)
             # Calls of one model alone are recorded.
             if isinstance(alone.runtime_model.source, Recorded):
                 alone = sized_by(method="trace")
@@ -162,6 +179,8 @@ class Catalog:
             runtime = self.native_runtime(question.reference)
             if question.workload.has_images:
                 runtime = runtime_for_images(runtime)
+        if not (question.runtime and question.keeps_runtime) and self.drafts_with_head(question):
+            runtime = runtime_for_images(runtime)
         return self.sized(
             question.reference,
             quantize=question.quantize,
@@ -190,7 +209,45 @@ class Catalog:
             # The calls of both follow one another, so that both are traced or neither is.
             method="trace" if isinstance(alone.runtime_model.source, Traced) else method,
         )
-        return with_draft(alone, other, draft.tokens)
+        return with_draft(alone, other, draft.tokens or DRAFT_TOKENS)
+
+    def drafts_with_head(self, question: "TargetQuestion") -> bool:
+        """Whether a draft is a head by itself, or in the files of a model that has such heads.
+
+        Raises:
+            MemfitError: as `open_checkpoint`.
+        """
+        if question.draft is None:
+            return False
+        kinds = (question.reference, question.draft.reference)
+        own, other = (self.checkpoint(name).config.get("model_type") for name in kinds)
+        return other == MTP_HEAD or (own in MTP_TARGETS and other in MTP_TARGETS)
+
+    def _head(self, draft: Draft, runtime: Runtime) -> Checkpoint | None:
+        """Return the prediction layers that a runtime drafts with; None for a language model."""
+        checkpoint = self.checkpoint(draft.reference)
+        is_alone = checkpoint.config.get("model_type") == MTP_HEAD
+        if not is_alone and not offers(runtime, HeadDrafting):
+            return None
+        head = prediction_head(checkpoint)
+        if head is None and checkpoint.config.get("model_type") in MTP_TARGETS:
+            raise UnsupportedError(
+                f"{checkpoint.id}: no MTP layers are in its files or its config, as after"
+                " conversions that leave them out; name the original, or a head of its own"
+            )
+        return head
+
+    def _with_head(self, alone: "SizedModel", head: Checkpoint, draft: Draft) -> "SizedModel":
+        from memfit.estimators.sizing.opening import size_head
+        from memfit.estimators.sizing.sized_model import with_draft
+
+        if draft.quantize:
+            raise UnsupportedError(
+                f"{setting('draft_quantize')}: how mlx-vlm converts MTP layers is not described;"
+                " name the converted head"
+            )
+        sized = size_head(head, alone.device, alone.runtime_model.runtime)
+        return with_draft(alone, sized, draft.tokens or block_size(head.config) - 1)
 
     def adapter(self, directory: Path) -> "Adapter":
         """Return an adapter.

@@ -33,7 +33,11 @@ from memfit.estimators.runtimes.registry import (
 )
 from memfit.estimators.runtimes.runtime import Runtime
 from memfit.estimators.runtimes.source import Interpolated, MethodSetting, Recorded
-from memfit.estimators.sizing.sized_model import SizedModel, refusal_of
+from memfit.estimators.sizing.sized_model import (
+    SizedModel,
+    refusal_of,
+    require_head_drafting,
+)
 from memfit.estimators.sizing.unknown import require_language_model, unknown_architecture
 from memfit.estimators.weights.activations import activation_type
 from memfit.estimators.weights.conversion import conversion_type, convert
@@ -127,6 +131,28 @@ def size(
     else:
         runtime_model = _size_safetensors(checkpoint, device, quantize, adapter, method, versions)
     return SizedModel(runtime_model, margin_bytes)
+
+
+def size_head(head: Checkpoint, device: Device | None, runtime: Runtime) -> SizedModel:
+    """Return prediction layers sized as a draft model; `prediction_head` is what they are made of.
+
+    Raises:
+        MemfitError: as `size`; also for FP8, which mlx-vlm makes another format of.
+    """
+    from memfit.estimators.arch.families.qwen3_next import mtp_head
+
+    require_head_drafting(runtime, head)
+    fields = config_fields(head.config, head.config_name)
+    model = replace(mtp_head(fields), dtype=dtype_of(fields, head.config_name))
+    block = declared(head.config, model, head.config_name)
+    if block.method == "fp8":
+        raise UnsupportedError(
+            f"{head.id}: MTP layers in FP8 are not described; split them with python -m"
+            " mlx_vlm.split_mtp, and name what it writes"
+        )
+    model = replace(model, dtype=activation_type(head, model, block))
+    footprint = load_footprint(head, model, block)
+    return SizedModel(bind(runtime, Subject(head, model, footprint, device)))
 
 
 def _assumed(checkpoint: Checkpoint, as_type: str) -> Checkpoint:

@@ -12,6 +12,7 @@ from memfit.estimators.base.ranks import Rank
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import CallPhase, Workload
+from memfit.estimators.checkpoint.kinds import MTP_HEAD
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.questions.target import DRAFT_TOKENS, MARGIN_BYTES
@@ -21,6 +22,7 @@ from memfit.estimators.runtimes.facets import (
     CachedPrompts,
     Drafting,
     ForeignFormats,
+    HeadDrafting,
     Images,
     OnMlx,
     PerMachine,
@@ -33,7 +35,7 @@ from memfit.estimators.runtimes.facets import (
 )
 from memfit.estimators.runtimes.held import most_held_bytes
 from memfit.estimators.runtimes.interface import DraftFigures, MemoryFigures, RuntimeModel
-from memfit.estimators.runtimes.registry import bind, get_runtime, runtime_names
+from memfit.estimators.runtimes.registry import bind, get_runtime, offers, runtime_names
 from memfit.estimators.runtimes.runtime import Need, Runtime, judge
 from memfit.estimators.weights.footprint import WeightFootprint
 
@@ -212,7 +214,8 @@ def with_draft(sized: SizedModel, draft: SizedModel, tokens: int) -> SizedModel:
     """Return the same with a draft model that proposes ``tokens`` in each step.
 
     Raises:
-        UnsupportedError: for a model of another runtime, or under mlx-lm with another vocabulary.
+        UnsupportedError: for a model of another runtime, under mlx-lm with another vocabulary, and
+            for a head that the runtime or the target does not take.
     """
     if draft.runtime != sized.runtime:
         raise UnsupportedError(
@@ -287,8 +290,24 @@ def with_runtime(sized: SizedModel, runtime: Runtime) -> SizedModel:
     """
     if runtime == sized.runtime_model.runtime:
         return sized
-    draft = with_runtime(sized.draft, runtime) if sized.draft else None
-    return replace(sized._under(bind(runtime, sized.runtime_model.subject)), draft=draft)
+    alone = replace(sized._under(bind(runtime, sized.runtime_model.subject)), draft=None)
+    if sized.draft is None:
+        return alone
+    require_head_drafting(runtime, sized.draft.checkpoint)
+    return with_draft(alone, with_runtime(sized.draft, runtime), sized.draft_tokens)
+
+
+def require_head_drafting(runtime: Runtime, draft: Checkpoint) -> None:
+    """Check that a runtime takes a draft that is no language model by itself, if it is one.
+
+    Raises:
+        UnsupportedError: when it does not.
+    """
+    if draft.config.get("model_type") == MTP_HEAD and not offers(runtime, HeadDrafting):
+        raise UnsupportedError(
+            f"{draft.id}: an MTP head, which {runtime.name} does not load; take"
+            f" {setting('runtime')} mlx-vlm"
+        )
 
 
 def settled_for(sized: SizedModel, workload: Workload) -> SizedModel:

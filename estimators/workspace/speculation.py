@@ -2,13 +2,16 @@
 
 Source: mlx_lm/generate.py, speculative_generate_step. The draft model reads the prompt first, then
 the target; each step drafts some tokens one by one, and the target checks all of them in one call.
+A head of mlx-vlm drafts from the target's hidden states: mlx_vlm/speculative/mtp.py, _mtp_rounds.
 """
 
 from collections.abc import Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from memfit.estimators.arch.mixer_kinds import attention_of
+from memfit.estimators.arch.mixer_kinds import attention_of, gated_delta_of
+from memfit.estimators.arch.model import Model
 from memfit.estimators.base import dtypes
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.mlx.kernels import KEPT_BYTES
@@ -75,3 +78,38 @@ def speculative_moments(
     yield from RunMoments(draft.prepared, workload, held).decode(2, min(1, drafted - 1))
     held = both + draft.caches(workload)
     yield from RunMoments(target.prepared, workload, held).decode(drafted + 1, checked)
+
+
+def head_moment(
+    target: LoadedModel, head: LoadedModel, workload: Workload, tokens: int, *, kept: int
+) -> CallMoment | None:
+    """Return the largest moment while a target checks ``tokens`` of a head, None without a step.
+
+    Of the prompt the head reads the last token alone, so that its caches have the reply only.
+    ``kept`` are bytes that a run holds in addition. A step of the head computes less than a check,
+    which runs layers of the same size over all tokens, with the states for a rollback.
+    """
+    if workload.max_tokens == 1:
+        return None
+    rows = min(tokens + 1, workload.max_tokens or tokens + 1)
+    reply = replace(workload, prompt_tokens=1, max_tokens=workload.max_tokens + rows)
+    held = target.resident_bytes + head.resident_bytes + head.caches(reply) + kept
+    held += rollback_bytes(target.prepared.model, rows)
+    decode = RunMoments(target.prepared, workload, held).decode(rows, 0)
+    return max(decode, key=lambda moment: moment.nbytes)
+
+
+def rollback_bytes(model: Model, rows: int) -> int:
+    """Return the bytes of the states that a check of ``rows`` tokens keeps beside the current ones.
+
+    mlx_vlm/models/cache.py, ArraysCache: commit_speculation makes a state a slice of those after
+    each token but the last, so that all of them stay; the next check makes one for each token. Of
+    a convolution it keeps the inputs, the state before and the one after it.
+    """
+    recurrent = inputs = 0
+    for mixer in map(gated_delta_of, model.mixers()):
+        if mixer is not None:
+            recurrent += mixer.value_heads * mixer.value_dim * mixer.key_dim
+            inputs += (2 * (mixer.kernel - 1) + rows) * mixer.conv_dim
+    states = dtypes.nbytes((2 * rows - 2) * recurrent, "F32")
+    return states + dtypes.nbytes(inputs, model.dtype)

@@ -34,6 +34,7 @@ from memfit.estimators.sizing.sized_model import SizedModel
 from tests.models import QWEN3_4B, write_config
 from tests.selection import quick
 
+ROOT = Path(__file__).parents[2]
 MODELS = {
     "qwen3-0.6b": None,
     "gemma-3-4b": 4,
@@ -59,7 +60,7 @@ def made() -> Callable[[str], tuple[SizedModel, MemoryCard]]:
 
     def make(name: str) -> tuple[SizedModel, MemoryCard]:
         if name not in cards:
-            sized = sized_sample(name, "m4-max-64", bits=MODELS[name])
+            sized = sized_sample(name, "m4-max-64", bits=MODELS.get(name))
             cards[name] = sized, make_card(sized, questions=100)
         return cards[name]
 
@@ -109,6 +110,33 @@ def test_windows_longer_than_their_limit_count_by_the_layers_that_have_them_in_a
         for reply in (0, 300):
             rest = [engine.decode(tokens, reply, step) for step in card.steps]
             assert max(rest) - min(rest) < 64 * 10**6  # without the shares: up to 680 MB
+
+
+SAMPLES = sorted(path.stem for path in (ROOT / "sample_configs").glob("*.yaml"))
+NO_CARD = {
+    "gemma-2-2b": "a context of at least 32768 tokens, and this one has 8192",
+    "olmo-3-7b": "a context of at least 32768 tokens, and this one has 8192",
+    "llama-4-scout": "whose caches mlx-lm stores as they are",
+}
+
+
+@pytest.mark.parametrize("name", quick(SAMPLES, ("qwen3-0.6b", *NO_CARD)))
+def test_every_sample_has_a_card_or_a_reason_for_none(
+    made: Made, tmp_path: Path, name: str
+) -> None:
+    if name in NO_CARD:
+        with pytest.raises(UnsupportedError, match=NO_CARD[name]):
+            made(name)
+        return
+    sized, card = made(name)
+    (file := tmp_path / "card.json").write_text(card.to_json())
+    plain = json.loads(read_card(file).to_json())
+    for new, cached, step, reply in random_questions(card, Random(5), 50):
+        workload = Workload(
+            prompt_tokens=new + cached, cached_tokens=cached, prefill_step=step, max_tokens=reply
+        )
+        own = sized.figures_for(workload).moment.nbytes
+        assert peak(plain, new, cached, step, reply) > 0.99 * own
 
 
 def test_a_model_with_a_short_context_has_no_card(tmp_path: Path) -> None:
@@ -210,11 +238,6 @@ def test_an_altered_card_is_refused(
 def test_a_question_beyond_the_card_has_no_answer(made: Made, question: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="the card"):
         peak(json.loads(made("qwen3-0.6b")[1].to_json()), *question)
-
-
-def test_only_models_under_mlx_lm_by_formula_have_cards() -> None:
-    with pytest.raises(UnsupportedError, match="whose caches mlx-lm stores as they are"):
-        make_card(sized_sample("llama-4-scout", "m4-max-64"))
 
 
 def test_a_card_says_whose_it_is(made: Made) -> None:

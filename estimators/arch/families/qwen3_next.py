@@ -36,6 +36,7 @@ from memfit.estimators.arch.registry import (
     projections,
 )
 from memfit.estimators.arch.specs import GatedDelta
+from memfit.estimators.checkpoint.kinds import MTP_HEAD
 
 # mlx-lm TextModelArgs: what the class takes for keys the config lacks.
 _DEFAULTS = {
@@ -157,12 +158,7 @@ def _delta_layers(
     feed_forwards: Sequence[blocks.FeedForwardBlock],
 ) -> tuple[Layer, ...]:
     """Layers with the given feed-forward blocks; each ``full_attention_interval``-th attends."""
-    hidden = fields.count("hidden_size")
-    spec = blocks.grouped_attention(fields, fields.count("head_dim"), qk_norm=True)
-    # The doubled query projection holds the output gate.
-    spec = replace(spec, output_gate=True)
-    bias = fields.flag("attention_bias", False)
-    full = spec, under("self_attn", blocks.attention(hidden, spec, bias=bias))
+    hidden, full = fields.count("hidden_size"), _gated_attention(fields)
     linear_mixer = delta, under("linear_attn", delta_modules)
     return tuple(
         blocks.decoder_layer(full if is_full else linear_mixer, feed_forward, hidden)
@@ -170,6 +166,34 @@ def _delta_layers(
             _full_attention(fields, len(feed_forwards)), feed_forwards, strict=True
         )
     )
+
+
+def _gated_attention(fields: Fields) -> blocks.MixerBlock:
+    spec = blocks.grouped_attention(fields, fields.count("head_dim"), qk_norm=True)
+    # The doubled query projection holds the output gate.
+    spec = replace(spec, output_gate=True)
+    bias = fields.flag("attention_bias", False)
+    return spec, under("self_attn", blocks.attention(fields.count("hidden_size"), spec, bias=bias))
+
+
+def mtp_head(fields: Fields) -> Model:
+    """Return the prediction layers of a target's config, or of their own: `mlx-vlm`'s drafter.
+
+    They read the embedding and the hidden state of a token; embedding and head are the target's
+    (mlx_vlm/speculative/drafters/qwen3_5_mtp/qwen3_5_mtp.py, Qwen3_5MTPDraftModel).
+    """
+    text = _text_section(fields)
+    # The class has no embedding of its own, so that its tensors would not load.
+    text.expect("mtp_use_dedicated_embeddings", False)
+    hidden = text.count("hidden_size")
+    is_sparse = text.count("num_experts", least=0) > 0
+    feed_forward = _experts_block(text) if is_sparse else _dense_block(text)
+    layer = blocks.decoder_layer(_gated_attention(text), feed_forward, hidden)
+    norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    modules = (linear("fc", 2 * hidden, hidden), *(norm(name, hidden) for name in norms))
+    layers = [layer] * text.layers("mtp_num_hidden_layers", 1)
+    model = blocks.decoder(text, layers, modules, layers_path="layers")
+    return replace(model, model_type=MTP_HEAD)
 
 
 def _full_attention(fields: Fields, count: int) -> list[bool]:
