@@ -112,8 +112,8 @@ class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, HeadDrafting,
         Raises:
             UnsupportedError: when mlx-vlm cannot load it.
         """
-        MlxVlm.loads(subject.checkpoint)
-        return MlxVlm(runtime, subject, tuple(_tower_sizes(subject)))
+        cls.loads(subject.checkpoint)
+        return cls(runtime, subject, tuple(_tower_sizes(subject)))
 
     def _refused_files(self) -> str:
         return ""  # mlx_vlm/utils.py, load_model, loads them

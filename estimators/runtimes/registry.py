@@ -28,6 +28,7 @@ _CLASSES: dict[str, tuple[str, str]] = {
     "mlx-lm": ("mlx_lm", "MlxLm"),
     "mlx-swift-lm": ("mlx_swift_lm", "MlxSwiftLm"),
     "mlx-vlm": ("mlx_vlm", "MlxVlm"),
+    "lm-studio": ("lm_studio", "LmStudio"),
     "mlx-moe": ("mlx_moe", "MlxMoe"),
     "agent-memory": ("agent_memory", "AgentMemory"),
     "zinc": ("zinc.runtime", "Zinc"),

@@ -331,7 +331,8 @@ def _notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
         size = open_size(loaded_weights(sized.runtime_model).unloaded_bytes)
         text = f"{size} of the checkpoint are not loaded by {sized.runtime}"
         yield Note("info", "not-loaded", text)
-    if not sized.draft and sized.runtime_model.facet(OnMlx) and predicts_more(checkpoint.config):
+    is_on_mlx = sized.runtime_model.facet(OnMlx) is not None
+    if not sized.draft and is_on_mlx and predicts_more(checkpoint.config):
         is_able = sized.runtime_model.facet(HeadDrafting)
         drafts = f" without {setting('draft')}" if is_able else ""
         text = f"MTP layers, which the config declares, are not loaded by {sized.runtime}{drafts}"
