@@ -61,8 +61,8 @@ class Profile(NamedTuple):
         ``bytes_left``: the working set without reserve and weights. It rounds up to a multiple of
         ``allocation``.
 
-        >>> Profile(20480, 5632, 32, 204800, 25 * 8192 * 1023).fitted(2048, 8160428058, 256)
-        81664
+        >>> Profile(20480, 5632, 32, 204800, 204800 * 1023).fitted(2048, 10158148166, 256)
+        104192
         """
         token = self.cached + self.embedded + self.scores * step
         return round_up(self.room(step, bytes_left) // token, allocation)

@@ -234,7 +234,6 @@ class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, HeadDrafting,
     def drafted(self, workload: Workload, draft: RuntimeModel, tokens: int) -> DraftFigures:
         from memfit.estimators.runtimes.drafting import head_figures
 
-        assert isinstance(draft, MlxVlm)
         return head_figures(self, workload, draft, tokens)
 
     def _as_cached(self, figures: MemoryFigures, workload: Workload) -> MemoryFigures:

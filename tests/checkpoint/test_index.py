@@ -175,7 +175,7 @@ def test_qwen3_vl_without_the_key_that_mlx_lm_needs_is_sized_for_mlx_vlm() -> No
     sized = catalog.sized(catalog.add(indexed_checkpoint(model)))
     assert sized.footprint.parameters == model.published
     assert "tie_word_embeddings is missing" in refusal_of(sized)
-    assert runtimes_that_load(sized) == ("mlx-vlm",)
+    assert runtimes_that_load(sized) == ("mlx-vlm", "lm-studio")
     config = {**(model.config or {}), "tie_word_embeddings": True}
     with pytest.raises(ConfigError, match="tie_word_embeddings"):
         build_model(config, "config")
