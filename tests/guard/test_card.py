@@ -1,6 +1,7 @@
 """Memory cards: above memfit's figures, the same in every language, refused when altered."""
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -197,6 +198,19 @@ def _program(language: str, source: Path) -> list[str]:
         subprocess.run(["rustc", "-o", str(program), str(source)], check=True, capture_output=True)
         return [str(program)]
     return [needs, str(source)]
+
+
+def test_the_page_for_any_language_prints_what_its_comments_say(made: Made, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "your-server.md").read_text()
+    (example,) = re.findall(r"^```js\n(.*?)^```$", page, re.M | re.S)
+    commands = re.findall(r"^memfit .*$", page, re.M)
+    assert [Path(line.split()[-1]).name for line in commands] == ["memory.json", "memory_card.js"]
+    (tmp_path / "memory.json").write_text(made("qwen3-0.6b")[1].to_json())
+    (tmp_path / "memory_card.js").write_text(evaluator("javascript"))
+    (tmp_path / "example.js").write_text(example)
+    command = _program("javascript", tmp_path / "example.js")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == re.findall(r"^console.*// (.*)$", example, re.M), done.stderr
 
 
 @pytest.mark.parametrize(
