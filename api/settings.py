@@ -41,6 +41,7 @@ class OpenSettings(TypedDict, total=False):
     margin: int | str | None
     mlx_version: str | None
     mlx_lm_version: str | None
+    mlx_vlm_version: str | None
     gpu_memory_utilization: float | str | None
     cache_type: str | None
     cache_type_k: str | None

@@ -4,6 +4,10 @@ Run it in an environment with memfit, mlx-lm and pytest: `python benchmarks/expe
 names of classes for some of them. It prints a table that docs/benchmarks.md has, and exits with 1
 when weights differ by a byte, start-up by more than its tables, or a run with all it needs has
 other logits. The routers are planted: some experts are chosen more often than others.
+
+``--policies`` runs each policy in place of that, with the replay of the recorded routing beside it,
+and exits with 1 when a policy that computes everything misses or reads more than its replay.
+``--small`` does so with checkpoints of a few megabytes.
 """
 
 import argparse
@@ -27,7 +31,7 @@ from tests.checkpoints import (  # noqa: E402
     save_weights,
 )
 
-COMMAND = (sys.executable, "-c", "from memfit.cli.__main__ import main; main()", "tune", "experts")
+COMMAND = (sys.executable, "-c", "from memfit.cli.__main__ import main; main()")
 LEAST_BYTES = 200 * 10**6
 # Tables of slots, and an array of the kept experts' numbers while a tensor is read.
 STARTUP_TOLERANCE = 16384
@@ -54,7 +58,10 @@ MODELS: dict[str, dict[str, Any]] = {
         **{"v_head_dim": 32, "intermediate_size": 512, "max_position_embeddings": 4096},
     },
 }
+SMALL = {"hidden_size": 128, "moe_intermediate_size": 64, "intermediate_size": 128}
 BITS = (None, 4)
+POLICIES = {"load": "pinned", "skip": "static", "swap": "swap"}
+"""Policies of tune experts, and what replays them."""
 PROFILED = SENTENCES[:2]
 HELD_OUT = ["The lazy model is counted in boxes, and every fox has a reason to be quick."]
 
@@ -77,7 +84,7 @@ class Row(NamedTuple):
         return is_exact and off <= STARTUP_TOLERANCE
 
 
-def save(path: Path, name: str, bits: int | None, shards: int) -> int:
+def save(path: Path, name: str, bits: int | None, shards: int, *, is_small: bool = False) -> int:
     """Create a checkpoint with planted routers; return its bytes."""
     import mlx.core as mx
     from mlx_lm.utils import quantize_model, save_config
@@ -87,8 +94,8 @@ def save(path: Path, name: str, bits: int | None, shards: int) -> int:
     case = CASES / f"{name}.json"
     config = json.loads(case.read_text()) if case.exists() else {}
     config |= {**SIZES, **MODELS[name], "torch_dtype": "bfloat16", "eos_token_id": 1}
-    config |= {"vocab_size": VOCABULARY}
-    if bits:  # as many bytes
+    config |= {"vocab_size": VOCABULARY} | (SMALL if is_small else {})
+    if bits and not is_small:  # as many bytes
         config["num_hidden_layers"] = 6
     if config.get("layer_types", 0) is None:
         half = config["num_hidden_layers"] // 2
@@ -105,16 +112,26 @@ def save(path: Path, name: str, bits: int | None, shards: int) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def measured(path: Path, prompts: Path, held_out: Path, capacities: str) -> dict[str, Any]:
-    words = ("--prompts", prompts, "--held-out", held_out, "--capacity", capacities)
-    more = ("--max-tokens", "4", "--prefill-step", "16", "--json")
+def measured(path: Path, capacity: int, *more: str) -> dict[str, Any]:
+    """Run ``tune experts`` with two prompts and a held-out one."""
+    prompts, held_out = path.with_name("prompts.txt"), path.with_name("held-out.txt")
+    prompts.write_text("\n".join(PROFILED))
+    held_out.write_text("\n".join(HELD_OUT))
+    words = ("--prompts", prompts, "--held-out", held_out, "--capacity", capacity)
+    step = ("--prefill-step", "16")
+    return answer("tune", "experts", path, *words, *step, *(more or ("--max-tokens", "4")))
+
+
+def answer(*words: object) -> dict[str, Any]:
+    """Return what a command answers in JSON."""
+    path = words[2]
     ran = subprocess.run(
-        [*COMMAND, str(path), *map(str, words), *more],
+        [*COMMAND, *map(str, words), "--json"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "MEMFIT_HOME": str(path / "home")},
+        env={**os.environ, "MEMFIT_HOME": f"{path}/home"},
     )
     if ran.returncode not in (0, 1):
         sys.exit(ran.stderr)
@@ -126,6 +143,11 @@ def main() -> None:
     """Measure, print the table, and exit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(MODELS))
+    parser.add_argument("--policies", action="store_true", help="run every policy")
+    parser.add_argument("--small", action="store_true", help="with --policies: small checkpoints")
+    asked = parser.parse_args()
+    if asked.policies:
+        sys.exit(_all_policies(asked.names, is_small=asked.small))
     rows = []
     print(
         "| class, bits | experts | weights | start-up | planned | prefill | planned | decode |",
@@ -133,7 +155,7 @@ def main() -> None:
     )
     print(" planned | coverage | misses | read | logits |")
     print("|---|---:" + "|---:" * 10 + "|---|")
-    for name in parser.parse_args().names:
+    for name in asked.names:
         for bits in BITS:
             with tempfile.TemporaryDirectory() as directory:
                 rows += list(_rows(Path(directory), name, bits))
@@ -142,18 +164,59 @@ def main() -> None:
 
 def _rows(folder: Path, name: str, bits: int | None) -> Any:
     path = folder / "model"
-    prompts, held_out = folder / "prompts.txt", folder / "held-out.txt"
-    prompts.write_text("\n".join(PROFILED))
-    held_out.write_text("\n".join(HELD_OUT))
     file_bytes = save(path, name, bits, shards=3 if name == "qwen3_moe" else 1)
     if file_bytes < LEAST_BYTES:
         sys.exit(f"{name}: only {file_bytes} bytes")
-    experts = next(value for key, value in MODELS[name].items() if key.endswith("_experts"))
-    result = measured(path, prompts, held_out, f"{experts // 4}")
+    result = measured(path, _quarter(name))
     for point in (result["full"], *result["points"]):
         row = Row(f"{name}, {bits or 16}", file_bytes, point)
         print(_line(row, "all" if point is result["full"] else str(point["capacity"])), flush=True)
         yield row
+
+
+def _quarter(name: str) -> int:
+    experts: int = next(value for key, value in MODELS[name].items() if key.endswith("experts"))
+    return experts // 4
+
+
+def _all_policies(names: list[str], *, is_small: bool) -> int:
+    """Print what each policy does at a quarter of the experts; return 1 where a replay differs."""
+    print("| class, bits | policy | misses | replayed | kB read | replayed | equal | tokens/s |")
+    print("|---|---|" + "---:|" * 6)
+    wrong = 0
+    for name in names:
+        for bits in BITS:
+            with tempfile.TemporaryDirectory() as directory:
+                path = Path(directory) / "model"
+                save(path, name, bits, shards=1, is_small=is_small)
+                wrong |= _policies(path, f"{name}, {bits or 16}", _quarter(name))
+    return wrong
+
+
+def _policies(path: Path, name: str, capacity: int) -> int:
+    routing, found = path.with_name("routing.json"), {}
+    for policy in POLICIES:
+        more = ("--max-tokens", "12", "--policy", policy)
+        record = ("--record", str(routing)) if policy == "load" else ()
+        result = measured(path, capacity, *more, *record)
+        found[POLICIES[policy]] = result["points"][0]
+    plan = ("plan", "experts", path, "--routing", routing, "--capacity", capacity)
+    wrong = 0
+    for row in answer(*plan)["replayed"]:
+        if row["capacity"] != capacity:
+            continue
+        cells = ["-", f"{row['misses_per_token']:.2f}", "-", _kb(row["read_bytes_per_token"])]
+        cells += ["-", "-"]
+        if point := found.get(row["policy"]):
+            decode, tokens = point["decode"], point["decode"]["tokens"]
+            misses, same = decode["misses"] / tokens, point["agreement"]
+            cells[0], cells[2] = f"{misses:.2f}", _kb(decode["read_bytes"] // tokens)
+            cells[4] = f"{same['same_tokens']} of {same['tokens']}"
+            cells[5] = f"{point['speed']['decode_tokens_per_second']:.0f}"
+            if row["policy"] == "pinned" and round(misses, 3) != row["misses_per_token"]:
+                wrong = 1
+        print(f"| {name} | {row['policy']} | {' | '.join(cells)} |", flush=True)
+    return wrong
 
 
 def _line(row: Row, capacity: str) -> str:
@@ -180,6 +243,10 @@ _SIDES = ("measured_bytes", "planned_bytes")
 
 def _mb(nbytes: int | None) -> str:
     return "-" if nbytes is None else f"{nbytes / 1e6:.2f}"
+
+
+def _kb(nbytes: int) -> str:
+    return f"{nbytes / 1e3:.1f}"
 
 
 if __name__ == "__main__":

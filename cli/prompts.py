@@ -54,6 +54,11 @@ def prompt_list(option: str, given: str) -> tuple[str, ...]:
     path = Path(os.path.expanduser(name))
     if given == name and any(map(str.isspace, given)) and not os.path.isfile(path):
         return (given,)
+    if given == name and not os.path.lexists(path):
+        raise InputError(
+            f"{option}: {printable(path)}: no such file; a value without a space is a file of"
+            " prompts, one on each line"
+        )
     content = read_whole(path, limit=MAX_PROMPT_BYTES)
     try:
         lines = content.decode("utf-8").splitlines()

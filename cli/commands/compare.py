@@ -153,6 +153,7 @@ def _question(
         ranks=machine.over(),
         as_type=model.as_type,
         adapter=model.adapter,
+        draft=model.drafting(),
     )
 
 

@@ -54,15 +54,18 @@ def estimate(
     If it does not fit, the result recommends settings that do. Without MODEL a sample is
     estimated.
     """
+    others = {"--explain": report.explain, "--breakdown": report.breakdown, "--plot": report.plot}
+    output.require_tickets_alone(report.tickets, others)
     device, ranks = machine.first_machine(), machine.over()
-    load = partial(_load_library, output.form)
+    form: Format = "table" if report.tickets else output.form
+    load = partial(_load_library, form)
     with reporting(verbose=output.verbose, while_waiting=load) as progress:
         opened = open_model(model, runtime, progress=progress)
         progress.begin("estimating", 0)
-        plot = output.draws(report.plot)
+        plot = not report.tickets and output.draws(report.plot)
         result = opened.answer(workload, device, ranks, plot=plot, explain=report.explain)
         # The page of one machine has sliders; what ranks take is in its table.
-        is_page = output.form == "html" and not ranks
+        is_page = form == "html" and not ranks
         explored = opened.explored(workload, device) if is_page else None
     if report.tickets:
         from memfit.estimators.plans.wired.tickets import estimated_tickets

@@ -76,13 +76,10 @@ def replay(
     card, a .json file that memfit card wrote. A row of the traffic may have max_tokens and session
     beside prompt_tokens and completion_tokens.
     """
-    from memfit.estimators.base.reading.request_trace import read_timed_trace
     from memfit.estimators.guard.opening import open_guard
     from memfit.estimators.guard.replay import replay as replayed
 
-    if (options.traffic is None) == (options.generate is None):
-        raise InputError("give --traffic FILE, or --generate agents")
-    rows = read_timed_trace(options.traffic) if options.traffic else None
+    rows = _recorded(options)
     device = machine.machine()
     if options.limit is None and device is None:
         raise InputError("name the machine: --device m4-max-64, or --limit 20GB")
@@ -105,6 +102,16 @@ def replay(
     )
     output.write(result, units=output.units, plot=output.draws(False))
     raise typer.Exit(Exit.NO if result.over or result.refused_though_fits else Exit.YES)
+
+
+def _recorded(
+    options: ReplayOptions,
+) -> "tuple[tuple[TraceRequest, ...], tuple[tuple[float, float], ...]] | None":
+    from memfit.estimators.base.reading.request_trace import read_timed_trace
+
+    if (options.traffic is None) == (options.generate is None):
+        raise InputError("give --traffic FILE, or --generate agents")
+    return read_timed_trace(options.traffic) if options.traffic else None
 
 
 def _generated(options: ReplayOptions, longest: int) -> "tuple[TraceRequest, ...]":

@@ -117,6 +117,11 @@ class TuneOutput(TabularOutput, frozen=True, kw_only=True):
     )
     tickets: Literal["yaml", "python", "swift"] | None = TICKETS
 
+    @property
+    def shows_more(self) -> bool:
+        """Whether more than the report is to be written, or something else."""
+        return bool(self.flags or self.plot or self.tickets)
+
     def require_drawable(self) -> None:
         """Check that --plot can be drawn in the format.
 
@@ -172,7 +177,7 @@ def tune(
 
 def _kit(model: ModelQuestion, run: TuneOptions, output: TuneOutput) -> NoReturn:
     """Measure the kit's own models."""
-    if model.model or run.prompt or run.prompt_tokens or run.sweep or output.flags or output.plot:
+    if model.model or run.prompt or run.prompt_tokens or run.sweep or output.shows_more:
         raise InputError("--kit makes its own models and prompts: give only --timeout and -o FILE")
     if output.form in ("csv", "svg"):
         raise InputError(f"--kit: a kit is not written as {output.form}: give -o FILE.json")
@@ -200,11 +205,11 @@ def _over_ranks(
     reference = model.reference()
     from memfit.probes.experiments.ranks import RankTuneRequest, tune_ranks
 
-    others = (run.sweep, run.wired, run.footprint, output.flags, output.plot)
+    others = (run.sweep, run.wired, run.footprint, output.shows_more)
     if run.prompt_tokens is None or any(others):
         raise InputError(
             "--ranks runs a prompt of --prompt-tokens N once: leave out --prompt, --sweep, --wired,"
-            " --footprint, --flags and --plot"
+            " --footprint, --flags, --tickets and --plot"
         )
     if settings.batch > 1 or run.shortest_prompt:
         raise InputError("--ranks runs one request: leave out --batch and --shortest-prompt")
@@ -238,6 +243,8 @@ def _request(
     from memfit.probes.sweep_axes import parse_axis
 
     output.require_drawable()
+    others = {"--plot": output.plot, "--flags": output.flags}
+    output.require_tickets_alone(output.tickets, others)
     workload = run.of_prompt(settings)
     axes = [read_setting("sweep", parse_axis, each) for each in run.sweep or ()]
     given, file = run.prompt, prompt_file(run.prompt)

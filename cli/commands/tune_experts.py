@@ -63,7 +63,7 @@ def tune_experts(
         str, typer.Argument(metavar="MODEL", help="A model's directory, or org/name on the Hub.")
     ],
     experts: ExpertOptions,
-    run: Annotated[RunOptions, Only("force", "memory_limit", "timeout", "download")],
+    run: Annotated[RunOptions, Only("force", "memory_limit", "timeout", "download", "wired")],
     runtime: Annotated[RuntimeOptions, Only("margin")],
     output: PlanOutput,
 ) -> None:
@@ -106,6 +106,7 @@ def _request(
         profile_file=experts.save_profile,
         pack=experts.prepack,
         record_file=experts.record,
+        tries_wired=run.wired,
         **run.settings(runtime.margin, output.units),
     )
     for file in (output.file, experts.save_profile, experts.record):

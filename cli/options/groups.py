@@ -196,6 +196,7 @@ TICKETS = option(
     help="Print only the tickets of MLX's wired limit: a scenario of memfit plan wired, Python or"
     " Swift."
 )
+TICKET_SUFFIXES = {"yaml": (".yaml", ".yml"), "python": (".py",), "swift": (".swift",)}
 FORMAT = option("--format", default="table", is_eager=True, help="Output format.")
 
 
@@ -239,6 +240,26 @@ class OutputOptions(OptionGroup, frozen=True, kw_only=True):
         if self.file is None or self.format_ != "table" or not self.file.suffix:
             return self.format_
         return format_of(self.file, get_args(get_type_hints(type(self))["format_"]))
+
+    def require_tickets_alone(self, tickets: str | None, others: Mapping[str, object]) -> None:
+        """Check that nothing else is to be written where --tickets are.
+
+        ``others`` are values of options by their names; one that is true is refused.
+
+        Raises:
+            InputError: naming the option to leave out, or the suffix of the file.
+        """
+        if tickets is None:
+            return
+        others = {"--json": self.json_, "--format": self.format_ != "table", **others}
+        if given := next((name for name, value in others.items() if value), None):
+            raise InputError(f"--tickets writes the tickets alone: leave out {given}")
+        suffixes = TICKET_SUFFIXES[tickets]
+        if self.file and self.file.suffix.lower() not in (*suffixes, ".txt", ""):
+            raise InputError(
+                f"{self.file}: --tickets {tickets} writes no such file; give -o a name that ends in"
+                f" {suffixes[0]}"
+            )
 
     def draws(self, plot: bool) -> bool:
         """Return whether the result has charts: with --plot, and always in a drawn format."""

@@ -166,7 +166,7 @@ _MODEL = Options(
             metavar=_FORMATS, help="Size the draft model as mlx_lm.convert quantises it."
         ),
         "num_draft_tokens": option(
-            kind=int, help="Tokens that the draft model proposes in a step."
+            kind=int, help="Tokens that the draft proposes in a step. Default: 3; MTP: its config."
         ),
         "as_type": option(
             "--as",
@@ -189,7 +189,9 @@ EstimatedModel = Annotated[ModelQuestion, _MODEL]
 NamedModel = Annotated[ModelQuestion, _MODEL, Only(*_NAMED)]
 AdaptedModel = Annotated[ModelQuestion, _MODEL, Only(*_NAMED, "adapter")]
 AssumableModel = Annotated[ModelQuestion, _MODEL, Only(*_NAMED, "adapter", "as_type")]
-Conversion = Annotated[ModelQuestion, _MODEL, Only(*_CONVERSION, "as_type", "adapter")]
+_DRAFT = ("draft", "draft_quantize", "num_draft_tokens")
+PlannedModel = Annotated[ModelQuestion, _MODEL, Only(*_NAMED, "adapter", "as_type", *_DRAFT)]
+Conversion = Annotated[ModelQuestion, _MODEL, Only(*_CONVERSION, "as_type", "adapter", *_DRAFT)]
 """How models are read and converted that are named elsewhere."""
 
 _WORKLOAD = Options(
@@ -322,6 +324,9 @@ _RUNTIME = Options(
             " newest that is described.",
         ),
         "mlx_lm_version": option(metavar="VERSION", help="The same for mlx-lm."),
+        "mlx_vlm_version": option(
+            metavar="VERSION", help="The same for mlx-vlm, which then runs the model."
+        ),
         "runtime": option(
             help="Runtime to estimate for (see memfit runtimes). Default: mlx-lm, for GGUF"
             " llama.cpp.",
@@ -426,7 +431,7 @@ _RUNTIME = Options(
         ),
     },
 )
-_VERSIONS = ("mlx_version", "mlx_lm_version")
+_VERSIONS = ("mlx_version", "mlx_lm_version", "mlx_vlm_version")
 _RUN = (*_VERSIONS, "runtime", "gpu_memory_utilization", "capacity", "margin")
 VersionOptions = Annotated[RuntimeQuestion, _RUNTIME, Only(*_VERSIONS)]
 RuntimeOptions = Annotated[RuntimeQuestion, _RUNTIME, Only(*_RUN)]

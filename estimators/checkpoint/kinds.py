@@ -120,6 +120,7 @@ MTP_HEAD = "qwen3_5_mtp"
 MTP_TARGETS = frozenset({"qwen3_5", "qwen3_5_moe"})
 """Types of which mlx-vlm runs the prediction layers, also out of the target's own files
 (mlx_vlm/speculative/drafters/mtp_split.py, MTP_SPLITTERS)."""
+_MTP_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
 _FORMAT_KEYS = ("quantization", "quantization_config", "dtype", "torch_dtype")
 _TARGET_SIZES = {
     "hidden size": ("backbone_hidden_size", "target_hidden_size", "hidden_size"),
@@ -154,6 +155,13 @@ def kind_of_config(config: Mapping[str, Any]) -> Kind | None:
         ):
             return kind
     return EMBEDDING if attends_both_ways(config) else None
+
+
+def predicts_more(config: Mapping[str, Any]) -> bool:
+    """Whether a config declares prediction layers (MTP) beside those of its model."""
+    text = config.get("text_config")
+    sections = (config, text if isinstance(text, Mapping) else {})
+    return any(_first_count([each.get(key)]) for each in sections for key in _MTP_KEYS)
 
 
 def prediction_head(checkpoint: Checkpoint) -> Checkpoint | None:

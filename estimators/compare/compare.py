@@ -77,7 +77,10 @@ def compare(
     cells = list(combinations(base, axes))
     first = cells[0][1]
     if runtime is None:
-        models, runtime = _native(catalog, models, with_images=first.workload.has_images)
+        asked = [replace(first, reference=each.reference) for each in models]
+        heads = [try_or_reason(partial(catalog.drafts_with_head, each)) for each in asked]
+        takes_more = first.workload.has_images or True in heads
+        models, runtime = _native(catalog, models, by_mlx_vlm=takes_more)
     targets = [_resolved(catalog, model, first, runtime) for model in models]
     estimates = [_estimate(target) for target in targets]
     contexts = [_context(target) for target in targets]
@@ -104,13 +107,13 @@ def _machine(
 
 
 def _native(
-    catalog: Catalog, models: Sequence[ComparedModel], *, with_images: bool
+    catalog: Catalog, models: Sequence[ComparedModel], *, by_mlx_vlm: bool
 ) -> tuple[Sequence[ComparedModel], Runtime]:
     """One runtime for all models, or where their checkpoints' native ones differ each its own."""
     native = [try_or_reason(partial(catalog.native_runtime, model.reference)) for model in models]
     default = get_runtime(DEFAULT_RUNTIME)
     own = [default if isinstance(each, Unavailable) else each for each in native]
-    if with_images:
+    if by_mlx_vlm:
         own = list(map(runtime_for_images, own))
     if len(set(own)) == 1:
         return models, own[0]

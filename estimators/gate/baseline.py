@@ -57,6 +57,8 @@ class BaselineQuestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     split: tuple[Positive, ...] | UnsetType = UNSET
     training: Recipe | UnsetType = UNSET
     margin_bytes: Bytes | UnsetType = UNSET
+    draft: str | UnsetType = UNSET
+    num_draft_tokens: Positive | UnsetType = UNSET
 
 
 class BaselineEntry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,6 +115,8 @@ def _named_settings(target: PolicyTarget) -> dict[str, Any]:
         "split": ranks and ranks.split,
         "training": target.training,
         "margin_bytes": target.margin_bytes,
+        "draft": question.draft and question.draft.reference,
+        "num_draft_tokens": question.draft and question.draft.tokens,
     }
     return {key: value for key, value in named.items() if value is not None}
 

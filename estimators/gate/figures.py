@@ -20,7 +20,7 @@ from memfit.estimators.sizing.partial_experts import experts_of
 from memfit.estimators.sizing.prefill_speed import first_tokens
 from memfit.estimators.sizing.run_limits import server_buffers
 from memfit.estimators.sizing.search import largest_workload, longest_context, longest_prompt
-from memfit.estimators.sizing.sized_model import SizedModel, held_of
+from memfit.estimators.sizing.sized_model import SizedModel, held_of, peak_of
 
 
 class SmallerRun(Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,7 +139,7 @@ def figures_of(
         kv_bytes=at.kv.nbytes,
         state_bytes=at.ssm_bytes,
         workspace_bytes=moment.workspace_bytes,
-        peak_bytes=moment.nbytes,
+        peak_bytes=peak_of(sized, largest),
         load_peak_bytes=max(load_bytes(sized.runtime_model), sized.resident_bytes),
         wired_limit_bytes=sized.requirement(largest).peak_bytes,
         held_bytes=held_of(sized, largest),

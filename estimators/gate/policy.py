@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from memfit.estimators.base.dtypes import FLOAT_MODES, Quantization, converted
 from memfit.estimators.base.errors import InputError
@@ -36,10 +37,12 @@ from memfit.estimators.machine.device import DEFAULT_REGIME, Device, OsRegime
 from memfit.estimators.machine.devices import find_device, memory_device, working_set_device
 from memfit.estimators.mlx.versions import Version, parse_version
 from memfit.estimators.plans.offload.session_cache import STORED_BITS
-from memfit.estimators.questions.question import WorkloadQuestion
+from memfit.estimators.questions.question import WorkloadQuestion, integer
 from memfit.estimators.questions.target import (
     MARGIN_BYTES,
     OWN_SETTINGS,
+    Draft,
+    ModelQuestion,
     Ranks,
     RuntimeQuestion,
 )
@@ -123,6 +126,7 @@ def _target(section: Section, name: str, directory: Path) -> PolicyTarget | None
     limits, basis = _limits(section, device)
     model = _model(section)
     adapter = section.take("adapter", lambda value: Path(path_near(directory, _text(value))))
+    draft = _draft(section)
     stale, beyond = (
         section.take(key, _flag) or False for key in ("allow_stale", "allow_beyond_context")
     )
@@ -145,6 +149,7 @@ def _target(section: Section, name: str, directory: Path) -> PolicyTarget | None
         mlx_lm_version=mlx_lm,
         quantize=quantize,
         adapter=adapter,
+        draft=draft,
         margin_bytes=MARGIN_BYTES if margin_bytes is None else margin_bytes,
         ranks=ranks,
     )
@@ -181,6 +186,17 @@ def _other_runs(section: Section, limits: tuple[PolicyLimit, ...], directory: Pa
         restores=any(limit.rule.of == "restore" for limit in limits),
         stored_bits=section.take("stored_bits", one_of(STORED_BITS)),
     )
+
+
+def _draft(section: Section) -> Draft | None:
+    if "num_draft_tokens" in section and "draft" not in section:
+        section.add_error("needs draft, the model that drafts", "num_draft_tokens")
+
+    def tokens(value: Any) -> Draft | None:
+        return ModelQuestion(draft="", num_draft_tokens=integer(value)).drafting()
+
+    settings = section.take("num_draft_tokens", tokens) or Draft("")
+    return section.take("draft", lambda value: replace(settings, reference=_text(value)))
 
 
 def _ranks(section: Section) -> Ranks | None:

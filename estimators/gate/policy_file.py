@@ -14,6 +14,7 @@ from memfit.estimators.base.workload import KvBits, KvGroupSize, Recipe
 from memfit.estimators.gate.limit_values import NUMBER, TokenCount
 from memfit.estimators.gate.limits import LIMITS, RequiredBasis
 from memfit.estimators.machine.device import OsRegime
+from memfit.estimators.questions.target import MOST_DRAFT_TOKENS
 from memfit.estimators.runtimes.registry import runtime_names
 
 OwnSetting = Positive | str
@@ -79,6 +80,10 @@ class TargetKeys(Struct, frozen=True, kw_only=True):
     """A local model."""
     adapter: str | UnsetType = UNSET
     """The directory of a LoRA adapter that is loaded with it."""
+    draft: str | UnsetType = UNSET
+    """A draft model that is loaded with it, or a head of mlx-vlm, named as a model."""
+    num_draft_tokens: Annotated[int, Meta(ge=1, le=MOST_DRAFT_TOKENS)] | UnsetType = UNSET
+    """Tokens that the draft model proposes in each step."""
     quantize: KvBits | FloatMode | UnsetType = UNSET
     """Bits, or a mode of floating-point numbers, that mlx_lm.convert would give the model."""
     margin: Size | UnsetType = UNSET

@@ -28,6 +28,9 @@ Version = tuple[int, ...]
 MLX_VERSION: Version = (0, 32, 4)
 """The newest MLX that the rules were read in."""
 MLX_LM_VERSION: Version = (0, 32, 2)
+MLX_VLM_VERSION: Version = (0, 7, 10)
+OLDEST_MLX_VLM: Version = (0, 6, 7)
+"""The oldest whose loop was read."""
 OLDEST_MLX: Version = (0, 32, 0)
 """The oldest that memfit's own dependencies allow (pyproject.toml); rules go back further."""
 
@@ -35,10 +38,11 @@ _VERSION = r"(\d{1,4}(?:\.\d{1,4}){1,2})(?:[.+-]?(?:dev|rc|a|b|post)[\w.+]*)?"
 
 
 class MlxVersions(NamedTuple):
-    """The versions of MLX and mlx-lm that run a model."""
+    """The versions of MLX, mlx-lm and mlx-vlm that run a model."""
 
     mlx: Version = MLX_VERSION
     mlx_lm: Version = MLX_LM_VERSION
+    mlx_vlm: Version = MLX_VLM_VERSION
 
     def has(self, change: str) -> bool:
         """Whether a rule of ``CHANGES`` holds in these versions.
@@ -47,7 +51,7 @@ class MlxVersions(NamedTuple):
         (True, False)
         """
         row = CHANGES[change]
-        version = self.mlx if row["package"] == "mlx" else self.mlx_lm
+        version: Version = getattr(self, row["package"].replace("-", "_"))
         return version >= row.get("since", ()) and not ("until" in row and version >= row["until"])
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from memfit.estimators.base.dtypes import Quantization, converted, parse_format
 from memfit.estimators.base.errors import InputError
@@ -174,6 +175,8 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
     """Bytes to keep free above the peak."""
     mlx_version: VersionSetting = None
     mlx_lm_version: VersionSetting = None
+    mlx_vlm_version: VersionSetting = None
+    """It names the runtime mlx-vlm too."""
     gpu_memory_utilization: Annotated[Fraction | None, _share] = None
     """Percent of the GPU's memory."""
     capacity: OwnSetting = None
@@ -197,10 +200,14 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
     kv_offload: Annotated[bool, flag] = True
     mmproj_offload: Annotated[bool, flag] = True
 
+    def __post_init__(self) -> None:
+        if self.mlx_vlm_version is not None and self.runtime is None:
+            force_setattr(self, "runtime", "mlx-vlm")
+
     @property
     def names_versions(self) -> bool:
         """Whether a version is given."""
-        return self.mlx_version is not None or self.mlx_lm_version is not None
+        return (self.mlx_version, self.mlx_lm_version, self.mlx_vlm_version) != (None, None, None)
 
     @property
     def is_stated(self) -> bool:
@@ -229,7 +236,11 @@ class RuntimeQuestion(Question, frozen=True, kw_only=True):
         """
         if self.names_versions:
             return with_versions(
-                runtime, mlx=self.mlx_version, mlx_lm=self.mlx_lm_version, strict=strict
+                runtime,
+                mlx=self.mlx_version,
+                mlx_lm=self.mlx_lm_version,
+                mlx_vlm=self.mlx_vlm_version,
+                strict=strict,
             )
         return as_installed(runtime) if sys.platform == "darwin" else runtime
 

@@ -112,6 +112,14 @@ class TrafficPlan(Struct, frozen=True):
     """How many requests of the mean length fit at once."""
 
 
+class HostVisible(Struct, frozen=True):
+    """Host memory next to a GPU with memory of its own."""
+
+    needed_bytes: Bytes
+    memory_bytes: Bytes | None
+    """All that the host has; None: not known."""
+
+
 class ContextPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-context/1"):
     """The answer of ``memfit plan context``; what depends on a device is None without one."""
 
@@ -126,7 +134,9 @@ class ContextPlan(Result, frozen=True, kw_only=True, tag="memfit.plan-context/1"
     device_local: LargestContext | None
     """Within the working set, without what lies in host memory."""
     unified: LargestContext | None
-    """Within the working set, everything included."""
+    """Within the working set, everything included; None on a GPU with memory of its own."""
+    host: HostVisible | None
+    """What the ``device_local`` context takes of the host, next to such a GPU."""
     automatic: AutoContext | None
     longest_context: Tokens | None
     """Within what is recommended, in steps of 256; None also when nothing fits."""

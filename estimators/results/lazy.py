@@ -28,6 +28,7 @@ class Lazy:
         if later := self.__dict__.get("_later"):
             names, compute = later
             other = compute()
+            assert isinstance(self, Struct)
             for name in names:
                 force_setattr(self, name, getattr(other, name))
             self.__dict__.pop("_later", None)

@@ -1,7 +1,5 @@
 """Whether mlx-lm takes a draft model for another, or mlx-vlm a head, and for a workload."""
 
-from typing import TYPE_CHECKING
-
 from msgspec.structs import replace
 
 from memfit.estimators.arch.model import Model
@@ -11,14 +9,11 @@ from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.kinds import MTP_HEAD, MTP_TARGETS
 from memfit.estimators.checkpoint.tokenizer import tokenizer_size
-from memfit.estimators.runtimes.interface import DraftFigures, Subject
+from memfit.estimators.runtimes.interface import DraftFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.source import Formula
 from memfit.estimators.workspace.peak import prepared_model
 from memfit.estimators.workspace.speculation import LoadedModel, head_moment
 from memfit.estimators.workspace.vision import embedded_bytes
-
-if TYPE_CHECKING:
-    from memfit.estimators.runtimes.mlx_vlm import MlxVlm
 
 # Embeddings are padded: those of Qwen2.5 have 151,936 or 152,064 rows for 151,643 tokens; those of
 # different tokenizers are rarely nearer than that (Mistral: 32,000 and 32,768).
@@ -94,7 +89,7 @@ def require_head(target: Subject, draft: Subject) -> None:
 
 
 def head_figures(
-    runtime_model: "MlxVlm", workload: Workload, draft: "MlxVlm", tokens: int
+    runtime_model: RuntimeModel, workload: Workload, draft: RuntimeModel, tokens: int
 ) -> DraftFigures:
     """Return what a head takes beside its target in mlx_vlm.generate.
 

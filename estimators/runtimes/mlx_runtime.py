@@ -86,8 +86,8 @@ _ONE_PART_OF = 20
 def version_notes(
     runtime_model: RuntimeModel, workload: Workload, figures: MemoryFigures
 ) -> Iterator[Note]:
-    """Yield notes on the versions of MLX and mlx-lm that figures are for."""
-    names = ("MLX", "mlx-lm")
+    """Yield notes on the versions of MLX, mlx-lm and mlx-vlm that figures are for."""
+    names = ("MLX", "mlx-lm", "mlx-vlm")
     for name, asked, newest in zip(
         names, runtime_model.runtime.versions, MlxVersions(), strict=True
     ):

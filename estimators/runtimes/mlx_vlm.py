@@ -13,9 +13,10 @@ from memfit.estimators.base.units import ceil_div, open_size
 from memfit.estimators.base.workload import ServerSettings, Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.images.processor import has_tower, image_plan
+from memfit.estimators.mlx.data.changes import CHANGES
 from memfit.estimators.mlx.kernels import allocated
 from memfit.estimators.mlx.kv_cache import kv_cache
-from memfit.estimators.mlx.versions import MLX_VERSION
+from memfit.estimators.mlx.versions import MLX_VERSION, MLX_VLM_VERSION, format_version
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.terms import Basis, PeakMoment
 from memfit.estimators.runtimes.facets import (
@@ -45,8 +46,9 @@ from memfit.estimators.workspace.vision import VisionWork, embedded_bytes, has_f
 
 MLX_VLM = Runtime(
     name="mlx-vlm",
-    version="0.7.10",
+    version=format_version(MLX_VLM_VERSION),
     mlx_version=MLX_VERSION,
+    mlx_vlm_version=MLX_VLM_VERSION,
     prefill_step=2048,  # mlx_vlm/generate/common.py, DEFAULT_PREFILL_STEP_SIZE
     kv_step=256,  # mlx_vlm/models/cache.py takes KVCache from mlx-lm
     kv_group_size=64,  # mlx_vlm/generate/common.py, DEFAULT_KV_GROUP_SIZE
@@ -67,6 +69,10 @@ MLX_VLM = Runtime(
 FLOAT32_CACHES = frozenset(
     ("hunyuan_vl", "kimi_vl", "llava-qwen2", "llava_bunny", "mllama", "paligemma")
 )
+
+
+# Classes that got logits of one token before the loop did, and prefill images in one call.
+_GEMMA4 = frozenset(("gemma4", "gemma4_unified"))
 
 
 def as_cached(checkpoint: Checkpoint, model: Model, workload: Workload) -> Model:
@@ -106,8 +112,8 @@ class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, HeadDrafting,
         Raises:
             UnsupportedError: when mlx-vlm cannot load it.
         """
-        MlxVlm.loads(subject.checkpoint)
-        return MlxVlm(runtime, subject, tuple(_tower_sizes(subject)))
+        cls.loads(subject.checkpoint)
+        return cls(runtime, subject, tuple(_tower_sizes(subject)))
 
     def _refused_files(self) -> str:
         return ""  # mlx_vlm/utils.py, load_model, loads them
@@ -141,6 +147,7 @@ class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, HeadDrafting,
             UnsupportedError: when no formula has the work of the tower, or there is none.
         """
         reject_batch_windows(workload)
+        workload = self._in_one_call(workload)
         if workload.batch > 1 and workload.kv_bits is not None:
             # mlx_vlm/generate/ar.py, _make_cache: from the first token, all layers but the last.
             raise UnsupportedError(
@@ -153,9 +160,10 @@ class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, HeadDrafting,
         if workload.images:
             self.require_tower()
         if isinstance(subject.source, Interpolated):  # of mlx-vlm's own class, with the images
-            return figures
+            return self.with_whole_logits(figures, workload)
         if not workload.images:
-            return replace(figures, moment=_with_embeddings(figures.moment, subject, workload))
+            moment = _with_embeddings(figures.moment, subject, workload)
+            return self.with_whole_logits(replace(figures, moment=moment), workload)
         figures = self._as_cached(figures, workload)
         plan, versions = image_plan(subject.checkpoint, workload.images), self.runtime.versions
         work = vision_work(
@@ -169,7 +177,54 @@ class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, HeadDrafting,
         )
         held = figures.kv.nbytes + figures.ssm_bytes
         moment = _with_images(figures.moment, work, self.resident_bytes(), held)
+        return self.with_whole_logits(replace(figures, moment=moment), workload)
+
+    def _rule_of_logits(self, workload: Workload) -> str | None:
+        """Return the rule by which a version makes the logits of a whole prompt at once."""
+        if workload.prompt_tokens > self._in_one_call(workload).prefill_step:
+            return None
+        is_gemma4 = self.subject.checkpoint.config.get("model_type") in _GEMMA4
+        return "logits_of_gemma4" if is_gemma4 else "logits_of_short_prompts"
+
+    def with_whole_logits(self, figures: MemoryFigures, workload: Workload) -> MemoryFigures:
+        """Return the figures with the logits of a whole prompt, where this version makes them.
+
+        They are added to the largest moment, as a bound: MLX allocates them while the last layers
+        are still computed.
+        """
+        if not self._has_whole_logits(workload):
+            return figures
+        moment, nbytes = figures.moment, self._whole_logits(workload)
+        if nbytes > moment.largest_buffer_bytes:
+            name = "logits of the prompt"
+            moment = replace(moment, largest_buffer_bytes=nbytes, largest_buffer=name)
+        line = f"logits of all {workload.prompt_tokens} tokens of each prompt = {nbytes:,}"
+        moment = replace(
+            moment.raised(nbytes),
+            workspace_bytes=moment.workspace_bytes + nbytes,
+            explanation=(*moment.explanation, line),
+        )
         return replace(figures, moment=moment)
+
+    def _has_whole_logits(self, workload: Workload) -> bool:
+        rule = self._rule_of_logits(workload)
+        return rule is not None and self.runtime.versions.has(rule)
+
+    def _whole_logits(self, workload: Workload) -> int:
+        numbers = workload.batch * workload.prompt_tokens * self.subject.model.vocab_size
+        return dtypes.nbytes(numbers, self.subject.model.dtype)
+
+    def _in_one_call(self, workload: Workload) -> Workload:
+        """Return the workload as it is prefilled: in one call where images see one another.
+
+        Source: mlx_vlm/models/gemma4/language.py, chunked_prefill_policy.
+        """
+        config = self.subject.checkpoint.config
+        text = config.get("text_config")
+        sees = text.get("use_bidirectional_attention") if isinstance(text, dict) else None
+        if not workload.images or config.get("model_type") not in _GEMMA4 or sees != "vision":
+            return workload
+        return replace(workload, prefill_step=max(workload.prefill_step, workload.prompt_tokens))
 
     def require_draft(self, draft: Subject) -> None:
         from memfit.estimators.runtimes.drafting import require_head
@@ -179,7 +234,6 @@ class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, HeadDrafting,
     def drafted(self, workload: Workload, draft: RuntimeModel, tokens: int) -> DraftFigures:
         from memfit.estimators.runtimes.drafting import head_figures
 
-        assert isinstance(draft, MlxVlm)
         return head_figures(self, workload, draft, tokens)
 
     def _as_cached(self, figures: MemoryFigures, workload: Workload) -> MemoryFigures:
@@ -195,8 +249,8 @@ class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, HeadDrafting,
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
         """Return what a figure rests on; with images the workspace is a bound."""
-        is_formula = isinstance(self.subject.source, Formula)
-        if figure == "workspace" and workload.images and is_formula:
+        is_bound = workload.images and isinstance(self.subject.source, Formula)
+        if figure == "workspace" and (is_bound or self._has_whole_logits(workload)):
             return "bound", 0
         return MlxModel.basis(self, figure, workload)
 
@@ -218,13 +272,13 @@ class MlxVlm(MlxModel, Commands, Images, OwnWeights, BoundByTrace, HeadDrafting,
     def _assumptions(self, workload: Workload) -> Iterator[str]:
         """Yield what images become, and where their processor's settings are from."""
         yield from super()._assumptions(workload)
-        if workload.prompt_tokens <= workload.prefill_step and self.source.method == "formula":
-            # https://github.com/Blaizzy/mlx-vlm/pull/1750
-            numbers = workload.batch * workload.prompt_tokens * self.subject.model.vocab_size
-            logits = open_size(dtypes.nbytes(numbers, self.subject.model.dtype))
+        if self.runtime.versions.mlx_vlm < MLX_VLM_VERSION:
+            yield f"the class is that of mlx-vlm {format_version(MLX_VLM_VERSION)}"
+        elif rule := self._rule_of_logits(workload):
+            until = format_version(CHANGES[rule]["until"])
             yield (
-                "mlx-vlm up to 0.6.9 also made the logits of all tokens of a prompt within one"
-                f" prefill step: {logits} more"
+                f"mlx-vlm before {until} also makes the logits of all tokens of such a prompt:"
+                f" {open_size(self._whole_logits(workload))} more; see {setting('mlx_vlm_version')}"
             )
         if not workload.images:
             return

@@ -179,6 +179,7 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
         return self.runtime.name
 
     def _run(self, workload: Workload) -> VisionTracedRun:
+        workload = self._in_one_call(workload)
         return self.trace.run(workload, self.subject.device, self.runtime.versions)
 
     def load_bytes(self) -> int:
@@ -194,6 +195,7 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
         """
         if workload.images:
             self.require_tower()
+        workload = self._in_one_call(workload)
         peak, failure = self._run(workload)
         if peak is None:
             try:
@@ -207,10 +209,12 @@ class MlxVlmTrace(MlxVlm, frozen=True, kw_only=True):
         last = _last_decode(peak, model, workload)
         moment = moment_of(peak, self.resident_bytes(), kv.nbytes + states, last)
         figures = MemoryFigures(kv, states, moment.with_load(self.load_bytes()))
+        figures = self.with_whole_logits(figures, workload)
         return without_held(figures) if workload.batch > 1 else figures
 
     def basis(self, figure: Figure, workload: Workload) -> tuple[Basis, int]:
-        if figure == "workspace" and self._run(workload).peak:
+        is_traced = figure == "workspace" and not self._has_whole_logits(workload)
+        if is_traced and self._run(workload).peak:
             return self._workspace_basis
         return MlxVlm.basis(self, figure, workload)
 

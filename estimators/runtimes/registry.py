@@ -10,7 +10,12 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import InputError, UnsupportedError
 from memfit.estimators.base.nearest import nearest
 from memfit.estimators.checkpoint.manifest import Checkpoint
-from memfit.estimators.mlx.versions import Version, format_version, installed_version
+from memfit.estimators.mlx.versions import (
+    OLDEST_MLX_VLM,
+    Version,
+    format_version,
+    installed_version,
+)
 from memfit.estimators.results.estimate import RuntimeSummary
 from memfit.estimators.runtimes.facets import BoundByTrace, Images, MlxLmPrograms, OnMlx
 from memfit.estimators.runtimes.runtime import Runtime
@@ -23,6 +28,7 @@ _CLASSES: dict[str, tuple[str, str]] = {
     "mlx-lm": ("mlx_lm", "MlxLm"),
     "mlx-swift-lm": ("mlx_swift_lm", "MlxSwiftLm"),
     "mlx-vlm": ("mlx_vlm", "MlxVlm"),
+    "lm-studio": ("lm_studio", "LmStudio"),
     "mlx-moe": ("mlx_moe", "MlxMoe"),
     "agent-memory": ("agent_memory", "AgentMemory"),
     "zinc": ("zinc.runtime", "Zinc"),
@@ -101,23 +107,36 @@ def with_versions(
     *,
     mlx: Version | None = None,
     mlx_lm: Version | None = None,
+    mlx_vlm: Version | None = None,
     strict: bool = True,
 ) -> Runtime:
-    """Return a runtime on other versions of MLX and mlx-lm; None leaves one as it is.
+    """Return a runtime on other versions of MLX, mlx-lm and mlx-vlm; None leaves one as it is.
 
     Without ``strict`` a version of what it does not run on is left out.
 
     Raises:
         InputError: when there is such a version.
+        UnsupportedError: for mlx-vlm older than the oldest whose rules are described.
     """
     on_mlx, by_mlx_lm = offers(runtime, OnMlx), offers(runtime, MlxLmPrograms)
-    for name, version, runs in (("MLX", mlx, on_mlx), ("mlx-lm", mlx_lm, by_mlx_lm)):
+    by_mlx_vlm = bool(runtime.mlx_vlm_version)
+    for name, version, runs in (
+        ("MLX", mlx, on_mlx),
+        ("mlx-lm", mlx_lm, by_mlx_lm),
+        ("mlx-vlm", mlx_vlm, by_mlx_vlm),
+    ):
         if strict and version and not runs:
             raise InputError(f"{runtime.name} is not run by {name}: it has no version of it")
     if mlx and on_mlx:
         runtime = replace(runtime, mlx_version=mlx)
     if mlx_lm and by_mlx_lm:
         runtime = replace(runtime, version=format_version(mlx_lm), mlx_lm_version=mlx_lm)
+    if mlx_vlm and by_mlx_vlm:
+        if mlx_vlm < OLDEST_MLX_VLM:
+            oldest = format_version(OLDEST_MLX_VLM)
+            text = f"mlx-vlm {format_version(mlx_vlm)}: its rules are described from {oldest} on"
+            raise UnsupportedError(text)
+        runtime = replace(runtime, version=format_version(mlx_vlm), mlx_vlm_version=mlx_vlm)
     return runtime
 
 

@@ -11,7 +11,7 @@ from memfit.estimators.base.errors import InputError
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import Count, NonEmpty, Positive, Tokens, ceil_div
 from memfit.estimators.machine.device import Device
-from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, MlxVersions
+from memfit.estimators.mlx.versions import MLX_LM_VERSION, MLX_VERSION, MLX_VLM_VERSION, MlxVersions
 from memfit.estimators.results.growth import Growth
 from memfit.estimators.results.result import Result
 from memfit.estimators.results.terms import LimitName, Verdict
@@ -101,6 +101,7 @@ class Runtime(Struct, frozen=True, kw_only=True):
     """Empty for a runtime without MLX, and where it is not known."""
     mlx_lm_version: tuple[Count, ...] = ()
     """Of the classes that it runs; empty where it is not known."""
+    mlx_vlm_version: tuple[Count, ...] = ()
     batch: Count = 0
     """Tokens of a batch, which has several micro-batches; 0 where there is no such thing."""
     kv_bits: Positive | None = None
@@ -152,8 +153,12 @@ class Runtime(Struct, frozen=True, kw_only=True):
 
     @property
     def versions(self) -> MlxVersions:
-        """The versions of MLX and mlx-lm with the rules that it follows."""
-        return MlxVersions(self.mlx_version or MLX_VERSION, self.mlx_lm_version or MLX_LM_VERSION)
+        """The versions of MLX, mlx-lm and mlx-vlm with the rules that it follows."""
+        return MlxVersions(
+            self.mlx_version or MLX_VERSION,
+            self.mlx_lm_version or MLX_LM_VERSION,
+            self.mlx_vlm_version or MLX_VLM_VERSION,
+        )
 
 
 class RuntimeTable(Result, frozen=True, kw_only=True, tag="memfit.runtimes/2"):

@@ -179,7 +179,7 @@ class Catalog:
             runtime = self.native_runtime(question.reference)
             if question.workload.has_images:
                 runtime = runtime_for_images(runtime)
-        if not (question.runtime and question.keeps_runtime) and self._drafts_with_head(question):
+        if not (question.runtime and question.keeps_runtime) and self.drafts_with_head(question):
             runtime = runtime_for_images(runtime)
         return self.sized(
             question.reference,
@@ -211,8 +211,12 @@ class Catalog:
         )
         return with_draft(alone, other, draft.tokens or DRAFT_TOKENS)
 
-    def _drafts_with_head(self, question: "TargetQuestion") -> bool:
-        """Whether a draft is a head by itself, or in the files of a model that has such heads."""
+    def drafts_with_head(self, question: "TargetQuestion") -> bool:
+        """Whether a draft is a head by itself, or in the files of a model that has such heads.
+
+        Raises:
+            MemfitError: as `open_checkpoint`.
+        """
         if question.draft is None:
             return False
         kinds = (question.reference, question.draft.reference)

@@ -6,8 +6,10 @@ from msgspec import UNSET, UnsetType, convert
 from msgspec.structs import asdict, replace
 
 from memfit.estimators.base.errors import UnsupportedError
+from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import open_limit, open_size
 from memfit.estimators.base.workload import Workload
+from memfit.estimators.checkpoint.kinds import predicts_more
 from memfit.estimators.machine.device import Device
 from memfit.estimators.machine.devices import by_macos
 from memfit.estimators.results.advice import Grid, ImageAdvice, StepSchedule
@@ -31,6 +33,8 @@ from memfit.estimators.results.estimate import (
 from memfit.estimators.results.result import both_units
 from memfit.estimators.results.terms import Basis, Phase
 from memfit.estimators.runtimes.facets import (
+    HeadDrafting,
+    OnMlx,
     SplitMemory,
     Views,
     decoding_rows,
@@ -327,6 +331,12 @@ def _notes(sized: SizedModel, workload: Workload) -> Iterator[Note]:
         size = open_size(loaded_weights(sized.runtime_model).unloaded_bytes)
         text = f"{size} of the checkpoint are not loaded by {sized.runtime}"
         yield Note("info", "not-loaded", text)
+    is_on_mlx = sized.runtime_model.facet(OnMlx) is not None
+    if not sized.draft and is_on_mlx and predicts_more(checkpoint.config):
+        is_able = sized.runtime_model.facet(HeadDrafting)
+        drafts = f" without {setting('draft')}" if is_able else ""
+        text = f"MTP layers, which the config declares, are not loaded by {sized.runtime}{drafts}"
+        yield Note("info", "no-mtp", text)
     yield from workload_notes(sized, workload)
     if sized.draft and _pool(sized, workload):
         text = (

@@ -21,7 +21,7 @@ from memfit.estimators.machine.device import Device
 from memfit.estimators.runtimes.facets import OnMlx, is_grouped
 from memfit.estimators.runtimes.runtime import Need, judge, recommended_bytes
 from memfit.estimators.runtimes.source import Formula
-from memfit.estimators.sizing.sized_model import SizedModel
+from memfit.estimators.sizing.sized_model import SizedModel, peak_of
 
 CONTEXT_STEP = 256
 PREFILL_STEPS = (2048, 1024, 512, 256, 128)
@@ -293,7 +293,7 @@ def largest_workload(sized: SizedModel, workload: Workload) -> Workload:
 
     def peak_bytes(candidate: Workload) -> int:
         try:
-            return sized.figures_for(candidate).moment.nbytes
+            return peak_of(sized, candidate)
         except UnsupportedError:
             if candidate == workload:
                 raise

@@ -34,8 +34,8 @@ def inputs(model: Any, plan: ImagePlan, workload: Workload) -> dict[str, Any]:
     for name in dict.fromkeys(array.name for array in plan.arrays):
         result = [_input(array, plan) for array in plan.arrays if array.name == name]
         given[name] = result[0] if len(result) == 1 else result
-    if model.config.model_type == "diffusion_gemma":
-        # By it an image attends to all of itself.
+    if model.config.model_type in ("diffusion_gemma", "gemma4", "gemma4_unified"):
+        # By it an image attends to all of itself, and a prompt is prefilled in one call.
         given["mm_token_type_ids"] = (given["input_ids"] == _token(model, "image")).astype(mx.int32)
     if "images_spatial_crop" in given:
         # deepseek_vl_v2.py and those of DeepSeek-OCR put features where it is true.

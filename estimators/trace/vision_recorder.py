@@ -19,7 +19,7 @@ from memfit.estimators.trace.isolation import ANSWERS, array_stubs, original
 from memfit.estimators.trace.kernel_stubs import TraceTarget, library_for, recorded
 from memfit.estimators.trace.leaves import Leaf, Modules
 from memfit.estimators.trace.libraries import changed
-from memfit.estimators.trace.loop_guard import LoopError, few_slices
+from memfit.estimators.trace.loop_guard import MAX_SLICES, LoopError, few_slices
 from memfit.estimators.trace.recording import GraphError, record_call
 from memfit.estimators.trace.schedule import unmerged
 from memfit.estimators.trace.vision_inputs import inputs
@@ -166,6 +166,8 @@ class _RunRecorder:
             "async_eval": self._hook("async_eval"),
             "clear_cache": self._hook("clear_cache"),
         }
+        # Of each call that is recorded, as in a trace of mlx-lm.
+        chunks = ceil_div(self._workload.prompt_tokens - 1, self._workload.prefill_step)
         core, kind, language = self._library.core, type(self._model), self._model.language_model
         methods = {name: self._computed(name) for name in ANSWERS}
         methods |= {name: self._apart(original(name)) for name in _AGAIN_BY_METHOD}
@@ -177,7 +179,7 @@ class _RunRecorder:
             owner, embed = type(self._model.model.encoder), "_embed_inputs"
         with (
             recorded(self._target),
-            few_slices(),
+            few_slices(MAX_SLICES * max(1, min(chunks, 2 * _RECORDED_CHUNKS))),
             array_stubs(methods),
             changed(core, hooks | {name: self._apart(getattr(core, name)) for name in _AGAIN}),
             changed(owner, {embed: self._embed(getattr(owner, embed))}),

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import field
 from msgspec.structs import asdict, replace
 
-from memfit.estimators.base.errors import MachineError, UnsupportedError
+from memfit.estimators.base.errors import InputError, MachineError, UnsupportedError
 from memfit.estimators.base.files import is_there
 from memfit.estimators.base.progress import NULL_PROGRESS, Progress, reported
 from memfit.estimators.base.unfinished import remove_unfinished, unfinished_folder
@@ -22,6 +22,7 @@ from memfit.estimators.checkpoint.manifest import fingerprint_of
 from memfit.estimators.machine.device import Device
 from memfit.estimators.plans.offload.cache_tiers import Tiers
 from memfit.estimators.plans.offload.plan import FIXED_THRESHOLD, usable_disk
+from memfit.estimators.plans.offload.session_cache import DEQUANTISED_FIRST
 from memfit.estimators.runtimes.measurement import Loaded, MeasuredCache, MeasuredRestore, Way
 from memfit.estimators.runtimes.runtime import Need, comfortable_bytes
 from memfit.probes.disk import create_directory, require_free, usable_bytes
@@ -42,6 +43,7 @@ from memfit.probes.prompt_caches.request import CONVERSATIONS, CacheRequest, che
 from memfit.probes.prompt_caches.result import (
     CacheAnswer,
     CacheRestore,
+    CacheTrials,
     CacheTuneResult,
     Conversation,
     Replay,
@@ -138,6 +140,9 @@ class _CacheExperiment(Experiment[CacheRequest], kw_only=True):
             )
         for each in filled.files:
             self._say_exact(each)
+        model = self.plan.sized.model if self.plan else None
+        if model and not model.kv_quantizable and min(request.stored_bits) < stored.FULL_BITS:
+            self.inform("dequantised-first", DEQUANTISED_FIRST)
         rows = tuple(
             self._stored(tokens, each, each.nbytes, reference)
             for each in filled.files
@@ -188,6 +193,7 @@ class _CacheExperiment(Experiment[CacheRequest], kw_only=True):
             conversations=conversations,
             answer=answer,
             replay=self._replayed(conversations[-1], answer, room),
+            trials=self._tried(conversations[-1], answer, room),
             report=self.plan.differences(conversations, self.versions) if self.plan else (),
             notes=self.all_notes,
         )
@@ -228,6 +234,37 @@ class _CacheExperiment(Experiment[CacheRequest], kw_only=True):
             speeds=speeds_of(longest, answer),
             eviction=(request.eviction, _most_kept(request, answer)),
         )
+
+    def _tried(self, longest: Conversation, answer: CacheAnswer, room: Room) -> CacheTrials | None:
+        """Try the file of the answer next to other work, where two of them fit."""
+        if answer.bits is None or answer.way is None:
+            return None
+        peaks = (
+            each.peak_bytes or 0
+            for file in longest.stored
+            if file.bits == answer.bits
+            for each in file.restores
+            if each.way == answer.way
+        )
+        if 2 * max(peaks) > room.memory and not self.request.force:
+            self.inform("not-tried", "two requests at once were not tried: two caches do not fit")
+            return None
+        path = self._file(longest.tokens, answer.bits)
+        try:
+            with self.start(task="store caches") as process:
+                process.prompt(None, longest.tokens + 1)
+                process.load()
+                return process.call(
+                    CacheRunner.tried,
+                    path,
+                    answer.way,
+                    longest.tokens,
+                    self.request.max_tokens,
+                    self.fingerprint,
+                )
+        except (InputError, MachineError) as error:  # what was measured before stays
+            self.warn("not-tried", f"two requests at once were not tried: {error}")
+            return None
 
     def _stored(
         self, tokens: int, written: WrittenCache, nbytes: int, reference: Path

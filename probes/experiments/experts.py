@@ -18,7 +18,7 @@ from memfit.estimators.base.unfinished import unfinished_folder
 from memfit.estimators.base.units import format_bytes, format_limit
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import fingerprint_of
-from memfit.estimators.machine.device import free_bytes
+from memfit.estimators.machine.device import free_bytes, wired_limit
 from memfit.estimators.plans.experts.recording import Recording, with_recording
 from memfit.estimators.plans.experts.routing import (
     ChosenSlots,
@@ -32,7 +32,7 @@ from memfit.probes.disk import unwritable
 from memfit.probes.experiments.base import Experiment, Start
 from memfit.probes.experiments.points import REPEATS
 from memfit.probes.experts import prepacked
-from memfit.probes.experts.answer import offloading
+from memfit.probes.experts.answer import chosen_point, offloading, start_up_warnings
 from memfit.probes.experts.planned import Plan, difference_report, plan_of
 from memfit.probes.experts.points import (
     Discovered,
@@ -51,8 +51,6 @@ from memfit.probes.preflight import require_loadable
 from memfit.probes.process import ModelProcess
 from memfit.probes.store import Store, save
 
-START_UP_PERCENT = 95
-"""mlx-moe warns of a peak above this share of what Metal recommends."""
 _ENOUGH = {
     True: "the fewest that are fast enough and agree well enough",
     False: "the most that were measured, since no number is fast enough and agrees well enough",
@@ -78,7 +76,7 @@ def tune_experts(
     if packed and request.capacities:
         capacities = tuple({*request.capacities, packed.capacity})
         request = replace(request, capacities=capacities)
-    steps = 2 + (len(request.capacities) or PARTS)
+    steps = 2 + (len(request.capacities) or PARTS) + request.tries_wired
     with reported(progress, "measuring", steps), unfinished_folder() as directory:
         experiment = _ExpertExperiment(
             request=request,
@@ -122,7 +120,10 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
         points = [self._point(capacity, best, found) for capacity in capacities]
         if all(point.status == "skipped" for point in points):
             raise MachineError(f"{points[0].capacity} experts: {points[0].reason}")
-        self._check_start_up([*([full] if full else []), *points])
+        every = [*([full] if full else []), *points]
+        working_set = self.device.working_set_bytes
+        for text in start_up_warnings(every, working_set, request.units):
+            self.warn("start-up", text)
         answer = offloading(
             full,
             points,
@@ -131,6 +132,7 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
             agreement_percent=request.agreement_percent,
             units=request.units,
         )
+        wired = self._wired(chosen_point(points, answer.capacity), best, found)
         return ExpertsTuneResult(
             **self.header(),
             layers=len(found.layers),
@@ -152,22 +154,12 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
                 ),
             ),
             full=full,
-            points=tuple(points),
+            points=(*points, *wired),
             answer=answer,
-            report=self._report([*([full] if full else []), *points]),
+            report=self._report(every),
             warm=self._warm(answer.capacity, points, best, found),
             notes=self.all_notes,
         )
-
-    def _check_start_up(self, points: Sequence[ExpertsPoint]) -> None:
-        """Warn where a start-up takes more than mlx-moe accepts of the working set."""
-        most = self.device.working_set_bytes * START_UP_PERCENT // 100
-        for point in points:
-            taken = point.startup.measured_bytes
-            if taken and taken > most:
-                size, limit = format_bytes(taken, self.request.units), format_limit(most)
-                text = f"{point.capacity} experts: the start-up takes {size}, more than"
-                self.warn("start-up", f"{text} {START_UP_PERCENT} % of the working set ({limit})")
 
     def _report(self, points: Sequence[ExpertsPoint]) -> tuple[str, ...]:
         if self.plan is None:
@@ -227,15 +219,38 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
         point = point_of(every, counts, self.plan, taken, workload=self._workload())
         return point, profile_of(routing, layers, len(request.prompts))
 
-    def _point(self, capacity: int, profile: RoutingProfile, found: Discovered) -> ExpertsPoint:
+    def _wired(
+        self, point: ExpertsPoint | None, profile: RoutingProfile, found: Discovered
+    ) -> tuple[ExpertsPoint, ...]:
+        """Measure a point again with the wired limit for its peak; only Metal has one to set."""
+        if not self.request.tries_wired or point is None:
+            return ()
+        taken = (point.prefill_peak.measured_bytes, point.decode_peak.measured_bytes)
+        need = max(each or 0 for each in taken) + self.request.margin_bytes
+        limit = wired_limit(need, self.device).nbytes
+        if self.device.backend == "metal":
+            return (self._point(point.capacity, profile, found, limit),)
+        self.inform(
+            "wired",
+            f"{point.capacity} experts: the wired limit would be"
+            f" {format_limit(limit, self.request.units)}; the {self.device.backend} backend has"
+            " none, nothing was set",
+        )
+        return ()
+
+    def _point(
+        self, capacity: int, profile: RoutingProfile, found: Discovered, wired: int | None = None
+    ) -> ExpertsPoint:
         slots, workload = chosen_slots(profile, capacity, found.layers), self._workload()
-        described = partial(point_of, slots, found.measured, self.plan, workload=workload)
+        described = partial(
+            point_of, slots, found.measured, self.plan, workload=workload, wired_limit_bytes=wired
+        )
         try:
             self._require_room([capacity] * len(slots), found)
         except MachineError as error:
             return described(status="skipped", reason=str(error))
         try:
-            measured = self._measure(self._setup(slots))
+            measured = self._measure(self._setup(slots), wired)
         except MachineError as error:
             return described(status="failed", reason=str(error))
         finally:
@@ -245,18 +260,19 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
             loaded=measured.loaded,
             runs=tuple(measured.runs),
             warm_up=measured.warm_up,
+            wired_limit_bytes=wired,
             experts=MeasuredExperts(
                 capacity=capacity, policy=self.request.policy, profile_sha256=profile.sha256
             ),
         )
         return described(measured, measurement_id=id)
 
-    def _measure(self, setup: ExpertSetup) -> SlotRuns:
+    def _measure(self, setup: ExpertSetup, wired: int | None = None) -> SlotRuns:
         request = self.request
         with self.start(experts=setup) as process:
             process.call(ExpertRunner.prompts, self._texts())
             loaded, agreement = process.load(), None
-            warm_up, *runs = self._runs(process)
+            warm_up, *runs = self._runs(process, wired)
             if self.has_reference:
                 process.call(ExpertRunner.choose, self._measured_prompts()[0])
                 agreement = process.call(
@@ -276,12 +292,12 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
         order = (repeat % len(prompts) for repeat in (0, *range(REPEATS)))
         return Recording(layers[0].top_k, tuple(runs), tuple(order), warm_up=1)
 
-    def _runs(self, process: ModelProcess) -> Iterator[Run]:
+    def _runs(self, process: ModelProcess, wired: int | None = None) -> Iterator[Run]:
         """Run the first measured prompt as a warm-up, then all one after another."""
         workload, prompts = self._workload(), self._measured_prompts()
         for repeat in (0, *range(REPEATS)):
             process.call(ExpertRunner.choose, prompts[repeat % len(prompts)])
-            yield process.run(workload)
+            yield process.run(workload, wired_limit_bytes=wired)
 
     def _warm(
         self,
@@ -295,12 +311,9 @@ class _ExpertExperiment(Experiment[ExpertsRequest], kw_only=True):
             return None
         if self.packed:
             capacity = self.packed.capacity
-        measured = [point for point in points if point.status == "measured"]
-        if not measured:
+        if (point := chosen_point(points, capacity)) is None:
             self.warn("not-packed", "no capacity was measured: nothing is prepacked")
             return None
-        # That of the answer, else the largest.
-        point = next((each for each in measured if each.capacity == capacity), measured[-1])
         if self.packed:
             manifest = self.packed
             pairs = zip(manifest.kept, manifest.pinned, strict=True)

@@ -2,8 +2,32 @@
 
 from collections.abc import Iterator, Sequence
 
-from memfit.estimators.base.units import Units, format_bytes
+from memfit.estimators.base.units import Units, format_bytes, format_limit
 from memfit.probes.experts.result import ExpertsPoint, Offloading
+
+START_UP_PERCENT = 95
+"""mlx-moe warns of a peak above this share of what Metal recommends."""
+
+
+def start_up_warnings(
+    points: Sequence[ExpertsPoint], working_set_bytes: int, units: Units
+) -> Iterator[str]:
+    """Yield a line for each start-up that takes more than mlx-moe accepts of the working set."""
+    most = working_set_bytes * START_UP_PERCENT // 100
+    for point in points:
+        taken = point.startup.measured_bytes or 0
+        if taken > most:
+            yield (
+                f"{point.capacity} experts: the start-up takes {format_bytes(taken, units)}, more"
+                f" than {START_UP_PERCENT} % of the working set ({format_limit(most, units)})"
+            )
+
+
+def chosen_point(points: Sequence[ExpertsPoint], capacity: int | None) -> ExpertsPoint | None:
+    """Return the measured point of the answer, else the largest, None when none was measured."""
+    measured = [point for point in points if point.status == "measured"]
+    largest = max(measured, key=lambda each: each.capacity, default=None)
+    return next((each for each in measured if each.capacity == capacity), largest)
 
 
 def offloading(

@@ -117,6 +117,7 @@ def point_of(
     status: PointStatus = "measured",
     reason: str | None = None,
     measurement_id: str | None = None,
+    wired_limit_bytes: int | None = None,
 ) -> ExpertsPoint:
     """Return the point of some slots; ``counts`` are the tokens that used each expert."""
     loaded, runs = (measured.loaded, measured.runs) if measured else (None, ())
@@ -145,6 +146,7 @@ def point_of(
         decode=_traffic("decode", runs),
         agreement=measured.agreement if measured else None,
         measurement_id=measurement_id,
+        wired_limit_bytes=wired_limit_bytes,
     )
 
 

@@ -30,6 +30,8 @@ class ExpertsRequest(RunRequest, frozen=True, kw_only=True):
     agreement_percent: int = 95
     profile_file: Path | None = None
     pack: Path | None = None
+    tries_wired: bool = False
+    """Run the chosen capacity once more with the wired limit for its peak."""
     record_file: Path | None = None
     """Where what the routers chose in the measured runs is written."""
 

@@ -74,6 +74,8 @@ class ExpertsPoint(Struct, frozen=True, kw_only=True):
     agreement: Agreement | None
     """With the full model; None where that was not run."""
     measurement_id: str | None
+    wired_limit_bytes: Bytes | None = None
+    """The wired limit that was set, None for none."""
 
     @property
     def decode_tokens_per_second(self) -> float | None:

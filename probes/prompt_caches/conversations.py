@@ -135,7 +135,9 @@ class LiveConversations:
         self.prefill_ns += first - restored
         self.first_token_ns[found] = self.first_token_ns.get(found, 0) + first - start
         self._ids[request.agent] = ids
+        start = perf_counter_ns()
         self._hot[request.agent] = caches = self.form.of(caches)
+        self.write_ns += perf_counter_ns() - start
         return KeptCache(request.total_tokens, sum(cache.nbytes for cache in caches)), reused
 
     def move(self, move: Move) -> None:

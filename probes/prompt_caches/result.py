@@ -130,8 +130,9 @@ class Replay(Struct, frozen=True, kw_only=True):
     disk_bytes: Bytes
     """Disk space that may be used."""
     measured: Simulation
-    """Times are sums: of reloads, of files until they are on the disk, and of prompts until their
-    first token. Bytes in memory and on the disk are of caches, read and written ones of files."""
+    """Times are sums: of reloads, of quantising and files until they are on the disk, and of
+    prompts until their first token. Bytes in memory and on the disk are of caches, read and written
+    ones of files."""
     planned: Simulation | None
     """By ``memfit plan offload`` for the same requests, its times by the measured speeds; None:
     not planned."""
@@ -142,6 +143,40 @@ class Replay(Struct, frozen=True, kw_only=True):
     served: tuple[Served, ...]
     differences: tuple[str, ...]
     """Figures that are not as planned."""
+
+
+class LoadedPair(Struct, frozen=True):
+    """The caches of two requests that arrive at once, restored."""
+
+    peak_bytes: Bytes
+    """Without the weights."""
+    first_ns: Count
+    """Until the first request can go on."""
+    both_ns: Count
+
+
+class CacheTrials(Struct, frozen=True, kw_only=True):
+    """The file of the answer next to other work."""
+
+    way: Way
+    file_bytes: Bytes
+    one_at_a_time: LoadedPair
+    """One load waits for the other."""
+    at_once: LoadedPair
+    restore_ns: Count
+    prefetched_ns: Count | None
+    """Of a file that was read just before; None where the system cannot forget a file."""
+    decoded_tokens: Positive
+    decode_ns: Count
+    """Of these tokens, while nothing else runs."""
+    decode_ns_while_saving: Count
+    """The same, while the file is saved again and again in another thread."""
+    saves: Positive
+    save_ns: Count
+    """Of one save, in the mean, until it is on the disk with its checksum."""
+    zstd_bytes: Bytes | None
+    """Of the file in zstd; None without Python 3.14 or zstandard."""
+    zstd_decompress_ns: Count | None
 
 
 class CacheTuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune-cache/1"):
@@ -162,6 +197,8 @@ class CacheTuneResult(Result, frozen=True, kw_only=True, tag="memfit.tune-cache/
     answer: CacheAnswer
     replay: Replay | None
     """None: no requests were given."""
+    trials: CacheTrials | None
+    """None: nothing is worth storing, or two of the longest do not fit."""
     report: tuple[str, ...]
     """Lines to paste into an issue when a cache is not as planned, or a restore takes more."""
     notes: tuple[Note, ...]

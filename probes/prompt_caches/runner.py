@@ -24,6 +24,8 @@ from memfit.probes.prompt_caches.conversations import (
     LiveConversations,
     StoredForm,
 )
+from memfit.probes.prompt_caches.result import CacheTrials
+from memfit.probes.prompt_caches.trials import StoredFile, tried
 from memfit.probes.run_monitor import moment_of, read_figures, run_of
 
 # Tokens of a run before each measurement, so that no kernel is compiled during it.
@@ -188,6 +190,32 @@ class CacheRunner(ModelRunner):
             agreement=agreement,
             from_disk=is_cold,
         )
+
+    def tried(
+        self, file: Path, way: Way, tokens: int, generated: int, fingerprint: str
+    ) -> CacheTrials:
+        """Try a stored cache next to other work, with two times ``generated`` tokens.
+
+        Raises:
+            InputError: when a file cannot be written.
+            MachineError: when there is too little memory or disk space.
+        """
+        import mlx.core as mx
+
+        ids = self._ids_for(tokens)
+        following = ids[tokens:]
+
+        def decode(caches: list[Any]) -> int:
+            nonlocal following
+            text = self._following(caches, following, generated + 1, None)
+            following = mx.array(text.chosen[-1:], ids.dtype)
+            return text.decode_ns
+
+        with self.errors(), memory_errors():
+            self._warm_up(ids)
+            metadata = stored.metadata_of(fingerprint, ids.tolist())
+            found = StoredFile(file, way, self._own, metadata, self.report)
+            return tried(found, decode, generated)
 
     def replay(
         self,

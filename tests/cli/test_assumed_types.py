@@ -92,7 +92,7 @@ def test_generic_keys_are_like_llama_and_a_name_decides_only_between_equals() ->
 @pytest.mark.parametrize(
     "config",
     [
-        {**GLM5_NEXT, "model_type": "glm5_next"},
+        {**GLM5_NEXT, "model_type": "glm6_next"},
         {**LLAMA, "model_type": "llama5", "num_memory_layers": 4},
         {**LLAMA, "model_type": "llama5", "vision_config": {"depth": 27}},
         {"model_type": "llama5", "text_config": LLAMA, "vision_config": {"depth": 27}},

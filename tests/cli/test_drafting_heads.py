@@ -74,7 +74,8 @@ def test_the_states_for_a_rollback_are_those_of_mlx_vlms_own_loop(
     tmp_path: Path, block: int
 ) -> None:
     pytest.importorskip("mlx_vlm")
-    settings = {"prompt_tokens": 10, "max_tokens": 14}
+    workload = Workload(prompt_tokens=10, max_tokens=14)
+    settings = {"prompt_tokens": workload.prompt_tokens, "max_tokens": workload.max_tokens}
     target, head = (
         str(write_config(tmp_path / name, config))
         for name, config in (("target", TARGET), ("head", HEAD))
@@ -83,7 +84,7 @@ def test_the_states_for_a_rollback_are_those_of_mlx_vlms_own_loop(
         target, device=HOST, runtime=get_runtime("mlx-vlm"), draft=Draft(head, tokens=block - 1)
     )
     assert sized.draft
-    above = peak_of(sized, Workload(**settings))
+    above = peak_of(sized, workload)
     above -= sized.resident_bytes + sized.draft.resident_bytes
     arguments = json.dumps([{**TARGET, "vision_config": VISION}, HEAD, settings, block])
     child = subprocess.run(
@@ -276,3 +277,44 @@ def test_a_conversion_that_left_its_mtp_layers_out_is_named(memfit: Memfit, tmp_
     model = write_checkpoint(tmp_path / "model", TARGET, TRUNK)
     run = memfit("estimate", target, "--draft", model, "--memory", "32")
     assert (run.code, "no MTP layers are in its files" in run.err) == (3, True)
+
+
+def test_gate_comparison_and_contexts_have_the_head_too(memfit: Memfit, tmp_path: Path) -> None:
+    target, head = (
+        write_config(tmp_path / name, config)
+        for name, config in (("target", TARGET), ("head", HEAD))
+    )
+    options = ("--draft", head, "--memory", "32", "--context", "8k", "--json")
+    peak = memfit("estimate", target, *options).json["peak_bytes"]
+    alone = memfit("estimate", target, "--runtime", "mlx-vlm", *options[2:]).json["peak_bytes"]
+    assert peak > alone
+    compared = memfit("compare", target, target, *options).json
+    assert compared["models"][0]["needed_bytes"] == peak + compared["margin_bytes"]
+    plan = memfit("plan", "context", target, *options).json
+    assert plan["runtime"]["name"] == "mlx-vlm"
+    assert plan["fit"]["required_bytes"] == peak + plan["margin_bytes"]
+    policy = tmp_path / "memfit.yaml"
+    lines = (
+        f"    path: {target}\n    draft: {head}\n    memory: 32GB\n"
+        "    workload: {context: 8k}\n    limits: {peak: 1GB}\n"
+    )
+    policy.write_text(f"schema: memfit.policy/1\ntargets:\n  head:\n{lines}", encoding="utf-8")
+    (checked,) = memfit("gate", "--policy", policy, "--json").json["targets"]
+    # The target's prompts may be shorter, of which one takes a little more.
+    assert peak <= checked["figures"]["peak_bytes"] < peak * 1.01
+    policy.write_text(policy.read_text().replace("draft: ", "num_draft_tokens: 2 # "))
+    run = memfit("gate", "--policy", policy)
+    assert (run.code, "num_draft_tokens: needs draft" in run.err) == (2, True)
+
+
+def test_the_answer_says_that_prediction_layers_are_not_loaded(
+    memfit: Memfit, tmp_path: Path
+) -> None:
+    target = write_config(tmp_path / "target", TARGET)
+    answer = memfit("estimate", target, "--memory", "32").out.splitlines()[:2]
+    assert " MTP is not loaded." in " ".join(answer)
+    head = write_config(tmp_path / "head", HEAD)
+    assert "MTP is" not in memfit("estimate", target, "--draft", head, "--memory", "32").out
+    text = {key: value for key, value in TEXT.items() if key != "mtp_num_hidden_layers"}
+    plain = write_config(tmp_path / "plain", {**TARGET, "text_config": text})
+    assert "MTP is" not in memfit("estimate", plain, "--memory", "32").out

@@ -56,6 +56,24 @@ def test_zincs_minimum_is_shown_together_with_does_not_fit(memfit: Memfit) -> No
     assert "163.9 kB as zinc charges it, 41.0 kB in the layers that attend" in table
 
 
+def test_a_gpu_with_its_own_memory_has_two_budgets_under_zinc(memfit: Memfit) -> None:
+    words = ("plan", "context", DENSE, "--runtime", "zinc", "--device")
+    mac, gpu = (memfit(*words, name, "--json").json for name in ("m4-max-64", "rtx-3060"))
+    assert (mac["host"], gpu["unified"]) == (None, None)
+    profile, tokens = gpu["profile"], gpu["device_local"]["tokens"]
+    token, fixed = (
+        profile[name] for name in ("device_local_bytes_per_token", "fixed_device_local_bytes")
+    )
+    left = gpu["device_local"]["budget_bytes"] - gpu["weights_bytes"] - gpu["margin_bytes"] - fixed
+    assert tokens == left // token
+    on_host = profile["fixed_host_visible_bytes"] + 4 * tokens
+    assert gpu["host"] == {"needed_bytes": on_host, "memory_bytes": None}
+    shown = memfit(*words, "rtx-3060").out
+    assert "unified" not in shown
+    assert "host memory for it" in shown
+    assert "unified" in memfit(*words, "m4-max-64").out
+
+
 def test_foundrys_budget_is_exceeded_by_its_own_context(
     memfit: Memfit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,18 @@ def test_an_expert_plan_is_a_readable_table(memfit: Memfit, form: str) -> None:
     assert "working set 26.8 GB" in plot
 
 
+@pytest.mark.parametrize(
+    ("model", "is_said"), [("deepseek-v3-4bit", True), ("qwen3-8b-4bit", False)]
+)
+def test_a_latent_cache_in_4_bits_is_said_to_be_dequantised_first(
+    memfit: Memfit, model: str, is_said: bool
+) -> None:
+    for bits in ("4", "16"):
+        plan = memfit("plan", "offload", model, "--stored-bits", bits, "--json").json
+        codes = {note["code"] for note in plan["notes"]}
+        assert ("dequantised-first" in codes) == (is_said and bits == "4")
+
+
 def test_without_a_device_there_is_a_table_and_no_verdict(memfit: Memfit) -> None:
     run = memfit("plan", "experts", NEXT, "--json")
     if run.json["device"] is None:

@@ -14,6 +14,7 @@ NAMES = [
     "mlx-lm",
     "mlx-swift-lm",
     "mlx-vlm",
+    "lm-studio",
     "mlx-moe",
     "agent-memory",
     "zinc",
@@ -145,7 +146,7 @@ def test_all_runtimes_are_shown_side_by_side(memfit: Memfit) -> None:
 def test_a_runtime_that_does_not_support_the_model_states_why(memfit: Memfit) -> None:
     run = memfit("compare", DENSE, "--runtimes", "all")
     assert run.code == 0
-    assert "4: Qwen3-8B-4bit: mlx-moe needs the same number of experts" in run.out
+    assert "5: Qwen3-8B-4bit: mlx-moe needs the same number of experts" in run.out
     assert memfit("compare", DENSE, "--runtimes", "mlx-lm,mlx-moe").code == 3
 
 

@@ -70,6 +70,44 @@ def test_tickets_as_swift_use_the_policies_of_mlx_swift_lm(memfit: Memfit) -> No
         assert call in run.out
 
 
+@pytest.mark.parametrize("form", ["yaml", "python", "swift"])
+def test_tickets_for_cuda_say_that_they_set_no_limit(memfit: Memfit, form: str) -> None:
+    run = memfit(*TARGET[:2], "--device", "rtx-4090", "--context", "8k", "--tickets", form)
+    assert " CUDA has no wired limit: the tickets admit, and set nothing\n" in run.out
+    assert "no wired limit" not in memfit(*TARGET, "--tickets", form).out
+
+
+@pytest.mark.parametrize(
+    "command", [TARGET, ("tune", "nowhere", "--prompt-tokens", "8")], ids=["estimate", "tune"]
+)
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (("--json",), "leave out --json"),
+        (("--format", "html"), "leave out --format"),
+        (("--plot",), "leave out --plot"),
+        (("-o", "x.json"), "x.json: --tickets python writes no such file"),
+        (("-o", "x.yaml"), "give -o a name that ends in .py"),
+    ],
+)
+def test_what_tickets_cannot_be_written_with_is_refused(
+    memfit: Memfit, command: tuple[str, ...], more: tuple[str, ...], named: str
+) -> None:
+    run = memfit(*command, "--tickets", "python", *more)
+    assert run.code == 2
+    assert named in run.err
+    assert not Path("x.json").exists()
+
+
+def test_tickets_are_written_to_a_file_of_their_language(memfit: Memfit, tmp_path: Path) -> None:
+    for form, suffix in (("python", ".py"), ("swift", ".swift"), ("yaml", ".yml"), ("yaml", "")):
+        path = tmp_path / f"tickets{suffix}"
+        assert memfit(*TARGET, "--tickets", form, "-o", path).code == 0
+        assert "Qwen3-4B-4bit" in path.read_text()
+    assert memfit(*TARGET, "--tickets", "yaml", "--explain").code == 2
+    assert memfit(*TARGET, "--tickets", "yaml", "--breakdown").code == 2
+
+
 def test_a_runtime_without_a_wired_limit_has_no_tickets(memfit: Memfit) -> None:
     run = memfit(*TARGET, "--runtime", "llama.cpp", "--tickets", "yaml")
     assert run.code == 3

@@ -48,6 +48,7 @@ def test_caches_are_stored_restored_and_restored_again(
     assert full["quantise_ns"] == 0 < eight["quantise_ns"] < eight["write_ns"]
     status = {each["way"]: each["status"] for each in eight["restores"]}
     assert status.pop("as-stored") == "failed"
+    assert "dequantised-first" in {note["code"] for note in result["notes"]}
     assert status == dict.fromkeys(("bulk", "freeing", "lazy"), "measured")
     assert result["answer"]["bits"] == 8
     assert min(result["answer"][f"{tier}_conversations"] for tier in ("hot", "warm")) > 0
@@ -142,6 +143,8 @@ def test_requests_are_served_as_planned_and_as_the_page_shows(
             assert file["held_bytes"] == file["planned_held_bytes"]
             for restore in file["restores"]:
                 assert restore["peak_bytes"] <= restore["planned_peak_bytes"]
+    assert "two requests, restored" in text
+    assert result["trials"]["saves"] > 0
     # Only the files of the prompts stay.
     assert len([path for path in tmp_path.iterdir() if path.name != "home"]) == 4
     room = command[command.index("--requests") :]

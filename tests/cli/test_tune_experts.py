@@ -99,13 +99,19 @@ def test_every_part_of_the_answer_is_shown(
 ) -> None:
     path, pack = shutil.copytree(checkpoints("moe"), tmp_path / "model"), tmp_path / "pack"
     words = ("tune", "experts", path, *PROMPTS, *SHORT, "--prepack", pack, "--capacity")
-    ran = memfit(*words, "2,3", "--plot")
+    ran = memfit(*words, "2,3", "--plot", "--agreement", "0", "--slowdown", "99", "--wired")
     assert ran.code in (0, 1), ran.err
     for text in ("Memory", "Agreement", "Offloading", "Prepacked", "identical"):
         assert text in ran.out
-    warm = memfit(*words, "2", "--json").json["warm"]
-    assert warm["directory"] == str(pack)
-    assert warm["agreement"]["identical"]
+    notes = ran.out.replace("\n  ", " ")
+    assert "2 experts of each layer are packed: the fewest that are fast enough" in notes
+    backend = "Metal" if "2, wired" in ran.out else "the wired limit would be"
+    assert backend == "Metal" or f"2 experts: {backend}" in notes
+    again = memfit(*words, "2", "--json").json
+    assert again["warm"]["directory"] == str(pack)
+    assert again["warm"]["agreement"]["identical"]
+    packed = [note["message"] for note in again["notes"] if note["code"] == "packed"]
+    assert packed == ["2 experts of each layer are packed: those packed before"]
     weights = path / "model.safetensors"
     weights.write_bytes(weights.read_bytes())
     changed = memfit(*words, "2")
@@ -113,7 +119,11 @@ def test_every_part_of_the_answer_is_shown(
 
 
 BAD = {
-    "a missing file": (("--prompts", "nowhere.txt"), "nowhere.txt: no such file"),
+    "a missing file": (("--prompts", "@nowhere.txt"), "nowhere.txt: no such file"),
+    "a word": (
+        ("--prompts", "hi"),
+        "--prompts: hi: no such file; a value without a space is a file",
+    ),
     "an empty file": (("--prompts", "empty.txt"), "empty.txt has no prompt"),
     "a file of other bytes": (("--prompts", "binary.txt"), "binary.txt: not UTF-8 text, at byte 0"),
     "no tokens": ((*PROMPTS, "--max-tokens", "0"), "--max-tokens: generate at least 1 token"),

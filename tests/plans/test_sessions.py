@@ -36,7 +36,7 @@ def grown(sessions: Sessions, name: str, budget: int | None = None) -> GrowthRow
 def test_runtimes_with_equal_rules_share_a_row() -> None:
     found = plan(Sessions(turn_tokens=5000))
     names = [rule.runtimes for rule in found.rules]
-    assert names[0] == ("mlx-lm", "mlx-swift-lm", "mlx-vlm")
+    assert names[0] == ("mlx-lm", "mlx-swift-lm", "mlx-vlm", "lm-studio")
     (without_experts,) = found.undecided
     assert without_experts.runtime == "mlx-moe"
     every = {*sum(names, ()), "mlx-moe"}

@@ -17,12 +17,14 @@ from memfit.estimators.base.errors import (
     MachineError,
     UnsupportedError,
 )
+from memfit.estimators.base.units import Units
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import fingerprint_of
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.probes.agreement import Agreement
 from memfit.probes.experts import prepacked
+from memfit.probes.experts.answer import chosen_point, start_up_warnings
 from memfit.probes.experts.planned import difference_report, plan_of
 from memfit.probes.experts.result import ExpertsPoint, PlannedFigure
 from memfit.probes.experts.runner import ExpertRunner, ExpertSetup
@@ -277,6 +279,24 @@ def test_a_figure_beyond_its_stated_error_is_reported_without_names(case: Any) -
     assert lines[0].endswith("mlx 0.32.4, mlx-lm 0.32.2, cpu")
     assert [line.split(": ")[0].rpartition(" ")[2] for line in lines[3:]] == ["weights", "startup"]
     assert "a name" not in "".join(lines)
+
+
+def test_a_start_up_above_what_mlx_moe_accepts_is_warned_of() -> None:
+    def point(capacity: int, startup: int | None, status: str = "measured") -> ExpertsPoint:
+        figures = {
+            name: PlannedFigure(None, startup if name == "startup" else 1) for name in FIGURES
+        }
+        changes = {"capacity": capacity, "status": status}
+        return convert({**EMPTY, **to_builtins(figures), **changes}, ExpertsPoint)
+
+    # mlx-moe warns above 95 % of the working set.
+    points = [point(2, 95), point(3, 96), point(4, None, "skipped")]
+    assert list(start_up_warnings(points, 100, Units.GB)) == [
+        "3 experts: the start-up takes 96 B, more than 95 % of the working set (95 B)"
+    ]
+    assert chosen_point(points, 2) is points[0]
+    assert chosen_point(points, None) is chosen_point(points, 4) is points[1]
+    assert chosen_point(points[2:], 4) is None
 
 
 def test_a_missing_expert_is_an_error_if_the_user_says_so(case: Any) -> None:

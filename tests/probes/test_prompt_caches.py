@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from memfit.probes.prompt_caches.conversations import StoredForm
 from memfit.probes.prompt_caches.planned import simulated_differences
 from memfit.probes.prompt_caches.result import CacheRestore, Conversation, StoredCache
 from memfit.probes.prompt_caches.runner import CacheFile, CacheRunner, Restored
+from memfit.probes.prompt_caches.trials import StoredFile, tried
 from tests.checkpoints import CASES, Recipe, save_checkpoint
 from tests.selection import QUICK_CONFIGS
 
@@ -99,6 +101,41 @@ def test_each_way_restores_the_same_cache_with_its_own_peak(dense: Store) -> Non
         assert found[way].peak_bytes < found["bulk"].peak_bytes
     read = found["lazy"].read_bytes
     assert read is None or read >= (eight.nbytes or 0)
+
+
+def test_one_load_at_a_time_takes_less_than_two_at_once(dense: Store) -> None:
+    file = dense.file(8)
+    trials = dense.runner.tried(file, "bulk", TOKENS, GENERATED, "model")
+    held = dense.restored(8, "bulk").cache_bytes
+    # At once both stored forms are there next to what is dequantised, else only one's.
+    difference = trials.at_once.peak_bytes - trials.one_at_a_time.peak_bytes
+    assert difference > 0
+    assert trials.one_at_a_time.peak_bytes > 2 * held
+    assert trials.one_at_a_time.first_ns < trials.one_at_a_time.both_ns
+    assert trials.at_once.first_ns == trials.at_once.both_ns
+    assert (trials.file_bytes, trials.decoded_tokens) == (file.stat().st_size, GENERATED)
+    assert trials.saves > 0 < trials.save_ns
+    # Nothing of the trials stays, and the file is as it was.
+    assert not list(dense.directory.glob(f"{UNFINISHED}*"))
+    assert stored.checked_sha256(file)
+
+
+def test_a_save_in_the_background_that_fails_is_an_error(dense: Store, tmp_path: Path) -> None:
+    file = tmp_path / dense.file(8).name
+    shutil.copyfile(dense.file(8), file)
+    metadata, before = dense.metadata(), set(threading.enumerate())
+    found = StoredFile(file, "as-stored", dense.own, metadata, lambda figures: None)
+
+    def decode(caches: list[Any]) -> int:
+        for thread in set(threading.enumerate()) - before:  # the one that saves
+            while thread.is_alive():
+                for folder in tmp_path.glob(f"{UNFINISHED}*"):
+                    shutil.rmtree(folder, ignore_errors=True)
+                thread.join(0.01)
+        return 1
+
+    with pytest.raises(InputError, match=r"cannot be written|no such file"):
+        tried(found, decode, GENERATED)
 
 
 def test_what_cannot_be_quantised_is_stored_exactly(tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ def test_a_runtime_can_be_imported_alone(name: str) -> None:
     loaded = modules_after(code)
     modules = {f"memfit.estimators.runtimes.{module}" for module, _ in registry._CLASSES.values()}
     own = f"memfit.estimators.runtimes.{registry._CLASSES[name][0]}"
-    # mlx-swift-lm and mlx-moe run mlx-lm's classes, Ollama starts llama-server.
-    started = {"ollama": "llama_cpp.runtime"}.get(name, "mlx_lm")
-    assert loaded & modules <= {own, f"memfit.estimators.runtimes.{started}"}
+    # mlx-swift-lm and mlx-moe run mlx-lm's classes, LM Studio mlx-vlm's, Ollama llama-server.
+    others = {"ollama": ["llama_cpp.runtime"], "lm-studio": ["mlx_lm", "mlx_vlm"]}
+    started = {f"memfit.estimators.runtimes.{each}" for each in others.get(name, ["mlx_lm"])}
+    assert loaded & modules <= {own, *started}

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from memfit.estimators.base.dtypes import Quantization
+from memfit.estimators.base.images import Images, ImageSize
 from memfit.estimators.base.units import open_size
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.machine.device import Device
+from memfit.estimators.mlx.versions import Version
 from memfit.estimators.runtimes.facets import loaded_weights
-from memfit.estimators.runtimes.registry import get_runtime
+from memfit.estimators.runtimes.registry import get_runtime, with_versions
+from memfit.estimators.runtimes.source import MethodSetting
 from memfit.estimators.sizing.opening import size, with_weight_bits
 from memfit.estimators.sizing.sized_model import SizedModel, with_runtime
 from tests.checkpoints import CASES, save_weights
@@ -137,8 +140,56 @@ def test_short_prompts_name_the_logits_of_older_versions() -> None:
         workload = Workload(prompt_tokens=tokens)
         figures = sized.figures_for(workload)
         said = sized.runtime_model.statements(workload, figures)
-        return [line for line in said.assumptions if "up to 0.6.9" in line]
+        return [line for line in said.assumptions if "before 0.7.0" in line]
 
     # 151,936 numbers of 16 bits for each of 1000 tokens.
-    assert logits(1000)[0].endswith(f"{open_size(303_872_000)} more")
+    assert f"{open_size(303_872_000)} more" in logits(1000)[0]
     assert logits(2049) == []
+
+
+def by_version(name: str, version: Version, **settings: Any) -> SizedModel:
+    sized = size(open_checkpoint(str(SAMPLES / f"{name}.yaml")), device=None, **settings)
+    return with_runtime(sized, with_versions(MLX_VLM, mlx_vlm=version))
+
+
+# https://github.com/Blaizzy/mlx-vlm/pull/2119: 17.505 GB before, 17.013 after.
+def test_an_older_version_makes_the_logits_of_a_whole_short_prompt() -> None:
+    short, long = Workload(prompt_tokens=1229), Workload(prompt_tokens=2049)
+    before, after = (by_version("qwen3.5-27b", each) for each in ((0, 6, 17), (0, 7, 0)))
+    logits = 1229 * 248_320 * 2
+    older, newer = before.figures_for(short), after.figures_for(short)
+    assert older.moment.nbytes - newer.moment.nbytes == logits
+    assert older.kv == newer.kv
+    assert 492_000_000 < logits < 492_000_000 * 1.25
+    assert before.runtime_model.basis("workspace", short)[0] == "bound"
+    assert before.figures_for(long) == after.figures_for(long)
+
+
+# https://github.com/Blaizzy/mlx-vlm/issues/1732: one allocation of 25,353,916,928 bytes, with
+# mlx-vlm 0.6.7 and gemma-4-26B-A4B in 4 bits. It is 2 * 16 heads * 28,148 tokens squared.
+@pytest.mark.parametrize("method", ["formula", pytest.param("trace", marks=pytest.mark.exhaustive)])
+def test_images_of_gemma_4_are_prefilled_in_one_call(method: MethodSetting) -> None:
+    if method == "trace" and importlib.util.find_spec("mlx_vlm") is None:
+        pytest.skip("mlx-vlm is not installed")
+    tokens = 28_148
+    images = Images(images=(ImageSize(width=1024, height=768),))
+    workload = Workload(prompt_tokens=tokens, images=images)
+    packed = Quantization(4, 64)
+    before, fixed, newest = (
+        by_version("gemma-4-26b-a4b", each, quantize=packed, method=method).figures_for(workload)
+        for each in ((0, 6, 7), (0, 6, 10), (0, 7, 10))
+    )
+    assert newest == fixed
+    assert newest.moment.largest_buffer_bytes == pytest.approx(25_353_916_928, rel=1e-4)
+    assert before.moment.nbytes - fixed.moment.nbytes == tokens * 262_144 * 2
+
+
+def test_images_that_do_not_see_one_another_are_prefilled_in_chunks() -> None:
+    images = Images(images=(ImageSize(width=1024, height=768),))
+    (scores, more) = (
+        by_version("gemma-4-e4b", (0, 7, 10)).figures_for(
+            Workload(prompt_tokens=tokens, images=images)
+        )
+        for tokens in (20_000, 40_000)
+    )
+    assert more.moment.largest_buffer_bytes < 3 * scores.moment.largest_buffer_bytes

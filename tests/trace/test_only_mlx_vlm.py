@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.manifest import Checkpoint
+from memfit.estimators.checkpoint.opening import open_checkpoint
 from memfit.estimators.images.plan import ImagePlan
 from memfit.estimators.machine.devices import find_device
 from memfit.estimators.mlx.kv_cache import kv_cache, state_bytes
@@ -66,6 +67,15 @@ def test_a_long_prompt_is_estimated_by_trace(name: str) -> None:
     assert long.moment.nbytes > sized.resident_bytes
     if name != "z1t":  # it keeps states alone
         assert long.kv.nbytes > short.kv.nbytes
+
+
+@pytest.mark.exhaustive
+def test_a_model_of_full_size_is_traced_with_a_prompt_in_many_chunks() -> None:
+    # All calls of a run take more slices together than a class without a loop takes in one.
+    checkpoint = open_checkpoint("deepseek-ai/DeepSeek-V4-Flash")
+    workload = Workload(prompt_tokens=32 * 1024)
+    figures = size(checkpoint, device=find_device("m3-ultra-512")).figures_for(workload)
+    assert 0 < figures.moment.workspace_bytes < 8 * 10**9
 
 
 @pytest.mark.exhaustive

@@ -52,8 +52,8 @@ Facts about mlx-lm and MLX that figures depend on. *Tested* rows are compared wi
 installed package; the others were read in these versions and in commit 846d176 of MLX. The fused
 kernels of each version are in `estimators/mlx/data/kernels.py`, with their sources."""
 ON_CHANGES = """\
-`--mlx-version` and `--mlx-lm-version` choose the rules. A row holds from *since* on, and ends
-before *until*."""
+`--mlx-version`, `--mlx-lm-version` and `--mlx-vlm-version` choose the rules. A row holds from
+*since* on, and ends before *until*."""
 
 
 def page() -> str:

@@ -16,7 +16,7 @@ if find_spec("mlx_vlm") is None:  # its import takes seconds
 from memfit.estimators.trace.peak import RunPeak
 from memfit.estimators.trace.vision_model import TracedVisionModel
 from memfit.estimators.trace.vision_peak import VisionPart, vision_peak
-from tests.trace.vision_cases import CASES, GEMMA3, QWEN2_VL, TEXT, WIDE, Case, grid
+from tests.trace.vision_cases import CASES, GEMMA3, GEMMA4, QWEN2_VL, TEXT, WIDE, Case, grid
 from tests.trace.vision_runs import measured
 
 HOST = Device("this host", "cpu", 0, 0, None, "flag")
@@ -48,7 +48,7 @@ BATCHES = [
 ]
 
 
-@pytest.mark.parametrize("case", [*map(_marked, (*CASES, *TEXT, *MORE, *BATCHES))])
+@pytest.mark.parametrize("case", [*map(_marked, (*CASES, GEMMA4, *TEXT, *MORE, *BATCHES))])
 def test_a_prompt_takes_what_mlx_vlm_takes(case: Case) -> None:
     assert LOWEST < traced(case).nbytes / measured(case) < HIGHEST
 

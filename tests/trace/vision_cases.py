@@ -593,3 +593,36 @@ GEMMA3N = _wide(
     640,
     480,
 )
+
+
+# Its images see one another, so that a prompt of any length is one call.
+GEMMA4 = _wide(
+    "Gemma 4",
+    {
+        **{"model_type": "gemma4", "image_token_id": IMAGE_TOKEN, "vocab_size": 8000},
+        "text_config": {
+            **_TEXT,
+            **{"model_type": "gemma4_text", "global_head_dim": 128, "num_hidden_layers": 3},
+            **{"sliding_window": 256, "use_bidirectional_attention": "vision"},
+            **{"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 8000},
+            **{"num_kv_shared_layers": 0, "use_double_wide_mlp": False},
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {
+                    **{"partial_rotary_factor": 0.25, "rope_theta": 1e6},
+                    "rope_type": "proportional",
+                },
+                "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+            },
+        },
+        "vision_config": {
+            **{"model_type": "gemma4_vision", "hidden_size": 32, "num_hidden_layers": 2},
+            **{"intermediate_size": 64, "num_attention_heads": 1, "num_key_value_heads": 1},
+            **{"head_dim": 32, "global_head_dim": 32, "patch_size": 16},
+            **{"position_embedding_size": 1024, "pooling_kernel_size": 3},
+            "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
+        },
+    },
+    512,
+    384,
+)._replace(text_tokens=900, prefill_step=256)

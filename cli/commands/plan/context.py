@@ -12,7 +12,7 @@ from memfit.cli.options.questions import (
     BATCH,
     CONTEXT,
     IMAGES,
-    AssumableModel,
+    PlannedModel,
     RankedMachine,
     ServedRuntime,
     WorkloadOptions,
@@ -84,7 +84,7 @@ class ContextOptions(OptionGroup, frozen=True, kw_only=True):
 
 @grouped
 def context(
-    model: AssumableModel,
+    model: PlannedModel,
     options: ContextOptions,
     workload: Annotated[WorkloadOptions, Only(*_WORKLOAD)],
     machine: RankedMachine,

@@ -53,15 +53,22 @@ def sized_model(
     with reporting(verbose=verbose) as progress:
         catalog = Catalog(progress=progress, versioned=runtime.versioned)
         catalog.checkpoint(reference)
-    return catalog.sized(
-        reference,
+    from memfit.estimators.sizing.resolved import TargetQuestion
+
+    draft = model.drafting()
+    question = TargetQuestion(
+        reference=reference,
         quantize=quantization,
         device=machine,
+        # What drafts is for the runtime that is named; all else is put under it later.
+        runtime=runtime.chosen() if draft and runtime.runtime else None,
         method=runtime.method,
         margin_bytes=margin_bytes,
         adapter=model.adapter,
         as_type=model.as_type,
+        draft=draft,
     )
+    return catalog.sized_for(question)
 
 
 def sized_for_mlx_lm(

@@ -55,6 +55,8 @@ def headline(result: Estimate, units: Units) -> str:
             text.removesuffix(" Nothing to change.")
             + f" {reversals[0][0].upper()}{reversals[0][1:]}."
         )
+    if not result.refusal and any(note.code == "no-mtp" for note in result.notes):
+        text += " MTP is not loaded."
     return text
 
 

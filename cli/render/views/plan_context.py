@@ -103,6 +103,10 @@ def _contexts(result: ContextPlan, units: Units) -> Table:
         if largest:
             budget = format_limit(largest.budget_bytes, units)
             rows.append((name, budget, _fitting(largest.tokens)))
+    if (host := result.host) and host.needed_bytes and result.device_local:
+        budget = format_limit(host.memory_bytes, units) if host.memory_bytes else "-"
+        needed = format_bytes(host.needed_bytes, units)
+        rows.append(("  host memory for it", budget, needed))
     if result.device:
         budget = format_limit(result.recommended_bytes or 0, units)
         mark = " !" if result.longest_verdict == "tight" else ""

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from memfit.cli.render.document import Document, Table, report
 from memfit.cli.render.view import view
 from memfit.cli.render.views.plan_offload import simulation_rows
-from memfit.cli.render.views.tune_text import NOTHING, seconds, size
+from memfit.cli.render.views.tune_text import NOTHING, rate, seconds, size
 from memfit.estimators.base.units import Units, format_bytes
 from memfit.probes.prompt_caches.result import (
     CacheRestore,
+    CacheTrials,
     CacheTuneResult,
     Conversation,
     Replay,
@@ -55,6 +56,7 @@ def to_document(result: CacheTuneResult, units: Units) -> Document:
         sections=(
             ("Why", (*result.answer.reasons, *_tiers(result, units))),
             ("Served", tuple(_replay_lines(result.replay, units))),
+            ("Next to other work", tuple(_trial_lines(result.trials, units))),
             ("Not measured", tuple(_unmeasured(result))),
             ("Not as planned; report these lines", result.report),
             ("Notes", tuple(note.message for note in result.notes)),
@@ -177,6 +179,45 @@ def _replay_lines(replay: Replay | None, units: Units) -> Iterator[str]:
     if replay.planned and not replay.differences:
         yield "hits, evictions, tokens and bytes of the caches are as planned; files have headers"
     yield from replay.differences
+
+
+def _trial_lines(trials: CacheTrials | None, units: Units) -> Iterator[str]:
+    """What one load at a time, saves in the background, a prefetch and zstd do."""
+    if trials is None:
+        return
+    for name, pair in (("one at a time", trials.one_at_a_time), ("at once", trials.at_once)):
+        yield (
+            f"two requests, restored {trials.way} {name}: {format_bytes(pair.peak_bytes, units)} at"
+            f" the peak, the first goes on after {seconds(pair.first_ns)}, both after"
+            f" {seconds(pair.both_ns)}"
+        )
+    alone, saving = (
+        rate(trials.decoded_tokens * 1e9 / each)
+        for each in (trials.decode_ns, trials.decode_ns_while_saving)
+    )
+    yield (
+        f"saved in the background in {seconds(trials.save_ns)}; meanwhile {saving} tokens/s, alone"
+        f" {alone}"
+    )
+    if trials.prefetched_ns is not None:
+        saved = trials.restore_ns - trials.prefetched_ns
+        pays = f"saves {seconds(saved)}" if 10 * saved > trials.restore_ns else "does not pay"
+        yield (
+            f"a prefetch {pays}: restored in {seconds(trials.prefetched_ns)} after it, in"
+            f" {seconds(trials.restore_ns)} from the disk"
+        )
+    if trials.zstd_bytes is None or trials.zstd_decompress_ns is None:
+        yield "zstd was not tried: it needs Python 3.14, or the package zstandard"
+        return
+    # At most the whole restore is reading: what fewer bytes save is a bound.
+    less = max(0, trials.file_bytes - trials.zstd_bytes)
+    most = trials.restore_ns * less // trials.file_bytes
+    pays = "may pay" if most > trials.zstd_decompress_ns else "does not pay"
+    yield (
+        f"zstd {pays}: {100 * less / trials.file_bytes:.0f} % fewer bytes save at most"
+        f" {seconds(most)} of reading, and are decompressed in"
+        f" {seconds(trials.zstd_decompress_ns)}"
+    )
 
 
 def _unmeasured(result: CacheTuneResult) -> Iterator[str]:

@@ -26,7 +26,10 @@ _COLOURS = {True: "green", False: "yellow", None: "default"}
 @view(ExpertsTuneResult)
 def to_document(result: ExpertsTuneResult, units: Units, plot: bool = False) -> Document:
     """Return the tables of all capacities, and the answer; ``plot`` adds a chart."""
-    rows = [(str(point.capacity), point) for point in result.points]
+    rows = [
+        (f"{point.capacity}{', wired' if point.wired_limit_bytes else ''}", point)
+        for point in result.points
+    ]
     if result.full:
         rows.insert(0, ("all, mlx-lm", result.full))
     memory = tuple((name, *_memory(point, units)) for name, point in rows)

@@ -1,4 +1,4 @@
-"""What changed between versions of MLX and mlx-lm: a rule holds since one version, until another.
+"""What changed between versions of MLX, mlx-lm and mlx-vlm: a rule holds since one version, until another.
 
 Versions of mlx-lm are the first packages on PyPI with the commit. Which attention is fused:
 kernels.py.
@@ -66,6 +66,18 @@ CHANGES: dict[str, dict[str, Any]] = {
         "package": "mlx-lm",
         "until": (0, 31, 3),
         "source": "mlx_lm/models/gemma4_text.py until 4f5cbd2a (#1158, 2026-04-21)",
+    },
+    # A prompt within one prefill step was one call, with logits of all its tokens.
+    "logits_of_short_prompts": {
+        "package": "mlx-vlm",
+        "until": (0, 7, 0),
+        "source": "mlx_vlm/generate/ar.py, should_chunk: until #2119 (2026-08-31)",
+    },
+    # So was every prompt with images for Gemma 4, whose images see one another.
+    "logits_of_gemma4": {
+        "package": "mlx-vlm",
+        "until": (0, 6, 10),
+        "source": "mlx_vlm/models/gemma4/language.py: until dd4ac5e1 (#1750, 2026-08-03)",
     },
 }
 

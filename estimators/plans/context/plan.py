@@ -16,6 +16,7 @@ from memfit.estimators.results.context import (
     ContextFit,
     ContextPlan,
     Distribution,
+    HostVisible,
     LargestContext,
     MatrixCell,
     TrafficPlan,
@@ -120,6 +121,8 @@ class _ContextPlan(Struct, frozen=True):
         ceilings = self._ceilings()
         limits, lengths = run_limits(sized, workload), self._lengths(ceilings)
         longest = longest_context(sized, workload, ceilings.effective) if device else None
+        device_local = self._largest(ceilings, device, profile) if device else None
+        is_discrete = device is not None and device.has_host
         return ContextPlan(
             model=model_summary(sized),
             runtime=runtime_summary(runtime_model.runtime),
@@ -129,8 +132,13 @@ class _ContextPlan(Struct, frozen=True):
             weights_bytes=sized.resident_bytes,
             profile=profile,
             ceilings=ceilings,
-            device_local=self._largest(ceilings, device, profile) if device else None,
-            unified=self._largest(ceilings, device) if device else None,
+            device_local=device_local,
+            unified=self._largest(ceilings, device) if device and not is_discrete else None,
+            host=HostVisible(
+                profile.runtime_host_visible_bytes(device_local.tokens), device.host_memory_bytes
+            )
+            if device and device_local and is_discrete
+            else None,
             automatic=self._automatic(ceilings, device) if device else None,
             longest_context=longest,
             recommended_bytes=recommended_bytes(self._budget, device) if device else None,

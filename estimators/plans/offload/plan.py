@@ -16,7 +16,12 @@ from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.machine.device import ANY_CPU, ANY_MAC
 from memfit.estimators.plans.offload.cache_tiers import Tiers, milliseconds, simulate
-from memfit.estimators.plans.offload.session_cache import PLAIN_BITS, Storage, longest_hot
+from memfit.estimators.plans.offload.session_cache import (
+    DEQUANTISED_FIRST,
+    PLAIN_BITS,
+    Storage,
+    longest_hot,
+)
 from memfit.estimators.results.estimate import Note
 from memfit.estimators.results.offload import (
     Disk,
@@ -224,6 +229,8 @@ class _OffloadPlan(Struct, frozen=True, dict=True):
             )
             yield Note("warning", "no-hot", text)
         yield from _format_notes(storage)
+        if storage.bits != PLAIN_BITS and not sized.model.kv_quantizable:
+            yield Note("info", "dequantised-first", DEQUANTISED_FIRST)
         if question.speeds.prefill is None:
             text = "no prefill speed: give one to compare a reload with prefill"
             yield Note("info", "no-prefill-speed", text)

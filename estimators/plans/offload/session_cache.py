@@ -28,6 +28,12 @@ BLOCK_TOKENS = STEP
 """Of agent-memory as of mlx-lm."""
 PLAIN_BITS = 16
 STORED_BITS = (4, 8, PLAIN_BITS)
+DEQUANTISED_FIRST = (
+    "mlx-lm's class of this model, as those with latent attention, cannot attend over a quantised"
+    " cache: a stored one is dequantised before its request, and takes 16 bits while that runs;"
+    " fewer bits save room on the disk and in memory between requests only"
+)
+"""Of models that are not `kv_quantizable`."""
 GROUP_SIZES = (64, 32, 128)
 """Those of MLX, mlx-lm's default first."""
 

@@ -31,6 +31,14 @@ class Tickets(Struct, frozen=True, kw_only=True):
         """Return them in a form; each is complete and runs as it is."""
         return _FORMS[form](self)
 
+    def comment(self, mark: str) -> str:
+        """Return what they are of, and what holds without Metal, as lines of a comment."""
+        lines = [self.source]
+        if self.device and self.device.backend != "metal":
+            backend = self.device.backend.upper()
+            lines.append(f"{backend} has no wired limit: the tickets admit, and set nothing")
+        return "\n".join(f"{mark} {line}" for line in lines)
+
 
 def tickets_of(
     *,
@@ -76,7 +84,7 @@ def estimated_tickets(estimate: Estimate) -> Tickets:
 def _yaml(tickets: Tickets) -> str:
     """A scenario of one request that prefills for 10 s and runs for a minute."""
     return f"""\
-# {tickets.source}
+{tickets.comment("#")}
 # Times are an example: prefill_runs is the time to the first token, runs that of the request.
 schema: memfit.wired-scenario/1
 {_machine(tickets.device)}\
@@ -108,7 +116,7 @@ def _machine(device: DeviceSummary | None) -> str:
 def _python(tickets: Tickets) -> str:
     """The manager of `memfit.probes.wired`."""
     return f"""\
-# {tickets.source}
+{tickets.comment("#")}
 from memfit.estimators.guard.ledger import Ticket
 from memfit.estimators.guard.policies import SumPolicy
 from memfit.probes.wired import WiredMemoryManager
@@ -139,7 +147,7 @@ def _swift(tickets: Tickets) -> str:
     WiredBudgetPolicy(baseBytes:cap:id:)).
     """
     return f"""\
-// {tickets.source}
+{tickets.comment("//")}
 import MLX
 import MLXLMCommon
 
