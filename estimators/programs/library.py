@@ -88,6 +88,9 @@ def recorded_model(recorded: RecordedClass, config: Mapping[str, Any]) -> Record
     sizes = config_sizes(recorded.dims, settings)
     kinds = layer_kinds(recorded.kinds, recorded.layer_count, settings)
     model = RecordedModel(recorded, settings, sizes, kinds)
+    # Some classes take sizes from it rather than from the root (muse_glimmer.py, from_dict).
+    if "text_config" in config:
+        raise model.unrecorded("text_config")
     for name, value in recorded.fixed.items():
         if not _is_same(value, settings.get(name)):
             raise model.unrecorded(f"{name} {short(settings.get(name))}, only {short(value)}")

@@ -71,6 +71,7 @@ def same_names(*groups: Mapping[str, Any], **others: str) -> Mapping[str, str]:
     return {name: name for group in groups for name in group} | others
 
 
+WINDOWS = {"sliding_window": (128, 256, 512, 768, 1024)}
 WINDOWED_MIXTURE: dict[str, Any] = {
     "dims": same_names(
         WIDTHS,
@@ -88,7 +89,7 @@ WINDOWED_MIXTURE: dict[str, Any] = {
         **EXPERTS,
         "num_experts": range(8, 40, 2),
         "num_shared_experts": (1, 2, 3),
-        "sliding_window": (128, 256, 512, 768, 1024),
+        **WINDOWS,
     },
     "packed_draws": {**PACKED_WIDTHS, **PACKED_EXPERTS},
 }

@@ -320,7 +320,7 @@ _UNRECORDED = {
     "needs a package that is not installed": "olmo",
     "has no plan yet": (
         "afm7 baichuan_m1 bitnet deepseek_v41 gear laguna longcat_flash_ngram mellum minimax_m3_vl"
-        " mistral4 muse_glimmer muse_spark phixtral plamo3 prism_hadamard_qwen35 spark2_5"
+        " mistral4 muse_spark phixtral plamo3 prism_hadamard_qwen35 spark2_5"
     ),
 }
 UNRECORDED = {name: why for why, names in _UNRECORDED.items() for name in names.split()}

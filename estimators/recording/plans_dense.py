@@ -1,14 +1,18 @@
-"""Plans of classes of dense layers without a window."""
+"""Plans of classes of dense layers."""
 
 from memfit.estimators.programs.graph import RecordedAttention
 from memfit.estimators.recording.classes import ClassPlan
 from memfit.estimators.recording.plan_sizes import (
+    FULL,
     GROUPED,
     HEAD_DIMS,
     HEADS,
     PACKED_WIDTHS,
+    SLIDING,
     SPLIT_WIDTHS,
     WIDTHS,
+    WINDOWED,
+    WINDOWS,
     same_names,
 )
 
@@ -90,5 +94,21 @@ DENSE = (
         layer_count="n_layer",
         guards=(_DIVIDES,),
         attention=(_ALONE._replace(kv_heads="1"),),
+    ),
+    ClassPlan(
+        base={
+            "model_type": "muse_glimmer",
+            "num_hidden_layers": 12,
+            "layer_types": [SLIDING, SLIDING, SLIDING, FULL] * 3,
+        },
+        dims=same_names(WIDTHS, HEADS, HEAD_DIMS, W="sliding_window"),
+        draws={**WIDTHS, **HEADS, **HEAD_DIMS, **WINDOWS},
+        packed_draws={**PACKED_WIDTHS},
+        kinds=(
+            "layer_types[i]",
+            # Where nothing says so, full attention has no positions (muse_glimmer.py, ModelArgs).
+            f"layer_rope_theta[i] > 0 if layer_rope_theta else layer_types[i] != '{FULL}'",
+        ),
+        attention=(GROUPED, WINDOWED),
     ),
 )

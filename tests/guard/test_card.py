@@ -97,7 +97,7 @@ def test_whole_chunks_are_not_as_large_as_the_largest_of_their_row(made: Made, n
         for chunks in (1, 2, 3):
             workload = Workload(prompt_tokens=chunks * step + 1, prefill_step=step)
             own = sized.figures_for(workload).moment.nbytes
-            assert -0.01 < peak(plain, chunks * step + 1, 0, step, 0) / own - 1 < 0.06
+            assert -0.01 < peak(plain, chunks * step + 1, 0, step, 0) / own - 1 < 0.08
 
 
 def test_windows_longer_than_their_limit_count_by_the_layers_that_have_them_in_a_decode_step() -> (

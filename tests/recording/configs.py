@@ -5,7 +5,8 @@ authors took from them: zai-org/GLM-4.7-Flash, karpathy/nanochat-d32, arcee-ai/T
 Trinity-Nano, LGAI-EXAONE/K-EXAONE-236B-A23B, tencent/Youtu-LLM-2B,
 meituan-longcat/LongCat-Flash-Chat, pfnet/plamo-13b,
 deepseek-ai/deepseek-moe-16b-base, EleutherAI/gpt-j-6b, bigcode/starcoder and bigcode/santacoder,
-Nikity/lille-130m-instruct, Nanbeige/Nanbeige4.1-3B.
+Nikity/lille-130m-instruct, Nanbeige/Nanbeige4.1-3B, and
+Muse Glimmer 30B.
 """
 
 from typing import Any
@@ -133,6 +134,7 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
             "norm_topk_prob": True,
         }
     ],
+    "muse_glimmer": [{"layer_types": _LLLG * 13}],
     "gptj": [{}],
     "gpt_bigcode": [
         {

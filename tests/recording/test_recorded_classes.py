@@ -146,6 +146,7 @@ def test_headers_of_packed_weights_are_answered_as_by_trace(
     "changes",
     [
         {"torch_dtype": "float16"},
+        {"text_config": {"hidden_size": 512}},
         {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
     ],
 )
@@ -163,6 +164,10 @@ def _changed(value: Any) -> Iterator[Any]:
         yield from (0.0, 1.0, 2 * value)
     elif isinstance(value, str):
         yield "unknown"
+    elif isinstance(value, Mapping):
+        yield from (
+            {**value, key: other} for key, each in value.items() for other in _changed(each)
+        )
 
 
 @pytest.mark.exhaustive
