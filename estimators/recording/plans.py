@@ -1,5 +1,8 @@
 """The plans of the recorded classes: small configs, and what of them is drawn."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from memfit.estimators.programs.graph import RecordedAttention
 from memfit.estimators.recording.classes import ClassPlan
 from memfit.estimators.recording.plan_sizes import (
@@ -26,6 +29,22 @@ from memfit.estimators.recording.plan_sizes import (
 )
 from memfit.estimators.recording.plans_dense import DENSE
 
+
+def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+# Of both published models of mellum.
+_YARN = {
+    "rope_theta": 500000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 8192,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+_IS_YARN = " and ".join(
+    f"rope_parameters['{FULL}']['{name}'] == {int(value)}" for name, value in _YARN.items()
+)
 PLANS = (
     ClassPlan(
         base={
@@ -122,6 +141,37 @@ PLANS = (
         kinds=("layer_types[i]", "is_moe_layer[i]"),
         features=(SORTED,),
         guards=(SEVERAL_EXPERTS,),
+        attention=(GROUPED, WINDOWED),
+    ),
+    ClassPlan(
+        base={
+            "model_type": "mellum",
+            "intermediate_size": 512,
+            "num_hidden_layers": 12,
+            "layer_types": [SLIDING, SLIDING, SLIDING, FULL] * 3,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "max_position_embeddings": 4096,
+            "norm_topk_prob": True,
+            "rope_parameters": {
+                FULL: {"rope_type": "yarn", **_YARN, "attention_factor": 1.277},
+                SLIDING: {"rope_type": "default", "rope_theta": 500000.0},
+            },
+        },
+        dims={
+            **_without(WINDOWED_MIXTURE["dims"], "num_shared_experts", "intermediate_size"),
+            # Of others the rope has other constants, which can equal one of the graph, or scales
+            # nothing (rope_utils.py, YarnRoPE).
+            "is_published": f"1 if {_IS_YARN} else 2",
+        },
+        draws={
+            **_without(WINDOWED_MIXTURE["draws"], "num_shared_experts", "intermediate_size"),
+            "head_dim": (128,),
+        },
+        packed_draws=_without(WINDOWED_MIXTURE["packed_draws"], "intermediate_size"),
+        kinds=("layer_types[i]",),
+        features=(SORTED,),
+        guards=(SEVERAL_EXPERTS, "is_published == 1"),
         attention=(GROUPED, WINDOWED),
     ),
     ClassPlan(
@@ -319,8 +369,8 @@ _UNRECORDED = {
     "rounds masks up to blocks": "phi3small",
     "needs a package that is not installed": "olmo",
     "has no plan yet": (
-        "afm7 baichuan_m1 bitnet deepseek_v41 gear laguna longcat_flash_ngram mellum minimax_m3_vl"
-        " mistral4 muse_spark phixtral plamo3 prism_hadamard_qwen35 spark2_5"
+        "afm7 baichuan_m1 bitnet deepseek_v41 gear laguna longcat_flash_ngram minimax_m3_vl"
+        " mistral4 muse_spark phixtral plamo3 prism_hadamard_qwen35"
     ),
 }
 UNRECORDED = {name: why for why, names in _UNRECORDED.items() for name in names.split()}

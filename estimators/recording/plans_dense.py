@@ -97,6 +97,37 @@ DENSE = (
     ),
     ClassPlan(
         base={
+            "model_type": "spark2_5",
+            "num_hidden_layers": 12,
+            "layer_types": [SLIDING, SLIDING, SLIDING, FULL] * 3,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 4096,
+            "rope_parameters": {
+                FULL: {"partial_rotary_factor": 0.25, "rope_theta": 5e6},
+                SLIDING: {"partial_rotary_factor": 1.0, "rope_theta": 10000.0},
+            },
+        },
+        dims={
+            **same_names(WIDTHS, HEADS, HEAD_DIMS, W="sliding_window"),
+            # What of a head is rotated (spark2_5.py, _make_rope).
+            "quarters": f"1 if 4*rope_parameters['{FULL}']['partial_rotary_factor'] == 1 else 2",
+            "wholes": f"1 if rope_parameters['{SLIDING}']['partial_rotary_factor'] == 1 else 2",
+        },
+        draws={
+            **WIDTHS,
+            **HEADS,
+            "num_key_value_heads": (1, 2, 4),
+            # Both published sizes have these heads, which Metal fuses for one token alone.
+            "head_dim": (256,),
+            **WINDOWS,
+        },
+        packed_draws={**PACKED_WIDTHS},
+        kinds=("layer_types[i]",),
+        guards=("quarters == 1", "wholes == 1"),
+        attention=(GROUPED, WINDOWED),
+    ),
+    ClassPlan(
+        base={
             "model_type": "muse_glimmer",
             "num_hidden_layers": 12,
             "layer_types": [SLIDING, SLIDING, SLIDING, FULL] * 3,

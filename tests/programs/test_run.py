@@ -28,6 +28,8 @@ WORKLOADS = (
     Workload(prompt_tokens=40, max_tokens=600),
 )
 MLX = MlxVersions()
+# Their kernels share a buffer that another array still has, so references are counted: no code.
+COUNTED = ("spark2_5-0",)
 PACKINGS = {"plain": None, "packed": Quantization(4, 64)}
 
 
@@ -83,7 +85,7 @@ def test_each_call_has_the_peak_of_its_whole_graph(name: str, chip: str, packing
         assert [dict(call.alive) for call in named] == [dict(call.alive) for call in whole]
         for found in (named, by_code):
             assert list(map(figures, found)) == list(map(figures, whole))
-        assert not any(call.alive for call in by_code)
+        assert any(call.alive for call in by_code) == (name in COUNTED)
 
 
 def figures(call: CallPeak[CallPhase]) -> tuple[object, ...]:

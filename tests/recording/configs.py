@@ -5,7 +5,7 @@ authors took from them: zai-org/GLM-4.7-Flash, karpathy/nanochat-d32, arcee-ai/T
 Trinity-Nano, LGAI-EXAONE/K-EXAONE-236B-A23B, tencent/Youtu-LLM-2B,
 meituan-longcat/LongCat-Flash-Chat, pfnet/plamo-13b,
 deepseek-ai/deepseek-moe-16b-base, EleutherAI/gpt-j-6b, bigcode/starcoder and bigcode/santacoder,
-Nikity/lille-130m-instruct, Nanbeige/Nanbeige4.1-3B, and
+Nikity/lille-130m-instruct, Nanbeige/Nanbeige4.1-3B, JetBrains/Mellum2, XHToken/Spark-X2.5-4B, and
 Muse Glimmer 30B.
 """
 
@@ -134,7 +134,56 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
             "norm_topk_prob": True,
         }
     ],
+    "mellum": [
+        {
+            "hidden_size": 2304,
+            "num_hidden_layers": 28,
+            "intermediate_size": 7168,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 896,
+            "vocab_size": 98304,
+            "max_position_embeddings": 131072,
+            "sliding_window": 1024,
+            "norm_topk_prob": True,
+            "tie_word_embeddings": False,
+            "rms_norm_eps": 1e-6,
+            "layer_types": _LLLG * 7,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 500000.0,
+                    "factor": 16.0,
+                    "original_max_position_embeddings": 8192,
+                    "beta_fast": 32.0,
+                    "beta_slow": 1.0,
+                    "attention_factor": 1.2772588722239782,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+            },
+        }
+    ],
     "muse_glimmer": [{"layer_types": _LLLG * 13}],
+    "spark2_5": [
+        {
+            "hidden_size": 2560,
+            "num_hidden_layers": 36,
+            "intermediate_size": 10240,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "vocab_size": 131072,
+            "sliding_window": 512,
+            "layer_types": _LLLG * 9,
+            "rope_parameters": {
+                "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 5000000},
+                "sliding_attention": {"partial_rotary_factor": 1.0, "rope_theta": 10000},
+            },
+        }
+    ],
     "gptj": [{}],
     "gpt_bigcode": [
         {
