@@ -117,7 +117,7 @@ _NAMED = re.compile(r"(?i)(^|-)(embed|embeddings?|embeddinggemma|rerank|reranker
 _HEAD_ALONE = re.compile(r"(^|\.)(mtp|nextn)[._]")
 MTP_HEAD = "qwen3_5_mtp"
 """The type of a drafter with the prediction layers of `MTP_TARGETS`."""
-MTP_TARGETS = frozenset({"qwen3_5", "qwen3_5_moe"})
+MTP_TARGETS = ("qwen3_5", "qwen3_5_moe")  # no set: a config may have any JSON as its type
 """Types of which mlx-vlm runs the prediction layers, also out of the target's own files
 (mlx_vlm/speculative/drafters/mtp_split.py, MTP_SPLITTERS)."""
 _MTP_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
@@ -164,10 +164,15 @@ def predicts_more(config: Mapping[str, Any]) -> bool:
     return any(_first_count([each.get(key)]) for each in sections for key in _MTP_KEYS)
 
 
+def is_mtp_head(checkpoint: Checkpoint) -> bool:
+    """Whether it is a head alone, without the embedding of its target."""
+    return checkpoint.config.get("model_type") == MTP_HEAD
+
+
 def prediction_head(checkpoint: Checkpoint) -> Checkpoint | None:
     """Return a checkpoint's prediction layers as mlx-vlm loads them for a draft; None without."""
     config, tensors = checkpoint.config, checkpoint.tensors
-    if config.get("model_type") != MTP_HEAD:
+    if not is_mtp_head(checkpoint):
         text = config.get("text_config", config)
         if config.get("model_type") not in MTP_TARGETS or not isinstance(text, Mapping):
             return None

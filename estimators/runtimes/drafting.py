@@ -7,7 +7,7 @@ from memfit.estimators.arch.registry import build_model
 from memfit.estimators.base.errors import UnsupportedError
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.workload import Workload
-from memfit.estimators.checkpoint.kinds import MTP_HEAD, MTP_TARGETS
+from memfit.estimators.checkpoint.kinds import MTP_TARGETS, is_mtp_head
 from memfit.estimators.checkpoint.tokenizer import tokenizer_size
 from memfit.estimators.runtimes.interface import DraftFigures, RuntimeModel, Subject
 from memfit.estimators.runtimes.source import Formula
@@ -57,11 +57,6 @@ def require_drafting(model: Model, workload: Workload) -> None:
         raise UnsupportedError("with a draft model mlx-lm ignores max_kv_size: leave it out")
 
 
-def is_head(draft: Subject) -> bool:
-    """Whether a draft model has no embedding of its own, so that it runs with its target alone."""
-    return draft.checkpoint.config.get("model_type") == MTP_HEAD
-
-
 def require_head(target: Subject, draft: Subject) -> None:
     """Check what mlx-vlm compares of a head and its target (drafters/__init__.py).
 
@@ -69,13 +64,13 @@ def require_head(target: Subject, draft: Subject) -> None:
         UnsupportedError: for a language model, a target without such heads, or another size.
     """
     name = draft.checkpoint.id
-    if not is_head(draft):
+    if not is_mtp_head(draft.checkpoint):
         raise UnsupportedError(
             f"{name}: mlx-vlm drafts with heads that read the target's hidden states, such as MTP"
             " layers, and not with another language model"
         )
     if target.model.model_type not in MTP_TARGETS:
-        types = " and ".join(sorted(MTP_TARGETS))
+        types = " and ".join(MTP_TARGETS)
         raise UnsupportedError(
             f"{name}: an MTP head for {types}, and the target's model_type is"
             f" {target.model.model_type}"

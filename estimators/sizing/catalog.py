@@ -12,9 +12,9 @@ from memfit.estimators.base.progress import NULL_PROGRESS, Progress
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.workload import Workload
 from memfit.estimators.checkpoint.kinds import (
-    MTP_HEAD,
     MTP_TARGETS,
     block_size,
+    is_mtp_head,
     prediction_head,
 )
 from memfit.estimators.checkpoint.manifest import Checkpoint
@@ -219,15 +219,15 @@ class Catalog:
         """
         if question.draft is None:
             return False
-        kinds = (question.reference, question.draft.reference)
-        own, other = (self.checkpoint(name).config.get("model_type") for name in kinds)
-        return other == MTP_HEAD or (own in MTP_TARGETS and other in MTP_TARGETS)
+        names = (question.reference, question.draft.reference)
+        own, other = (self.checkpoint(name) for name in names)
+        types = [each.config.get("model_type") for each in (own, other)]
+        return is_mtp_head(other) or all(each in MTP_TARGETS for each in types)
 
     def _head(self, draft: Draft, runtime: Runtime) -> Checkpoint | None:
         """Return the prediction layers that a runtime drafts with; None for a language model."""
         checkpoint = self.checkpoint(draft.reference)
-        is_alone = checkpoint.config.get("model_type") == MTP_HEAD
-        if not is_alone and not offers(runtime, HeadDrafting):
+        if not is_mtp_head(checkpoint) and not offers(runtime, HeadDrafting):
             return None
         head = prediction_head(checkpoint)
         if head is None and checkpoint.config.get("model_type") in MTP_TARGETS:

@@ -12,7 +12,7 @@ from memfit.estimators.base.ranks import Rank
 from memfit.estimators.base.setting_names import setting
 from memfit.estimators.base.units import ceil_div
 from memfit.estimators.base.workload import CallPhase, Workload
-from memfit.estimators.checkpoint.kinds import MTP_HEAD
+from memfit.estimators.checkpoint.kinds import is_mtp_head
 from memfit.estimators.checkpoint.manifest import Checkpoint
 from memfit.estimators.machine.device import Device
 from memfit.estimators.questions.target import DRAFT_TOKENS, MARGIN_BYTES
@@ -303,7 +303,7 @@ def require_head_drafting(runtime: Runtime, draft: Checkpoint) -> None:
     Raises:
         UnsupportedError: when it does not.
     """
-    if draft.config.get("model_type") == MTP_HEAD and not offers(runtime, HeadDrafting):
+    if is_mtp_head(draft) and not offers(runtime, HeadDrafting):
         raise UnsupportedError(
             f"{draft.id}: an MTP head, which {runtime.name} does not load; take"
             f" {setting('runtime')} mlx-vlm"

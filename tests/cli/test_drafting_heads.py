@@ -318,3 +318,15 @@ def test_the_answer_says_that_prediction_layers_are_not_loaded(
     text = {key: value for key, value in TEXT.items() if key != "mtp_num_hidden_layers"}
     plain = write_config(tmp_path / "plain", {**TARGET, "text_config": text})
     assert "MTP is" not in memfit("estimate", plain, "--memory", "32").out
+
+
+@pytest.mark.parametrize("model_type", [["qwen3_5"], {"qwen3_5": 1}, 3])
+def test_a_type_that_is_no_text_is_named_in_one_line(
+    tmp_path: Path, memfit: Memfit, model_type: Any
+) -> None:
+    odd = str(write_config(tmp_path / "odd", {**TARGET, "model_type": model_type}))
+    target = str(write_config(tmp_path / "target", TARGET))
+    for model, draft in ((target, odd), (odd, target)):
+        run = memfit(model, "--draft", draft, "--memory", "32GB")
+        assert (run.code, run.out) == (2, "")
+        assert "model_type: expected a string" in run.err
