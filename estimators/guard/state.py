@@ -17,10 +17,14 @@ def require_counts(**numbers: Any) -> None:
         InputError: naming the first that is not.
     """
     for name, number in numbers.items():
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise InputError(f"{name.replace('__', ': ')} {number!r}: expected a whole number")
-        if number < 0:
-            raise InputError(f"{name.replace('__', ': ')} {number} is negative")
+        _require_count(name, number)
+
+
+def _require_count(name: str, number: Any) -> None:
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise InputError(f"{name} {number!r}: expected a whole number")
+    if number < 0:
+        raise InputError(f"{name} {number} is negative")
 
 
 class _Checked(Struct, frozen=True):
@@ -30,7 +34,7 @@ class _Checked(Struct, frozen=True):
         for name, kind in type(self).__annotations__.items():
             value = getattr(self, name)
             if kind is int:
-                require_counts(**{f"{own}__{name}": value})
+                _require_count(f"{own}: {name}", value)
             elif parts := get_args(kind):
                 _require_all(value, parts[0], f"{own}: {name}")
 

@@ -281,13 +281,13 @@ def _window_shares(engine: _Engine, card: MemoryCard) -> tuple[int, int]:
                 step: Prompt(engine.known, tokens, 0, step, reply) for step in (STEPS[0], STEPS[-1])
             }
             few, many = (engine.decode(tokens, reply, step) for step in known)
-            beyond = (
+            least, most = (
                 sum(own * (prompt.room(limit, tokens - 1) - limit) for limit, own in limits.items())
                 for prompt in known.values()
             )
-            more = -next(beyond) + next(beyond)
-            if more > 0:
-                shares[reply > 0] = max(shares[reply > 0], ceil_div(SHARES * (many - few), more))
+            if most > least:
+                share = ceil_div(SHARES * (many - few), most - least)
+                shares[reply > 0] = max(shares[reply > 0], share)
     return shares[0], shares[1]
 
 

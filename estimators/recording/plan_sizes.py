@@ -71,6 +71,9 @@ def same_names(*groups: Mapping[str, Any], **others: str) -> Mapping[str, str]:
     return {name: name for group in groups for name in group} | others
 
 
+SLIDING, FULL = "sliding_attention", "full_attention"
+# Three layers with a window, then one without.
+WINDOWED_LAYERS = [SLIDING, SLIDING, SLIDING, FULL] * 3
 WINDOWS = {"sliding_window": (128, 256, 512, 768, 1024)}
 WINDOWED_MIXTURE: dict[str, Any] = {
     "dims": same_names(
@@ -93,6 +96,3 @@ WINDOWED_MIXTURE: dict[str, Any] = {
     },
     "packed_draws": {**PACKED_WIDTHS, **PACKED_EXPERTS},
 }
-
-
-SLIDING, FULL = "sliding_attention", "full_attention"

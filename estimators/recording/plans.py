@@ -24,6 +24,7 @@ from memfit.estimators.recording.plan_sizes import (
     UNFOLDED,
     WIDTHS,
     WINDOWED,
+    WINDOWED_LAYERS,
     WINDOWED_MIXTURE,
     same_names,
 )
@@ -102,7 +103,7 @@ PLANS = (
         base={
             "model_type": "afmoe",
             "num_hidden_layers": 12,
-            "layer_types": [SLIDING, SLIDING, SLIDING, FULL] * 3,
+            "layer_types": WINDOWED_LAYERS,
         },
         **WINDOWED_MIXTURE,
         kinds=("layer_types[i]", "i >= num_dense_layers"),
@@ -132,7 +133,7 @@ PLANS = (
         base={
             "model_type": "exaone_moe",
             "num_hidden_layers": 12,
-            "layer_types": [SLIDING, SLIDING, SLIDING, FULL] * 3,
+            "layer_types": WINDOWED_LAYERS,
             "is_moe_layer": [False] + [True] * 11,
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 4096,
@@ -148,7 +149,7 @@ PLANS = (
             "model_type": "mellum",
             "intermediate_size": 512,
             "num_hidden_layers": 12,
-            "layer_types": [SLIDING, SLIDING, SLIDING, FULL] * 3,
+            "layer_types": WINDOWED_LAYERS,
             "rms_norm_eps": 1e-6,
             "tie_word_embeddings": False,
             "max_position_embeddings": 4096,

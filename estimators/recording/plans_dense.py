@@ -12,6 +12,7 @@ from memfit.estimators.recording.plan_sizes import (
     SPLIT_WIDTHS,
     WIDTHS,
     WINDOWED,
+    WINDOWED_LAYERS,
     WINDOWS,
     same_names,
 )
@@ -99,7 +100,7 @@ DENSE = (
         base={
             "model_type": "spark2_5",
             "num_hidden_layers": 12,
-            "layer_types": [SLIDING, SLIDING, SLIDING, FULL] * 3,
+            "layer_types": WINDOWED_LAYERS,
             "rms_norm_eps": 1e-6,
             "max_position_embeddings": 4096,
             "rope_parameters": {
@@ -130,7 +131,7 @@ DENSE = (
         base={
             "model_type": "muse_glimmer",
             "num_hidden_layers": 12,
-            "layer_types": [SLIDING, SLIDING, SLIDING, FULL] * 3,
+            "layer_types": WINDOWED_LAYERS,
         },
         dims=same_names(WIDTHS, HEADS, HEAD_DIMS, W="sliding_window"),
         draws={**WIDTHS, **HEADS, **HEAD_DIMS, **WINDOWS},

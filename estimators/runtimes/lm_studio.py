@@ -55,6 +55,10 @@ class Profile(NamedTuple):
         """Return what is left for tokens."""
         return max(0, bytes_left - self.fixed - self.rotating * step)
 
+    def token(self, step: int) -> int:
+        """Return what a token of the context counts for in chunks of ``step`` tokens."""
+        return self.cached + self.embedded + self.scores * step
+
     def fitted(self, step: int, bytes_left: int, allocation: int) -> int:
         """Return the longest context in chunks of ``step`` tokens (_context_fit_for_step).
 
@@ -64,8 +68,7 @@ class Profile(NamedTuple):
         >>> Profile(20480, 5632, 32, 204800, 204800 * 1023).fitted(2048, 10158148166, 256)
         104192
         """
-        token = self.cached + self.embedded + self.scores * step
-        return round_up(self.room(step, bytes_left) // token, allocation)
+        return round_up(self.room(step, bytes_left) // self.token(step), allocation)
 
     def chunked(self, step: int, prompt: int, bytes_left: int, allocation: int) -> int:
         """Return the tokens that it computes in such chunks (_request_cache_limit_for_step)."""
@@ -178,9 +181,8 @@ class LmStudio(MlxVlm, ContextLimit, frozen=True):
             yield Note("info", "context-fit", text)
             return
         step = _STEPS[-1]
-        token = profile.cached + profile.embedded + profile.scores * step
         fixed = self.resident_bytes() + profile.fixed + profile.rotating * step
-        predicted = fixed + token * workload.total_tokens
+        predicted = fixed + profile.token(step) * workload.total_tokens
         yield Note(
             "warning",
             "context-fit",
